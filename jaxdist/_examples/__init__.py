@@ -1,4 +1,4 @@
-"""The configurations and notebooks that come with jaxdist: finding and copying them."""
+"""Finds and copies the configurations and notebooks that come with jaxdist."""
 
 from jaxdist._examples.copy import copy_examples as copy_examples
 from jaxdist._examples.find import find_config as find_config

@@ -1,4 +1,4 @@
-"""Copying the configurations and notebooks into a folder of the user."""
+"""Copies the configurations and notebooks into a folder of the user."""
 
 import json
 import re
@@ -15,9 +15,9 @@ _LINK_TO_PAGE = re.compile(r"\[([^\]]+)\]\(\.\./(docs/[^)#]+)[^)]*\)")
 
 
 def copy_examples(directory: str | Path) -> list[Path]:
-    """Copy all configurations and notebooks into the folders `configs` and `notebooks` of a folder.
+    """Copy all configurations and notebooks into `configs` and `notebooks` in a folder.
 
-    The files are complete or absent: they are written beside their places and moved together.
+    The files are complete or absent: they are written next to their places and moved together.
 
     Args:
         directory: The folder; it is made if it does not exist.
@@ -26,7 +26,7 @@ def copy_examples(directory: str | Path) -> list[Path]:
         The copies.
 
     Raises:
-        ArgumentError: The folder has `configs` or `notebooks` already, or cannot be written.
+        ArgumentError: The folder already has `configs` or `notebooks`, or cannot be written.
 
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -36,7 +36,7 @@ def copy_examples(directory: str | Path) -> list[Path]:
     caller = "jaxdist examples"
     folder = Path(as_path(caller, "FOLDER", directory, "examples")).absolute()
     for kind in (CONFIGS, NOTEBOOKS):
-        # A link that leads nowhere is there, too.
+        # A broken link exists, too.
         if (folder / kind).exists() or (folder / kind).is_symlink():
             raise ArgumentError(
                 f"{caller} was given {str(directory)!r}, which has {kind!r} already.\n\n"
@@ -82,7 +82,7 @@ def _move_all(beside: Path, folder: Path) -> None:
     moved: list[Path] = []
     try:
         for kind in (CONFIGS, NOTEBOOKS):
-            # Not `shutil.move`, which would move into a folder that is there by now.
+            # Not `shutil.move`: if the folder exists by now, it would move into it.
             (beside / kind).rename(folder / kind)
             moved.append(folder / kind)
     except OSError:

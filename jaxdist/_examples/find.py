@@ -1,4 +1,4 @@
-"""Where the configurations and notebooks of jaxdist are, and their names."""
+"""Finds the configurations and notebooks of jaxdist, and their names."""
 
 import os
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from jaxdist.errors import ConfigError
 CONFIGS = "configs"
 NOTEBOOKS = "notebooks"
 _SUFFIX = ".toml"
-# A wheel has both folders here; see `force-include` in pyproject.toml. A checkout, which an
-# editable install uses too, has them beside the package.
+# A wheel has both folders here; see `force-include` in pyproject.toml. A checkout, also in an
+# editable install, has them next to the package.
 _ROOTS = (Path(__file__).parent, Path(__file__).parents[2])
 
 
@@ -46,16 +46,16 @@ def list_notebooks() -> Mapping[str, Path]:
 
 
 def find_config(path: str) -> str:
-    """Return the path of a configuration that is given as a path or by name.
+    """Return the path of a configuration from its path or name.
 
     Args:
-        path: Of a file; or a name of `list_configs()`, where no such file exists.
+        path: The path of a file; or, if no such file exists, a name of `list_configs()`.
 
     Returns:
-        The path of the configuration with this name, or `path` if no configuration has it.
+        The path of the configuration with this name, or `path` if there is none.
 
     Raises:
-        ConfigError: The current folder has another configuration of this name.
+        ConfigError: The current folder has another configuration with this name.
 
     Example:
         >>> find_config("no_such_name"), Path(find_config("digits_mirrored")).name

@@ -1,4 +1,4 @@
-"""Explanations of strategies, arrays and programs, for people who look."""
+"""Explains strategies, arrays and programs to people."""
 
 from jaxdist._explain.profile import BATCH as BATCH
 from jaxdist._explain.profile import DISPATCH as DISPATCH

@@ -1,4 +1,4 @@
-"""What `explain` returns for arrays: where each one is, and the memory of each device."""
+"""The report of `explain` for arrays: where each one is, and the memory of each device."""
 
 import collections
 import dataclasses
@@ -22,20 +22,20 @@ from jaxdist._explain.shards import (
 from jaxdist._reports import Report, Table, plural, share, size
 
 ROLES = ("parameters", "optimizer", "batch", "other")
-# Tables and pictures divide the memory by at most so many uses.
+# Tables and pictures divide the memory by at most this many uses.
 _MOST_USES = 6
-# A terminal shows about so many arrays and parts.
+# A terminal has room for about this many arrays and parts.
 _MOST_ARRAYS = 16
 _MOST_PARTS = 32
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ArraysReport(Report):
-    """Where arrays are, which part each device has, and what needs the memory.
+    """Where arrays are, which part each device has, and what uses the memory.
 
     Args:
-        leaves: The arrays, in the order of the pytree. One array at two places is listed once.
-        findings: What is worth a change.
+        leaves: The arrays, in the order of the pytree. An array at two places is listed once.
+        findings: Possible improvements.
         replicas: The replicas of the devices of the strategy, if one was given.
 
     Example:
@@ -66,13 +66,13 @@ class ArraysReport(Report):
 
     @functools.cached_property
     def _by_use(self) -> dict[str, dict[jax.Device, int]]:
-        """The bytes of each use on each device. The smallest of many uses are `other`."""
+        """The bytes of each use on each device. If there are many uses, the rest are `other`."""
         held: dict[str, dict[jax.Device, int]] = {role: {} for role in ROLES}
         whole: collections.Counter[str] = collections.Counter()
         for leaf in self.leaves:
             whole[leaf.use] += sum(shard.num_bytes for shard in leaf.shards)
         kept = {use for use, _ in whole.most_common(_MOST_USES)}
-        # Roles first, then names in their order, and the rest at the end.
+        # Roles first, then names in their order, then the rest.
         rest = held.pop("other")
         for leaf in self.leaves:
             of = rest
@@ -83,7 +83,7 @@ class ArraysReport(Report):
         return {use: by_device for use, by_device in (*held.items(), ("other", rest)) if by_device}
 
     def bytes_on(self, device: jax.Device, role: str | None = None) -> int:
-        """Return the bytes of the arrays on one device; of one role, if one is given."""
+        """Return the bytes of all arrays on one device, or of those with a role."""
         roles = ROLES if role is None else (role,)
         return sum(self._bytes.get((device, r), 0) for r in roles)
 
@@ -102,7 +102,7 @@ class ArraysReport(Report):
 
         Raises:
             MissingExtraError: matplotlib is not installed.
-            ArgumentError: No picture can be written to the path.
+            ArgumentError: A picture cannot be written to the path.
         """
         held = {d: {u: n.get(d, 0) for u, n in self._by_use.items()} for d in self.devices}
         return draw_arrays(path, self._title, self._by_size(), held, self.replicas)

@@ -1,4 +1,4 @@
-"""Pictures of strategies, arrays and programs, with matplotlib and without a display."""
+"""Draws strategies, arrays and programs with matplotlib, without a display."""
 
 import collections
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def draw_strategy(
         path: The file.
         title: The title.
         cells: For each replica its number, its process, and the names of its devices.
-        colours: The place in the palette for each replica.
+        colours: The index in the palette of each replica.
         chips: The chips of TPUs.
     """
     target = picture_path(path)
@@ -51,12 +51,12 @@ def draw_strategy(
     logical = max(len(devices) for _, _, devices in cells)
     tall = min(len(cells), _MOST_BARS)
     wide = max(3.5, 1.1 * logical + 2)
-    # Planes are below each other, beside the tall panel of the replicas.
+    # Planes are below each other, next to the tall panel of the replicas.
     rows = max(1, min(planes, 2))
     columns = -(-planes // rows)
     chips_wide, chips_tall = 0.0, 0.0
     if chips is not None:
-        # Each has a legend beside it.
+        # Each has a legend next to it.
         chips_wide = CHIP_INCHES * chips.shape[0] + 2.6
         chips_tall = CHIP_INCHES * chips.shape[1] + 1.2
     height = max(2.8, 0.36 * tall + 1.6, chips_tall * rows + 0.4)
@@ -125,10 +125,10 @@ def draw_arrays(
         title: The title.
         leaves: The arrays, the most important first.
         held: For each device, the bytes of each use.
-        replicas: The replicas of the devices. A part that one replica has is in its colour.
+        replicas: The replicas of the devices. A part of a single replica is drawn in its colour.
     """
     target = picture_path(path)
-    # Layers of a model have equal arrays, and one picture shows them all.
+    # Layers of a model have equal arrays; one picture shows them all.
     alike: dict[tuple[str, str], list[Leaf]] = collections.defaultdict(list)
     for leaf in leaves:
         if leaf.shards:
@@ -175,13 +175,13 @@ def _draw_memory(axis: Any, held: dict[jax.Device, dict[str, int]]) -> None:
 
 
 def _draw_parts(axis: Any, leaf: Leaf, more_arrays: str, replicas: Replicas) -> None:
-    """Draw the parts of one array: the first two dims that are cut, or the last two of it."""
+    """Draw the parts of one array over the first two dims that are cut, or over its last two."""
     cut = [dim for dim, ranges in enumerate(leaf.cuts) if len(ranges) > 1]
     others = [dim for dim in range(len(leaf.stored)) if dim not in cut]
     down, right = _choose_dims(cut, others)
     height = leaf.stored[down] if down is not None else 1
     width = leaf.stored[right] if right is not None else 1
-    # Of a third dim that is cut, the parts share one box.
+    # If a third dim is cut, its parts share a box.
     boxes: dict[Any, list[jax.Device]] = collections.defaultdict(list)
     for index, devices in leaf.holders.items():
         y = index[down] if down is not None else (0, 1)
@@ -225,7 +225,7 @@ def _draw_parts(axis: Any, leaf: Leaf, more_arrays: str, replicas: Replicas) -> 
 
 
 def _choose_dims(cut: list[int], others: list[int]) -> tuple[int | None, int | None]:
-    """Return the dim that is drawn downward, and the one to the right."""
+    """Return the dim to draw downward, and the dim to draw to the right."""
     if len(cut) >= 2:
         return cut[0], cut[1]
     if len(cut) == 1:
@@ -241,7 +241,7 @@ def draw_program(path: str | Path, title: str, rows: Sequence[tuple[str, int]]) 
     Args:
         path: The file.
         title: The title.
-        rows: The uses with their bytes; negative ones are memory that is used twice.
+        rows: The uses with their bytes; negative bytes are memory that is used twice.
     """
     target = picture_path(path)
     factor, unit = _choose_unit(max((abs(n) for _, n in rows), default=0))
@@ -261,7 +261,7 @@ def draw_program(path: str | Path, title: str, rows: Sequence[tuple[str, int]]) 
             fontsize=7,
             annotation_clip=False,
         )
-    # Room for the numbers behind the bars.
+    # Leave room for the numbers behind the bars.
     low, high = axis.get_xlim()
     room = 0.15 * (high - low)
     axis.set_xlim(low - (room if low < 0 else 0), high + room)
@@ -276,7 +276,7 @@ def draw_program(path: str | Path, title: str, rows: Sequence[tuple[str, int]]) 
 
 
 def _add_legend(axis: Any) -> None:
-    """Add a legend beside the axes with each label once."""
+    """Add a legend next to the axes, with each label once."""
     handles, labels = axis.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     _place_legend(axis, list(once.values()), list(once))
@@ -303,5 +303,5 @@ def _colour(number: int) -> str:
 
 
 def _shorten(name: str) -> str:
-    """Return the end of a long path: the beginning is the same for many arrays."""
+    """Return the end of a long path: many arrays share the beginning."""
     return name if len(name) <= 40 else f"...{name[-37:]}"

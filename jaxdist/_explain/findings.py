@@ -1,4 +1,4 @@
-"""What is worth a change, with the remedy in numbers: for arrays and for a strategy."""
+"""Finds possible improvements for arrays and strategies, with the remedy in numbers."""
 
 import collections
 import dataclasses
@@ -18,7 +18,7 @@ from jaxdist._values import PerReplica
 
 # Below this, a copy costs less than the latency of starting it.
 LARGE = 1 << 20
-# So many programs of one function are usual: a last batch that is smaller, an evaluation.
+# This many programs of one function are usual: a smaller last batch, or an evaluation.
 _USUAL_PROGRAMS = 2
 
 
@@ -28,10 +28,10 @@ class Finding:
 
     Args:
         kind: `replicated`, `host`, `resharding`, `compilation`, `kept state` or `gather in a loop`.
-        what: What was found, with names and numbers.
-        remedy: What to do, with the numbers after it.
+        what: The finding, with names and numbers.
+        remedy: What to do, and the numbers afterwards.
         num_bytes: The bytes that the remedy saves: memory of a device, or bytes that are copied in
-            a step. 0 for what is no matter of bytes.
+            each step. 0 if it does not save bytes.
     """
 
     kind: str
@@ -46,14 +46,14 @@ class Finding:
 
 
 def show_findings(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield the section of a report, or nothing."""
+    """Yield the section of a report; nothing without findings."""
     if findings:
         yield "Worth a change"
         yield from (line for f in findings for line in f.lines())
 
 
 def find_in_arrays(found: Sequence[Found], layout: ReplicaMesh | None) -> Iterator[Finding]:
-    """Yield what is worth a change of arrays that steps of a strategy take."""
+    """Yield findings for arrays that steps of a strategy take."""
     yield from _find_replicated([leaf for leaf, _ in found])
     if layout is not None:
         for leaf, value in found:
@@ -61,7 +61,7 @@ def find_in_arrays(found: Sequence[Found], layout: ReplicaMesh | None) -> Iterat
 
 
 def _find_replicated(leaves: Sequence[Leaf]) -> Iterator[Finding]:
-    """Yield large arrays that are whole on all devices, where others are cut or could be."""
+    """Yield large arrays that are whole on all devices, while others are cut or could be."""
     placed = [leaf for leaf in leaves if leaf.shards]
     cut = {leaf.role for leaf in placed if leaf.num_parts > 1}
     whole = [le for le in placed if le.num_parts == 1 and le.num_copies > 1]
@@ -135,7 +135,7 @@ def _find_copied(leaf: Leaf, value: Any, layout: ReplicaMesh) -> Iterator[Findin
 
 
 def _overlap(needed: Shard, index: Index | None) -> int:
-    """Return how many elements of a part a device has already."""
+    """Return how many elements of a part a device already has."""
     if index is None:
         return 0
     pairs = zip(needed.index, index, strict=True)

@@ -1,4 +1,4 @@
-"""What is worth a change in a compiled step, with the remedy in numbers."""
+"""Finds possible improvements of a compiled step, with the remedy in numbers."""
 
 import collections
 import re
@@ -12,14 +12,14 @@ from jaxdist._reports import plural, size
 from jaxdist._values import Kind
 
 _POSITION = re.compile(r"args\[(\d+)\]")
-# Where XLA adds one of these, the layouts of two operations do not agree.
+# If XLA adds one of these, the layouts of two operations differ.
 _RESHARDING = ("all-gather", "all-to-all", "collective-permute")
 
 
 def find_in_program(
     program: Program, compiled: CompiledProgram, leaves: Sequence[Leaf], report: Explanation
 ) -> Iterator[Finding]:
-    """Yield what is worth a change.
+    """Yield possible improvements.
 
     Args:
         program: The program.
@@ -29,7 +29,7 @@ def find_in_program(
     """
     count = program.layout.num_replicas
     source = find_carried_arguments(program.signature, program.traced, count)
-    # Variables of NNX objects come first, among the inputs and among the results.
+    # Variables of NNX objects come first, both in the inputs and in the results.
     state = {*range(program.traced.num_graph), *source.values()}
     yield from _find_whole_batches(program, leaves, state)
     yield from _find_kept_state(program, leaves, state)
@@ -40,7 +40,7 @@ def find_in_program(
 def _find_whole_batches(
     program: Program, leaves: Sequence[Leaf], state: set[int]
 ) -> Iterator[Finding]:
-    """Yield large arguments that every replica gets whole, and that are no state."""
+    """Yield large arguments that every replica gets whole, and that are not state."""
     count = program.layout.num_replicas
     rows_of: dict[str, set[int]] = collections.defaultdict(set)
     for leaf in leaves:
@@ -48,7 +48,7 @@ def _find_whole_batches(
     for number, (leaf, slot) in enumerate(zip(leaves, program.signature.inputs, strict=True)):
         rows = leaf.shape[0] if leaf.shape else 0
         is_whole = slot.kind is Kind.MIRRORED and count > 1 and not slot.is_variable
-        # The arrays of a batch have the same rows; those of parameters seldom do.
+        # The arrays of a batch have equal numbers of rows; those of parameters seldom do.
         is_batch = len(rows_of[_get_argument(leaf)]) == 1 and rows and rows % count == 0
         if number in state or not is_whole or not is_batch or leaf.device_bytes < LARGE:
             continue
@@ -65,7 +65,7 @@ def _find_whole_batches(
 
 
 def _get_argument(leaf: Leaf) -> str:
-    """Return the argument that an array is in, such as `args[0]`."""
+    """Return the argument that contains an array, such as `args[0]`."""
     found = _POSITION.match(leaf.name)
     return found[0] if found else leaf.name
 
@@ -73,12 +73,12 @@ def _get_argument(leaf: Leaf) -> str:
 def _find_kept_state(
     program: Program, leaves: Sequence[Leaf], state: set[int]
 ) -> Iterator[Finding]:
-    """Yield the state that exists twice, because it is not donated."""
+    """Yield the state that exists twice because it is not donated."""
     kept = [leaves[n] for n in sorted(state) if n not in program.donated]
     total = sum(leaf.device_bytes for leaf in kept)
     if total < LARGE:
         return
-    # The arguments that are donated already stay donated.
+    # Arguments that are already donated stay donated.
     names = [leaf.name for leaf in kept] + [leaves[n].name for n in program.donated]
     positions = tuple(sorted({int(m[1]) for name in names if (m := _POSITION.match(name))}))
     yield Finding(
@@ -91,13 +91,13 @@ def _find_kept_state(
 
 
 def _find_repeated_gathers(compiled: CompiledProgram) -> Iterator[Finding]:
-    """Yield all-gathers in a loop that get the same array in each iteration."""
-    # Layers of a model, and the lines of one layer, have many equal ones.
+    """Yield all-gathers in a loop that gather the same array in each iteration."""
+    # Layers of a model, and the lines of one layer, often have equal ones.
     counted = collections.Counter(hlo.repeated_gathers(compiled.as_text()))
     for gather, count in counted.items():
         times = "in each iteration" if gather.times is None else f"{gather.times} times"
         arrays = "an array" if count == 1 else f"{count} arrays"
-        # Of a loop without a known length, at least one repetition.
+        # If the length of the loop is unknown, count one repetition.
         saved = count * ((gather.times or 2) - 1) * gather.num_bytes
         least = " at least" if gather.times is None else ""
         yield Finding(

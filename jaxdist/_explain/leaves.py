@@ -1,4 +1,4 @@
-"""The arrays of a pytree or of NNX objects, with their paths and places."""
+"""Finds the arrays of a pytree or of NNX objects, with their paths and placements."""
 
 import functools
 import math
@@ -31,11 +31,11 @@ _KINDS = {
     Kind.PER_REPLICA: "per replica",
     Kind.SHARDED: "sharded",
 }
-Found = tuple[Leaf, Any]  # what is shown, and the value itself
+Found = tuple[Leaf, Any]  # the description, and the value itself
 
 
 def collect_leaves(value: PyTree, layout: ReplicaMesh | None) -> list[Found]:
-    """Return every array of a pytree with its value; one array at two places counts once.
+    """Return every array of a pytree with its value; an array at two places counts once.
 
     Args:
         value: A pytree, which may contain NNX objects and values of jaxdist.
@@ -48,7 +48,7 @@ def collect_leaves(value: PyTree, layout: ReplicaMesh | None) -> list[Found]:
         held = _get_held(node)
         if id(held) in seen:
             continue
-        # Two names for one array need memory once.
+        # An array with two names needs memory once.
         seen.add(id(held))
         found += _read(name, role, use, node, layout)
     return found
@@ -62,7 +62,7 @@ def _iterate(value: PyTree) -> Iterator[tuple[str, str, str, Any]]:
         if isinstance(node, nnx.Pytree):
             yield from _iterate_graph(name, node)
         elif (objects := getattr(type(node), "_explained_objects", None)) is not None:
-            # A model of `fit`, whose room is a higher one, says what it has.
+            # A `fit.Model`, which this room cannot import, lists its objects itself.
             for prefix, inside in objects(node).items():
                 yield from _iterate_graph("/".join(filter(None, (name, prefix))), inside)
         elif is_keras_object(node):
@@ -113,7 +113,7 @@ def _iterate_keras(name: str, node: Any) -> Iterator[tuple[str, str, str, Any]]:
 
 
 def _find_role(node: Any, path: tuple[Any, ...]) -> str:
-    """Return what a leaf is used for. Arrays of which nothing is known are `other`."""
+    """Return the role of a leaf. Arrays with an unknown role are `other`."""
     if isinstance(node, nnx.OptState) or "opt_state" in map(str, path):
         return "optimizer"
     if isinstance(node, PerReplica):
@@ -149,14 +149,14 @@ def _get_held(node: Any) -> Any:
 
 
 def _read(name: str, role: str, use: str, node: Any, layout: ReplicaMesh | None) -> Iterator[Found]:
-    """Yield a leaf for a value; for values of replicas that are stored one by one, one for each."""
+    """Yield the leaf of a value; if it stores the values of replicas separately, one for each."""
     if isinstance(node, PerReplica) and not node.is_global:
         for number, value in enumerate(node.values):
             yield from _read(f"{name}.values[{number}]", role, use, value, layout)
         return
     array = _get_held(node)
     if not _is_array(array):
-        return  # A number or a text needs no memory of a device.
+        return  # A number or a string needs no memory of a device.
     shape, sharding = tuple(array.shape), getattr(array, "sharding", None)
     if sharding is None and layout is not None and isinstance(array, jax.ShapeDtypeStruct):
         sharding = _find_sharding(node, layout)
@@ -192,7 +192,7 @@ def _find_sharding(node: Any, layout: ReplicaMesh) -> jax.sharding.Sharding:
 
 
 def _find_kind(node: Any, array: Any, sharding: Any, layout: ReplicaMesh | None) -> str:
-    """Return how the value is placed, in a word."""
+    """Return a word for how the value is placed."""
     if isinstance(node, Sharded):
         return "sharded"
     if isinstance(node, PerReplica):
@@ -205,10 +205,10 @@ def _find_kind(node: Any, array: Any, sharding: Any, layout: ReplicaMesh | None)
 
 
 def find_itemsize(dtype: Any) -> int:
-    """Return the bytes of one element; a random key is several numbers."""
+    """Return the bytes of one element. A random key consists of several numbers."""
     if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return int(dtype.itemsize)
-    # The sharding of keys is about the keys; each of them is whole on its device.
+    # A sharding of keys does not split a key: each key is whole on its device.
     key = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
     return math.prod(key.shape) * int(key.dtype.itemsize)
 
@@ -222,7 +222,7 @@ def has_arrays(value: PyTree) -> bool:
 
 
 def find_tracer(value: PyTree) -> str | None:
-    """Return the name of a leaf that is traced, or None."""
+    """Return the name of a traced leaf, or None."""
     for name, _, _, node in _iterate(value):
         if isinstance(_get_held(node), jax.core.Tracer):
             return name or "the array"
@@ -230,5 +230,5 @@ def find_tracer(value: PyTree) -> str | None:
 
 
 def _is_array(value: Any) -> bool:
-    # Arrays of texts and of Python objects cannot be on a device.
+    # Arrays of strings and of Python objects cannot be on a device.
     return isinstance(value, _ARRAYS) and getattr(value.dtype, "kind", "V") not in "OSUMm"

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, from a profile of JAX."""
+"""Reads the time of a step, by category, from a profile of JAX."""
 
 import collections
 import dataclasses
@@ -13,10 +13,10 @@ from jaxdist._reports import Report, Table, plural, seconds, share
 from jaxdist._validate import as_local_path
 from jaxdist.errors import NotFoundError
 
-# The annotations of a traced loop: the step, and what the host does in it.
+# The annotations of a traced loop: the step, and the work of the host in it.
 STEP, BATCH, DISPATCH = "jaxdist step", "jaxdist batch", "jaxdist dispatch"
 _COMPUTE = "other compute"
-# Of several things at one time, the first one counts: a step waits only for what nothing hides.
+# If several things happen at the same time, the first counts: a step waits for what nothing hides.
 PRIORITY = (
     "matrix products",
     _COMPUTE,
@@ -54,8 +54,8 @@ class StepTimes(Report):
         num_steps: The number of steps.
         num_devices: The number of devices.
         step_seconds: The time of a step, from its batch to its last result.
-        by_category: The seconds of each category. Their sum is `step_seconds`. Where several
-            things happen at one time, the first one of matrix products, other compute, copies,
+        by_category: The seconds of each category. Their sum is `step_seconds`. If several things
+            happen at the same time, the first of matrix products, other compute, copies,
             collectives and host counts.
         hidden_seconds: The time of collectives while the device also computes.
         operations: The operations of the devices, the longest first.
@@ -114,7 +114,7 @@ class _Event:
 
 
 def read_step_times(folder: str | Path, name: str, categories: Mapping[str, str]) -> StepTimes:
-    """Return where the time of the traced steps went.
+    """Return the times of the traced steps.
 
     Args:
         folder: The folder that `jax.profiler.trace(..., create_perfetto_trace=True)` wrote.
@@ -143,7 +143,7 @@ def read_step_times(folder: str | Path, name: str, categories: Mapping[str, str]
     work = list(_list_operations(events, categories))
     devices = sorted({e.device for e in work})
     totals, hidden = dict.fromkeys((*PRIORITY, IDLE), 0.0), 0.0
-    # Without any operation on a device, the host is all that there is to see.
+    # Without any operation on a device, only the host is visible.
     for device in devices or [""]:
         own = [e for e in work if e.device == device]
         for step in steps:
@@ -186,7 +186,7 @@ def _list_operations(
 ) -> Iterator[_Event]:
     """Yield the operations of all devices.
 
-    CPU devices write them as events of threads of the host, with the number of the device. GPUs
+    CPU devices write them as events of host threads, with the number of the device. GPUs
     and TPUs are processes of the profile.
     """
     processes: dict[int, str] = {}
@@ -209,7 +209,7 @@ def _list_operations(
         where = arguments.get("device_ordinal", "0") if device is None else device[0]
         category = categories.get(operation)
         if category is None:
-            # A small program beside the step, such as one that places a batch.
+            # A small program outside the step, such as one that places a batch.
             category = "collectives" if _COLLECTIVE.search(operation) else _COMPUTE
         if category:
             yield _Event(str(where), operation, category, e["ts"], e["ts"] + e.get("dur", 0.0))
@@ -220,8 +220,8 @@ def _divide(
 ) -> tuple[dict[str, float], float]:
     """Divide the time of a step on one device; also return the time of hidden collectives.
 
-    Between two moments at which something starts or ends, everything stays the same. So each such
-    piece of time goes to the first category that is active in it.
+    Between two moments at which something starts or ends, nothing changes. So each such interval
+    goes to the first category that is active in it.
     """
     spans: dict[str, list[Interval]] = {c: list(found) for c, found in on_host.items()}
     for event in work:

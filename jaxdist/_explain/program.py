@@ -1,4 +1,4 @@
-"""What `explain` returns for a program: its memory, its communication, and what could change."""
+"""The report of `explain` for a program: memory, communication, and possible improvements."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -23,10 +23,10 @@ class ProgramMemory:
 
     Args:
         arguments: The arguments that the program uses.
-        results: The results, those in the memory of donated arguments included.
+        results: The results, including those in the memory of donated arguments.
         reused: Results that are in the memory of donated arguments.
         temporaries: Buffers that exist while the program runs.
-        code: The program.
+        code: The code of the program.
     """
 
     arguments: int
@@ -58,7 +58,7 @@ class ProgramReport(Report):
         memory: Bytes of one device.
         arguments: The arguments, in their order.
         communication: The collectives; `Program.explain` returns the same.
-        findings: What is worth a change.
+        findings: Possible improvements.
 
     Example:
         >>> program = MirroredStrategy().lower(lambda x: x + 1, (jnp.ones(8),))
@@ -78,7 +78,7 @@ class ProgramReport(Report):
         return sum(a.leaf.device_bytes for a in self.arguments if a.leaf.role == role)
 
     def rows(self) -> list[tuple[str, int]]:
-        """Return the names and the bytes of the table of memory, without the sum."""
+        """Return the rows of the memory table, names and bytes, without the sum."""
         m = self.memory
         named = [(f"arguments: {use}", num_bytes) for use, num_bytes in self._by_use().items()]
         # A program has no memory for an argument that it does not use, and on TPUs the layout of
@@ -102,7 +102,7 @@ class ProgramReport(Report):
 
         Raises:
             MissingExtraError: matplotlib is not installed.
-            ArgumentError: No picture can be written to the path.
+            ArgumentError: A picture cannot be written to the path.
         """
         return draw_program(path, f"Memory of a device in {self.name}", self.rows())
 
@@ -209,6 +209,6 @@ def _make_leaf(name: str, role: str, slot: InSlot) -> Leaf:
         slot.kind.value,
         tuple(list_shards(slot.sharding, shape, item)),
         list_axes(slot.sharding, len(shape)),
-        # Arguments of which nothing is known have the name of their argument, such as `args[1]`.
+        # Arguments with an unknown role have the name of their argument, such as `args[1]`.
         use=name.partition("]")[0] + "]" if role == "other_state" and name[:5] == "args[" else "",
     )

@@ -1,4 +1,4 @@
-"""The replicas of devices, and their colours."""
+"""Finds the replicas of devices, and their colours."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -10,22 +10,22 @@ from jaxdist._mesh import ReplicaMesh
 
 @dataclasses.dataclass(frozen=True)
 class Replicas:
-    """The replicas of each device; empty where no strategy is known.
+    """The replicas of each device; empty if no strategy is known.
 
     Args:
         of: The replicas of each device. Virtual ones share devices.
-        colours: The place in the palette for each replica.
+        colours: The index in the palette of each replica.
     """
 
     of: Mapping[jax.Device, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     colours: tuple[int, ...] = ()
 
     def find(self, devices: Iterable[jax.Device]) -> list[int]:
-        """Return the replicas of devices, in their order."""
+        """Return the replicas of devices, in order."""
         return sorted({replica for device in devices for replica in self.of.get(device, ())})
 
     def find_colour(self, replicas: list[int]) -> int:
-        """Return the place in the palette; -1 for what several replicas have, or none."""
+        """Return the index in the palette; -1 for several replicas, or for none."""
         return self.colours[replicas[0]] if len(replicas) == 1 else -1
 
 

@@ -1,4 +1,4 @@
-"""`explain`: what a strategy, arrays or a program are, where they are, and what could change."""
+"""`explain`: describes a strategy, arrays or a program, and finds possible improvements."""
 
 import re
 from typing import Any, cast, overload
@@ -40,21 +40,21 @@ def explain(value: PyTree, strategy: Strategy | None = None) -> ArraysReport: ..
 def explain(
     value: Strategy | Program | PyTree, strategy: Strategy | None = None
 ) -> StrategyReport | ProgramReport | ArraysReport:
-    """Return what a strategy, a program or arrays are, where they are, and what could change.
+    """Describe a strategy, a program or arrays: where they are, and possible improvements.
 
     The result is text for `print`, tables for rich and for a notebook, and a picture
     (`save_png(path)`). Its fields have the same numbers.
 
-    - Of a strategy: the devices, the mesh, the process of each replica, the chips of TPUs with
-      their links, and the programs that it has compiled, each with the reason.
-    - Of an array, a pytree of arrays, an NNX object, a `fit.Model`, or a model, layer or optimizer
-      of Keras: which device has which part, the bytes of
-      each device by use, padding, and the largest arrays.
-    - Of a program, as `Strategy.lower` returns it: the memory of a device while it runs, its
+    - For a strategy: the devices, the mesh, the process of each replica, the chips of TPUs with
+      their links, and the programs that it compiled, each with the reason.
+    - For an array, a pytree of arrays, an NNX object, a `fit.Model`, or a model, layer or
+      optimizer of Keras: which device has which part, the bytes of each device by use, padding,
+      and the largest arrays.
+    - For a program from `Strategy.lower`: the memory of a device while it runs, its
       arguments, and its collectives.
 
     Cost:
-        Of a program, one compilation. It is not shared with `Strategy.run`. Of the others, nothing
+        For a program, one compilation, which is not shared with `Strategy.run`. Otherwise nothing
         is copied and nothing runs.
 
     Args:
@@ -63,10 +63,10 @@ def explain(
             call copies, and shapes without devices are shown where a step would place them.
 
     Raises:
-        ArgumentTypeError: The value is nothing of these, or `strategy` is no strategy, or it was
-            given with a strategy or a program.
+        ArgumentTypeError: `value` is none of these; `strategy` is not a strategy, or is given
+            although `value` is itself a strategy or a program.
         ArgumentError: The keys of a dict in `value` cannot be sorted.
-        ContextError: Called inside a step or `jax.jit`, where values have no devices.
+        ContextError: The call is inside a step or `jax.jit`, where values have no devices.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -166,7 +166,7 @@ def _find_chips(
         for replica, devices in enumerate(layout.device_grid):
             for part, device in enumerate(devices):
                 places[device] = tuple(cores[replica, part].tolist())
-    # Devices of GPUs have `coords` of XLA too, and no cores.
+    # Devices of GPUs have `coords` in XLA too, but no cores.
     elif all(getattr(d, a, None) is not None for d in layout.devices for a in _PLACE):
         topology, by_task = topology_of(cast(Any, layout.devices))
         pairs = zip(by_task, topology.device_coordinates, strict=True)
@@ -174,7 +174,7 @@ def _find_chips(
             places.update(zip(devices, map(tuple, coordinates.tolist()), strict=True))
     else:
         return None, places
-    # Virtual TPUs are CPU devices, which belong to no slice; the name says how many there are.
+    # Virtual TPUs are CPU devices, which belong to no slice; the name has the number of slices.
     slices = {getattr(d, "slice_index", None) or 0 for d in layout.devices}
     num_slices = int(named[1]) if named else len(slices)
     at: dict[Any, tuple[int, int]] = {}

@@ -1,4 +1,4 @@
-"""Which device has which part of an array, and how many bytes that is."""
+"""Finds which device has which part of an array, and its bytes."""
 
 import dataclasses
 import functools
@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-# First and last element, one behind, of each dim.
+# First element, and one past the last element, of each dim.
 Index = tuple[tuple[int, int], ...]
 
 
@@ -23,7 +23,7 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """One array of a pytree, and where it is.
+    """One array of a pytree, and its placement.
 
     Args:
         name: Its path in the pytree.
@@ -37,8 +37,8 @@ class Leaf:
         shards: The parts. Empty for an array on the host, and for a shape without devices.
         axes: For each dim, the names of the mesh axes that cut it.
         memory: The kind of memory, such as `device`.
-        use: What tables and pictures call its use: its role, and for an `other` one in a plain
-            dict, list or tuple the outermost name there, such as `params` or `[0]`.
+        use: The name of its use in tables and pictures: its role, but for an `other` array in a
+            plain dict, list or tuple the outermost name there, such as `params` or `[0]`.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Leaf:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of the array itself: without padding, and counted once."""
+        """The bytes of the array itself, without padding and counted once."""
         return math.prod(self.shape) * self.itemsize
 
     @property
@@ -81,7 +81,7 @@ class Leaf:
 
     @functools.cached_property
     def cuts(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """For each dim, the ranges into which it is cut."""
+        """The ranges into which each dim is cut."""
         rank = len(self.stored)
         return tuple(tuple(sorted({i[d] for i in self.holders})) for d in range(rank))
 
@@ -101,7 +101,7 @@ class Leaf:
         return f"{self.dtype}{list(self.shape)}"
 
     def describe(self) -> str:
-        """Return where the array is, in words."""
+        """Return a description of where the array is."""
         if not self.shards:
             return self.placed
         words = [
@@ -131,7 +131,7 @@ def name_device(device: Any) -> str:
 
 
 def list_shards(sharding: jax.sharding.Sharding, shape: tuple[int, ...], size: int) -> list[Shard]:
-    """Return the part of each device, those of other processes included.
+    """Return the part of each device, including those of other processes.
 
     Args:
         sharding: The sharding of the array.
@@ -160,7 +160,7 @@ def list_axes(sharding: jax.sharding.Sharding, rank: int) -> tuple[tuple[str, ..
 
 
 def format_index(index: Index, stored: tuple[int, ...]) -> str:
-    """Return a part in the notation of slices, such as `[0:4, :]`."""
+    """Return a part in slice notation, such as `[0:4, :]`."""
     parts = (
         ":" if part == (0, n) else f"{part[0]}:{part[1]}"
         for part, n in zip(index, stored, strict=True)
@@ -169,7 +169,7 @@ def format_index(index: Index, stored: tuple[int, ...]) -> str:
 
 
 def name_devices(devices: "tuple[jax.Device, ...] | list[jax.Device]") -> str:
-    """Return the names of devices; of those with neighbouring numbers the first and the last.
+    """Return the names of devices; for runs of consecutive numbers only the first and the last.
 
     Example:
         >>> name_devices(jax.devices()[:3]), name_devices(jax.devices()[:1])
@@ -192,7 +192,7 @@ def name_devices(devices: "tuple[jax.Device, ...] | list[jax.Device]") -> str:
 
 
 def name_numbers(numbers: Iterable[int]) -> str:
-    """Return numbers as text; of neighbours the first and the last.
+    """Return numbers as text; for runs of consecutive numbers only the first and the last.
 
     Example:
         >>> name_numbers([0, 1, 2, 5]), name_numbers([3]), name_numbers([])

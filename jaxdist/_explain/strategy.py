@@ -1,4 +1,4 @@
-"""What `explain` returns for a strategy: devices, mesh, owners, topology and compilations."""
+"""The report of `explain` for a strategy: devices, mesh, owners, topology and compilations."""
 
 import collections
 import dataclasses
@@ -32,7 +32,7 @@ class ReplicaRow:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class StrategyReport(Report):
-    """The devices of a strategy, its mesh, the process of each replica, and what was compiled.
+    """The devices of a strategy, its mesh, the process of each replica, and compiled programs.
 
     Args:
         name: The class of the strategy.
@@ -40,8 +40,8 @@ class StrategyReport(Report):
         replicas: The replicas.
         compilations: The programs that its `run` compiled, the oldest first.
         chips: The chips and their links; None for devices without coordinates.
-        notes: More sentences.
-        findings: What is worth a change.
+        notes: Further sentences.
+        findings: Possible improvements.
 
     Example:
         >>> report = jaxdist.explain(MirroredStrategy(["cpu:0", "cpu:1"]))
@@ -60,11 +60,11 @@ class StrategyReport(Report):
     def save_png(self, path: str | Path) -> Path:
         """Draw the devices of each replica, and the chips of TPUs with their links.
 
-        Colours are those of the replicas.
+        Replicas have their colours.
 
         Raises:
             MissingExtraError: matplotlib is not installed.
-            ArgumentError: No picture can be written to the path.
+            ArgumentError: A picture cannot be written to the path.
         """
         cells = [
             (row.replica, row.process, [name_device(d) for d in row.devices])
@@ -137,7 +137,7 @@ class StrategyReport(Report):
         return choose_colours(len(self.replicas), self.chips)
 
     def _compiled(self) -> Table:
-        # Equal rows are functions that the same code made.
+        # Equal rows are functions made by the same code.
         counted = collections.Counter(self.compilations)
         shown = list(counted.items())[-_MOST_COMPILATIONS:]
         return Table(
@@ -152,7 +152,7 @@ class StrategyReport(Report):
 
 
 def choose_colours(num_replicas: int, chips: Chips | None) -> tuple[int, ...]:
-    """Return the place in the palette for each replica; neighbours on chips differ."""
+    """Return the index in the palette of each replica; neighbours on chips differ."""
     if chips is not None and chips.grid.num_replicas == num_replicas:
         return chips.grid.colours
     return _reports.choose_colours(num_replicas)

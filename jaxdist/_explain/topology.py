@@ -35,7 +35,7 @@ class Chips:
     def links(self) -> tuple[tuple[Place, Place], ...]:
         """The links between neighbours: pairs of chips.
 
-        Links that close a ring are not among them: JAX does not report which slices have them.
+        Links that close a ring are missing: JAX does not report which slices have them.
         """
         return self.grid.links
 

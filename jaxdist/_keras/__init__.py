@@ -1,4 +1,4 @@
-"""Keras models that train on the replicas of a strategy; without Keras, nothing is imported."""
+"""Trains Keras models on the replicas of a strategy. Does not import Keras itself."""
 
 from jaxdist._hooks import KERAS_VARIABLES as _KERAS_VARIABLES
 from jaxdist._hooks import MAKE_STRATEGY as _MAKE_STRATEGY

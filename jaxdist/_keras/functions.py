@@ -38,7 +38,7 @@ _NUMBERS = itertools.count()
 
 
 class StepFunction:
-    """What Keras calls with its state and an iterator over batches.
+    """A function that Keras calls with its state and an iterator over batches.
 
     Args:
         strategy: The strategy of the model.
@@ -91,7 +91,7 @@ class StepFunction:
         except StateDivergenceError as error:
             raise self._name_variables(error) from error
         if eagerly:
-            # Op by op, the layout of a result is that of its last operation.
+            # Op by op, a result has the layout of its last operation.
             state = place_state(state, self._find_variables(), self._strategy.layout)
         if self._kind == "predict":
             return [jax.tree.map(_join_rows, r, is_leaf=_is_per_replica) for r in results], state
@@ -129,12 +129,12 @@ class StepFunction:
             results = []
             for batch in batches:
                 logs, new = step(state, batch, total)
-                # The layout of the state stays where the structure does.
+                # Keeping the structure of the state also keeps its layout.
                 state = jax.tree.structure(state).unflatten(jax.tree.leaves(new))
                 results.append(logs)
             return (results if self._kind == "predict" else results[-1:]), state
 
-        # `run` warns of many functions with one code object, since each is compiled. Here each
+        # `run` warns about many functions with one code object, since each is compiled. Here each
         # belongs to another model.
         name = f"{name_of(self._model)}_{self._kind}_step_{next(_NUMBERS)}"
         code = keras_step.__code__.replace(co_name=name)
@@ -143,7 +143,7 @@ class StepFunction:
 
     def _find_step(self) -> Callable[..., Any]:
         own, layout = getattr(self._step, self._kind), self._strategy.layout
-        # On one device there is nothing to share: the step is that of Keras.
+        # One device shares nothing, so the step is that of Keras.
         if self._is_written or len(layout.devices) == layout.num_replicas == 1:
             own = self._call_model(getattr(self._model, f"{self._kind}_step"))
 
@@ -157,14 +157,14 @@ class StepFunction:
         return step
 
     def _call_model(self, written: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a step of Keras, or one that the user wrote, for the rows of one replica."""
+        """Return a step of Keras or of the user for the rows of one replica."""
 
         def find_state(state: Any, batch: Any) -> Any:
             _, new = written(state, batch)
             return split(new)
 
         def split(new: Any) -> tuple[Any, Any]:
-            """The variables that are not trained, and those of the metrics."""
+            """Return the non-trainable variables, and those of the metrics."""
             return (new, ()) if self._kind == "predict" else (new[1], new[-1])
 
         judged: set[tuple[int, int]] = set()
@@ -177,7 +177,7 @@ class StepFunction:
                 step = WrittenStep(self._model, find_state, state, batch, rows)
                 fixed, of_metrics = split(new)
                 check_written_step(step, fixed)
-                # Once, since op by op the step is called for every batch.
+                # Check once: op by op, the step is called for every batch.
                 if self._kind != "predict" and (rows.own, rows.total) not in judged:
                     check_written_metrics(step, of_metrics)
                     judged.add((rows.own, rows.total))
@@ -193,7 +193,7 @@ class StepFunction:
         return groups if self._kind == "predict" else [*groups, model.metrics_variables]
 
     def _name_variables(self, error: StateDivergenceError) -> StateDivergenceError:
-        """Return an error of `run` with the names of variables in place of positions."""
+        """Return an error of `run` that has names of variables instead of positions."""
         groups = self._find_variables()
 
         def name(found: re.Match[str]) -> str:
@@ -206,7 +206,7 @@ class StepFunction:
         return StateDivergenceError(text.replace("strategy.run", where, 1))
 
     def _check_logs(self, logs: Any) -> None:
-        # The usual logs, faster: this runs at each step.
+        # A fast path for the usual logs: this runs at each step.
         if type(logs) is dict and all(isinstance(x, jax.Array) for x in logs.values()):
             return
         if not any(map(_is_per_replica, jax.tree.leaves(logs, is_leaf=_is_per_replica))):
@@ -222,10 +222,10 @@ class StepFunction:
 
 
 def take_batches(model: Any, iterator: Iterator[Any]) -> list[Any]:
-    """Return the batches of the next `steps_per_execution` steps, or those that are left.
+    """Return the batches of the next `steps_per_execution` steps, or the remaining ones.
 
     Raises:
-        StopIteration: None is left, as Keras expects.
+        StopIteration: No batch is left, as Keras expects.
         KeyboardInterrupt: Ctrl-C was pressed since the last step.
     """
     check_interrupt()

@@ -1,4 +1,4 @@
-"""Values of the global batch on every replica, with gradients of which each replica has its own.
+"""Gathers values of the global batch on every replica; each has its own share of the gradients.
 
 The gradients of the replicas add up to the gradient of the global batch, as those of shares do.
 """

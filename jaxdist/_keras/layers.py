@@ -1,4 +1,4 @@
-"""Layers of Keras that depend on the replica: random numbers, synchronized statistics, states."""
+"""Changes layers of Keras that depend on the replica: random numbers, statistics, states."""
 
 import functools
 import inspect
@@ -19,10 +19,10 @@ _STRIDE = 0x9E3779B9
 
 
 def draw_by_replica(draw: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `SeedGenerator.next` so that replicas draw different numbers.
+    """Return a `SeedGenerator.next` with which replicas draw different numbers.
 
-    The state of the generator is equal on all replicas: the number of the replica changes what is
-    drawn. Replica 0 draws what a model without a strategy draws.
+    The state of the generator is equal on all replicas; the number of the replica changes the
+    numbers. Replica 0 draws the same as a model without a strategy.
     """
 
     @functools.wraps(draw)
@@ -38,15 +38,15 @@ def draw_by_replica(draw: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def allow_synchronized(initialize: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `BatchNormalization.__init__` so that it takes `synchronized=True`.
+    """Return a `BatchNormalization.__init__` that accepts `synchronized=True`.
 
-    Outside of a scope as well: a layer that was saved is loaded there, and without replicas the
+    This also applies outside a scope, where saved layers are loaded. Without replicas, the
     statistics of a batch are those of all its rows.
     """
 
     @functools.wraps(initialize)
     def make(self: Any, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:
-        # Keras refuses it for every backend but TensorFlow.
+        # Keras refuses this for every backend but TensorFlow.
         initialize(self, *args, **kwargs)
         self.synchronized = synchronized
 
@@ -56,13 +56,13 @@ def allow_synchronized(initialize: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def synchronize(moments: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `BatchNormalization._moments` so that `synchronized=True` is over all replicas."""
+    """Return a `BatchNormalization._moments` whose `synchronized=True` spans all replicas."""
 
     @functools.wraps(moments)
     def moments_of_all(self: Any, inputs: Any, mask: Any) -> Any:
         axes = tuple(self._reduction_axes)
         if self.synchronized and _is_symbolic():
-            # Keras only looks for the shapes.
+            # Keras only needs the shapes.
             return jnp.mean(inputs, axes), jnp.var(inputs, axes)
         if not self.synchronized:
             if marks.are_marked():
@@ -77,7 +77,7 @@ def synchronize(moments: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _count_in_step(inputs: Any) -> Rows:
-    """Return the rows of a step that the user runs with `strategy.run`; outside of it, all rows."""
+    """Return the rows of a step that the user runs with `strategy.run`; all rows outside of one."""
     replica, size = current_replica(), inputs.shape[0]
     if replica is None:
         return Rows(size, size, OnlyReplica(None))
@@ -93,7 +93,7 @@ def _compute_moments(inputs: Any, mask: Any, axes: tuple[int, ...], rows: Rows) 
     is_real = 1 if rows.own else 0
     if mask is None:
         size, per_row = inputs.shape[0], math.prod(inputs.shape[a] for a in axes if a != 0)
-        # Layers before this one may have made other rows out of those of the batch.
+        # Earlier layers may have changed the number of rows of the batch.
         is_batch = size in (rows.own, max(rows.own, 1))
         total = rows.total if is_batch else rows.add_up(size * is_real)
         weights = jnp.full((), is_real, inputs.dtype)
@@ -112,11 +112,11 @@ def check_stateful(model: Any, method: str, strategy: Any) -> None:
 
     Args:
         model: The model.
-        method: Which of its methods is called.
+        method: The method of the model that is called.
         strategy: Its strategy.
 
     Raises:
-        UnsupportedError: One does, and the strategy splits the rows.
+        UnsupportedError: A layer does, and the strategy splits the rows.
     """
     if strategy.num_replicas_in_sync == 1 and not strategy._has_servers:
         return
@@ -129,7 +129,7 @@ def check_stateful(model: Any, method: str, strategy: Any) -> None:
 
 
 def refuse_stateful(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `RNN.call` so that a layer with `stateful=True` is refused in a step of replicas."""
+    """Return an `RNN.call` that refuses `stateful=True` in a step of replicas."""
 
     @functools.wraps(call)
     def call_checked(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Losses of Keras on the rows of one replica; see Note [Shares of a batch]."""
+"""Computes losses of Keras on the rows of one replica; see Note [Shares of a batch]."""
 
 import functools
 import math
@@ -8,7 +8,7 @@ from typing import Any
 from jaxdist._keras.rows import Rows, current_rows
 from jaxdist._keras.source import keras_module
 
-# Losses of Keras whose value for a row depends on this row alone. `dice` and `tversky` are sums
+# Losses of Keras whose value for a row depends only on this row. `dice` and `tversky` are sums
 # over all rows by default.
 _BY_ROW = (
     "mean_squared_error",
@@ -35,7 +35,7 @@ _REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight")
 
 @functools.cache
 def functions_by_row() -> frozenset[Callable[..., Any]]:
-    """Return the functions of Keras that compute a loss for each row alone."""
+    """Return the functions of Keras that compute a loss for each row separately."""
     module = keras_module("losses.losses")
     return frozenset(getattr(module, name) for name in _BY_ROW)
 
@@ -65,7 +65,7 @@ def _has_share(loss: Any) -> bool:
 
 
 def add_shares_to(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `Loss.__call__` so that it computes the share of a replica in its step."""
+    """Return a `Loss.__call__` that computes the share of a replica in its step."""
 
     @functools.wraps(call)
     def call_by_share(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -78,7 +78,7 @@ def add_shares_to(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compute_share(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any, rows: Rows) -> Any:
-    """Do what `Loss.__call__` does, with the number of rows of the global batch."""
+    """Do the same as `Loss.__call__`, with the number of rows of the global batch."""
     backend, ops = keras_module("backend"), keras_module("ops")
     in_mask = backend.get_keras_mask(y_pred)
     with ops.name_scope(loss.name):
@@ -106,7 +106,7 @@ def _compute_share(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any, rows
 
 
 def _apply_mask(weight: Any, mask: Any, dtype: Any, reduction: str, rows: Rows) -> Any:
-    """Do what `apply_mask` of Keras does, with the mask of the global batch."""
+    """Do the same as `apply_mask` of Keras, with the mask of the global batch."""
     loss_module, ops = keras_module("losses.loss"), keras_module("ops")
     if mask is None or reduction not in ("mean", "sum_over_batch_size"):
         return loss_module.apply_mask(weight, mask, dtype=dtype, reduction=reduction)

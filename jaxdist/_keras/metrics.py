@@ -1,4 +1,4 @@
-"""Metrics of Keras on the rows of one replica; see Note [Shares of a batch]."""
+"""Updates metrics of Keras on the rows of one replica; see Note [Shares of a batch]."""
 
 import functools
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ _SUMS = (
     "RootMeanSquaredError",
     "R2Score",
 )
-# Classes that are the mean of a function of Keras, which computes a value for each row alone.
+# Classes that are the mean of a Keras function which computes a value for each row separately.
 _MEANS = (
     "BinaryAccuracy",
     "CategoricalAccuracy",
@@ -55,7 +55,7 @@ _MEANS = (
 
 
 def have_increments(model: Any) -> bool:
-    """Whether what each replica adds to the metrics of this model can be added up."""
+    """Whether the increments of this model's metrics can be added up over the replicas."""
     trainer = keras_module("trainers.trainer").Trainer
     if type(model).compute_metrics is not trainer.compute_metrics:
         return False
@@ -72,7 +72,7 @@ def _has_increments(metric: Any) -> bool:
         return True
     if type(metric) is wrapper and metric._fn not in functions_by_row():
         return False
-    # An `axis` may be the one of the rows.
+    # `axis` may be the axis of the rows.
     is_mean = type(metric) in means or type(metric) is wrapper
     return is_mean and metric._fn_kwargs.get("axis", -1) == -1
 
@@ -86,7 +86,7 @@ def _classes() -> tuple[frozenset[type], frozenset[type], type]:
 
 
 def update_compiled(model: Any, values: Sequence[Any], y: Any, y_pred: Any, weight: Any) -> Any:
-    """Return the metric variables after the metrics of `compile` were updated with these rows."""
+    """Update the metrics of `compile` with these rows, and return the metric variables."""
     if model._compile_metrics is None:
         return list(values)
     with open_scope(model.metrics_variables, values) as scope:
@@ -115,14 +115,14 @@ def compute_on_all(
 def add_to_metrics(
     model: Any, values: Sequence[Any], after: Sequence[Any], loss: Any, data: Any, total: Any
 ) -> tuple[Any, list[Any]]:
-    """Add what a batch of `total` rows has added to metrics that began with zeros.
+    """Add the increments of a batch of `total` rows, from metrics that began with zeros.
 
     Args:
         model: The model.
         values: The metric variables before.
         after: The metric variables of the batch alone.
         loss: The loss of the batch.
-        data: `(x, y, y_pred, sample_weight)` where metrics are computed of them, else None.
+        data: `(x, y, y_pred, sample_weight)` if metrics are computed from it, else None.
         total: The number of rows.
 
     Returns:
@@ -138,8 +138,8 @@ def add_to_metrics(
 def scale_loss_trackers(model: Any, increments: Sequence[Any], factor: float) -> list[Any]:
     """Return the increments, with those of the loss of each output multiplied by `factor`.
 
-    Keras multiplies the loss of an output by the rows that it sees. A share is multiplied by the
-    rows of one replica, and belongs to the rows of all.
+    Keras weights the loss of an output by the rows that it sees. A share has the weight of the rows
+    of one replica, but belongs to the rows of all.
     """
     compiled = model._compile_loss
     trackers = () if compiled is None else compiled.metrics

@@ -1,4 +1,4 @@
-"""The strategy of each Keras model, and the model that is called now."""
+"""Records the strategy of each Keras model, and the model that is called now."""
 
 import contextlib
 import functools
@@ -28,16 +28,16 @@ def strategy_of(model: Any) -> Any:
 
 
 def name_of(model: Any) -> str:
-    """Return the name of a model; that of its class while it is made."""
+    """Return the name of a model, or of its class while it is being made."""
     return str(getattr(model, "name", None) or type(model).__name__)
 
 
 def remember_strategy(model: Any, what: str) -> None:
-    """Make the strategy of the current scope that of the model.
+    """Record the strategy of the current scope as the strategy of the model.
 
     Args:
         model: The model.
-        what: What happens to it, for errors: "made" or "compiled".
+        what: What happens to the model, for errors: "made" or "compiled".
 
     Raises:
         UnsupportedError: Keras uses another backend.
@@ -81,9 +81,9 @@ def _check_backend(model: Any, what: str, name: str) -> None:
 
 
 def forget_losses(model: Any) -> None:
-    """Let the layers of a model forget which losses they added in earlier calls.
+    """Make the layers of a model forget the losses that they added in earlier calls.
 
-    Keras knows them by the `id` of arrays, and a new array may have that of one which is gone.
+    Keras identifies them by the `id` of arrays, and a new array may have the `id` of a deleted one.
     """
     for layer in model._flatten_layers():
         getattr(layer, "_loss_ids", set()).clear()
@@ -93,7 +93,7 @@ def check_call(model: Any, method: str) -> Any:
     """Return the strategy of a model that is called, or None.
 
     Raises:
-        MixedStrategyError: The scope of another strategy is current, or the model has none.
+        MixedStrategyError: The current scope has a strategy that is not the model's.
     """
     strategy, frame = strategy_of(model), _replica.current_frame()
     if frame is None or frame.strategy is strategy:
@@ -112,7 +112,7 @@ def check_source(model: Any, method: str, source: Any) -> None:
     """Raise if the data of a call is a dataset of jaxdist, which Keras does not read.
 
     Raises:
-        UnsupportedError: It is one.
+        UnsupportedError: The data is such a dataset.
     """
     if isinstance(source, (DistributedDataset, DistributedIterator, Batches)):
         raise UnsupportedError(
@@ -131,7 +131,7 @@ def current_model() -> Any:
 
 @contextlib.contextmanager
 def use_model(model: Any, method: str) -> Iterator[None]:
-    """Make this the current model in a block, and this the method that is called."""
+    """Set the current model and its called method in a block."""
     with _compat.set_in_block(_MODEL, model), _compat.set_in_block(_METHOD, method):
         yield
 
@@ -152,12 +152,12 @@ def has_own(model: Any, method: str) -> bool:
 def interrupt_between_steps() -> Iterator[None]:
     """Let Ctrl-C take effect between two steps of the calls in a block.
 
-    A step reuses the memory of the state before it, so a model that is interrupted inside of a
-    step would have neither state. See Note [Ctrl-C between steps].
+    A step reuses the memory of the state before it. So a model that is interrupted within a step
+    would have neither state. See Note [Ctrl-C between steps].
     """
     with Interrupts() as interrupts, _compat.set_in_block(_INTERRUPTS, interrupts):
         yield
-        # One that came in the last step is not lost.
+        # Do not lose an interrupt in the last step.
         interrupts.check()
 
 
@@ -167,7 +167,7 @@ def check_interrupt() -> None:
         interrupts.check()
 
 
-# In the order of the state that Keras gives to the function of a step.
+# In the order of the state that Keras passes to a step function.
 _OF_MODEL = ("trainable_variables", "non_trainable_variables")
 _GROUPS = {
     "train": (*_OF_MODEL, "optimizer_variables", "metrics_variables"),
@@ -178,16 +178,16 @@ _GROUPS = {
 
 @contextlib.contextmanager
 def give_back_after_errors(model: Any, kind: str, find_state: Callable[[], Any]) -> Iterator[None]:
-    """Give the variables of a model their values where the step of a block raises an error.
+    """Give the variables of a model their values back if the block raises an error.
 
     Keras takes the values out of the variables before the first step, and puts them back after
-    the last one; after an error, evaluate and predict do not, and fit puts back what a step has
-    returned.
+    the last one. After an error, evaluate and predict do not, and fit puts back the result of a
+    step.
 
     Args:
         model: The Keras model.
         kind: "train", "test" or "predict".
-        find_state: Returns the newest state that no step has taken over.
+        find_state: Returns the newest state whose memory no step has reused.
     """
     try:
         yield
@@ -195,7 +195,7 @@ def give_back_after_errors(model: Any, kind: str, find_state: Callable[[], Any])
         raise
     except BaseException:
         state = find_state()
-        # A step that failed while it ran may have taken over the memory.
+        # A step that failed while it ran may have reused the memory.
         if not _compat.has_deleted(jax.tree.leaves(state)):
             model._jax_state = dict(zip(_GROUPS[kind], state, strict=True))
             model._jax_state_synced = False
@@ -204,9 +204,9 @@ def give_back_after_errors(model: Any, kind: str, find_state: Callable[[], Any])
 
 
 def allow_layouts(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `compute_output_spec` so that layers may give JAX a spec without a mesh.
+    """Return a `compute_output_spec` in which layers may pass JAX a spec without a mesh.
 
-    Keras looks for the shapes of layers outside of the step, which has the strategy's mesh.
+    Keras finds the shapes of layers outside the step, which has the strategy's mesh.
     """
 
     def leave_out(sharding: Any, name: str) -> Any:
@@ -214,7 +214,7 @@ def allow_layouts(compute: Callable[..., Any]) -> Callable[..., Any]:
         strategy = _find_strategy()
         if not is_spec or strategy is None:
             return sharding
-        # Only shapes count, and a layout changes none.
+        # Only shapes count, and a layout does not change them.
         return NamedSharding(strategy.layout.auto_mesh, PartitionSpec())
 
     @functools.wraps(compute)
@@ -228,6 +228,6 @@ def allow_layouts(compute: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _find_strategy() -> Any:
-    """Return the strategy of the model that is called, or of the scope."""
+    """Return the strategy of the called model, or of the scope."""
     model, frame = current_model(), _replica.innermost_explicit_frame()
     return strategy_of(model) if model is not None else frame and frame.strategy

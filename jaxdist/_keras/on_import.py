@@ -1,4 +1,4 @@
-"""Changes of Keras that happen as soon as a strategy exists and Keras is imported."""
+"""Changes Keras as soon as a strategy exists and Keras is imported."""
 
 import importlib.abc
 import importlib.machinery
@@ -15,7 +15,7 @@ from jaxdist.errors import MissingExtraError
 
 
 def change_keras() -> None:
-    """Change Keras if it is imported; else, change it at the end of its import."""
+    """Change Keras if it is imported, or else at the end of its import."""
     if is_keras_imported():
         install()
     elif not any(isinstance(f, _Finder) for f in sys.meta_path):

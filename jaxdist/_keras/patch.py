@@ -1,4 +1,4 @@
-"""Changes of Keras' classes, without effect on models that have no strategy."""
+"""Changes classes of Keras, without effect on models that have no strategy."""
 
 import functools
 from collections.abc import Callable
@@ -46,7 +46,7 @@ _INSTALLED: list[bool] = []
 
 
 def install() -> None:
-    """Let models that are made or compiled in the scope of a strategy train on its replicas."""
+    """Make models that are made or compiled in the scope of a strategy train on its replicas."""
     if _INSTALLED:
         return
     _INSTALLED.append(True)
@@ -85,7 +85,7 @@ def install() -> None:
         callback = getattr(keras_module(f"callbacks.{module}"), kind)
         for name in names:
             setattr(callback, name, write_once(getattr(callback, name)))
-    # A step may have them as arguments and in its closure; `_program` reads the mark.
+    # A step may have these as arguments and in its closure; `_program` reads the mark.
     for module, kind in WITH_VARIABLES:
         getattr(keras_module(module), kind)._jaxdist_is_lifted = True
     variable = keras_module("backend.jax.core").JaxVariable
@@ -103,7 +103,7 @@ def _remember_in(method: Callable[..., Any], what: str) -> Callable[..., Any]:
 
 
 def _call_in_strategy(method: Callable[..., Any]) -> Callable[..., Any]:
-    # Keras computes on arrays of the strategy between the steps as well.
+    # Keras also computes on arrays of the strategy between the steps.
     without_mesh = _compat.outside_of_meshes(method)
 
     @functools.wraps(method)
@@ -114,7 +114,7 @@ def _call_in_strategy(method: Callable[..., Any]) -> Callable[..., Any]:
         for source in (*args[:1], kwargs.get("x"), kwargs.get("validation_data")):
             check_source(self, method.__name__, source)
         if method.__name__.endswith("_on_batch"):
-            # Keras puts these arrays on a device before a step sees them.
+            # Keras puts these arrays on a device before a step gets them.
             given = {**dict(zip(("x", "y", "sample_weight"), args, strict=False)), **kwargs}
             for name, value in given.items():
                 check_all_fit(f"{method.__name__} of Keras", name, value)
@@ -150,7 +150,7 @@ def _make_function(method: Callable[..., Any], kind: str) -> Callable[..., Any]:
 
 
 def _set_state(self: Any, name: str, value: Any) -> None:
-    # A model of Keras copies each list that it gets, and looks for layers and variables in it. It
+    # A Keras model copies each list that it gets, and searches it for layers and variables. It
     # gets its whole state at each step.
     if name == "_jax_state" and strategy_of(self) is not None:
         object.__setattr__(self, name, value)
@@ -170,7 +170,7 @@ def _sync(method: Callable[..., Any]) -> Callable[..., Any]:
                 try:
                     function.sync()
                 finally:
-                    # Keras asks again after an error, and would take the values before the steps.
+                    # After an error Keras syncs again, and would take values from before the steps.
                     self._jax_state_synced = True
                 return
         groups = {

@@ -1,4 +1,4 @@
-"""What the processes of a strategy share: the order of rows, and the files of callbacks."""
+"""Keeps the processes of a strategy together: the order of rows, and the files of callbacks."""
 
 import functools
 import json
@@ -23,11 +23,12 @@ WRITERS = (
 
 
 def share_random_state(layout: ReplicaMesh, method: str) -> None:
-    """Make NumPy's global random state, with which Keras shuffles, that of process 0."""
+    """Set NumPy's global random state, with which Keras shuffles, to that of process 0."""
     agreement = get_agreement() if layout.is_shared else None
     if agreement is None:
         return
-    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002 (Keras uses it)
+    # Keras uses this generator.
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002
     own = json.dumps([name, np.asarray(keys).tolist(), position, has_gauss, gauss])
     said = agreement.gather(_CHANNEL, own, None, purpose=f"the order of rows in {method}")
     name, keys, position, has_gauss, gauss = json.loads(said[0])
@@ -36,7 +37,7 @@ def share_random_state(layout: ReplicaMesh, method: str) -> None:
 
 
 def write_once(write: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of a callback that only process 0 of the strategy of its model calls."""
+    """Return a callback method that only process 0 of the strategy of its model runs."""
 
     @functools.wraps(write)
     def write_in_first(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -50,7 +51,7 @@ def write_once(write: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_writer(strategy: Any) -> bool:
     if strategy._has_servers:
-        # Of workers without a coordinator, each has the model and its callbacks.
+        # Each worker without a coordinator has the model and its callbacks.
         return bool(strategy.extended.should_checkpoint)
     return not strategy.layout.is_shared or strategy.layout.process.index == 0
 

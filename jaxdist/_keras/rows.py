@@ -1,4 +1,4 @@
-"""The rows of the replica whose step is traced, as layers, losses and metrics see them."""
+"""The rows of the replica whose step is being traced, for layers, losses and metrics."""
 
 import contextlib
 import dataclasses
@@ -45,9 +45,9 @@ class Rows:
 
     @property
     def of_all(self) -> "Rows":
-        """The rows of all replicas, of which every replica computes the same as one device.
+        """The rows of all replicas, for a step that every replica computes like one device.
 
-        Random numbers are those of a model without a strategy, on each replica.
+        Random numbers on each replica are those of a model without a strategy.
         """
         return Rows(self.total, self.total, OnlyReplica(self.replica.strategy), has_shares=False)
 
@@ -63,14 +63,14 @@ class Rows:
         """
         if self.count == 1:
             return array
-        # Only the last replicas have fewer rows, so what is padded comes after the last row.
+        # Only the last replicas have fewer rows, so padding comes after the last row.
         pads = [(0, self.most - self.own)] + [(0, 0)] * (array.ndim - 1)
         padded = jnp.pad(array, pads)
         rows: jax.Array = self.replica.all_gather(padded, axis=0)
         return rows[: self.total]
 
     def take_own(self, array: jax.Array) -> jax.Array:
-        """Return the rows of this replica, of an array with the rows of all.
+        """Return the rows of this replica from an array with the rows of all.
 
         Shapes:
             In: `[total, ...]`. Out: `[own, ...]`.
@@ -84,18 +84,18 @@ class Rows:
 
 # Note [Whole batches]
 # The replicas of a strategy with logical devices run one program on equal shapes, and so do those
-# of a worker of parameter servers. So each replica computes a batch that they do not divide as a
-# model without a strategy would: all of its rows.
+# of a worker with parameter servers. If they do not divide a batch, each replica computes all of
+# its rows, as a model without a strategy would.
 @dataclasses.dataclass(frozen=True)
 class OnlyReplica:
-    """What `Rows` needs of a `ReplicaContext`, for a step in which every replica has all rows."""
+    """Stands for a `ReplicaContext` in `Rows` if every replica has all rows of a step."""
 
     strategy: Any
     num_replicas_in_sync: int = 1
     replica_id_in_sync_group: int = 0
 
     def all_reduce(self, how: str, value: Any) -> Any:
-        """Return the value, which is that of all rows; `how` makes no difference."""
+        """Return the value unchanged: it is that of all rows. `how` makes no difference."""
         return value
 
 
@@ -103,12 +103,12 @@ _ROWS: ContextVar[Rows | None] = ContextVar("jaxdist_keras_rows", default=None)
 
 
 def current_rows() -> Rows | None:
-    """Return the rows of the step that is traced, or None outside of a step of a strategy."""
+    """Return the rows of the step being traced; None outside a step of a strategy."""
     return _ROWS.get()
 
 
 def current_replica() -> Any:
-    """Return the `ReplicaContext` of the traced step, of `fit` or of the user, or None."""
+    """Return the `ReplicaContext` of the traced step, of `fit` or of the user; or None."""
     if (rows := _ROWS.get()) is not None:
         return rows.replica
     frame = _replica.innermost_explicit_frame()
@@ -116,5 +116,5 @@ def current_replica() -> Any:
 
 
 def use_rows(rows: Rows | None) -> contextlib.AbstractContextManager[None]:
-    """Make these the rows of the current replica in a block; None for a call without a strategy."""
+    """Set the rows of the current replica in a block; None for a call without a strategy."""
     return _compat.set_in_block(_ROWS, rows)

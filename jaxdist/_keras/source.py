@@ -1,10 +1,10 @@
-"""Modules of Keras, which only the functions that need them import."""
+"""Accesses modules of Keras, which only the functions that need them import."""
 
 import importlib
 import sys
 from typing import Any
 
-# Classes of objects with variables: their modules inside of `keras.src`, and their names.
+# Classes of objects with variables: their modules inside `keras.src`, and their names.
 WITH_VARIABLES = (
     ("backend.common.variables", "Variable"),
     ("layers.layer", "Layer"),
@@ -15,7 +15,7 @@ WITH_VARIABLES = (
 
 
 def keras_module(name: str) -> Any:
-    """Return a module inside of `keras.src`; a model exists, so Keras is imported already."""
+    """Return a module inside `keras.src`. A model exists, so Keras is imported already."""
     return importlib.import_module(f"keras.src.{name}")
 
 

@@ -1,4 +1,4 @@
-"""One step of a Keras model, as one replica computes it."""
+"""Computes one step of a Keras model on one replica."""
 
 import dataclasses
 import functools
@@ -17,15 +17,15 @@ from jaxdist._keras.source import keras_module
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """What the replicas of a step have computed together.
+    """The results that the replicas of a step computed together.
 
     Args:
         loss: The loss of the global batch.
-        fixed: The values of the variables that are not trained, after the step.
-        metrics: What the rows add to the variables of the metrics; those values of which the other
-            metrics are computed where `everything` is given.
-        everything: `x`, `y`, outputs and weights of all rows, of which metrics are computed; None
-            where all metrics are sums.
+        fixed: The values of the non-trainable variables after the step.
+        metrics: The increments of the metric variables from the rows; with `everything`, the values
+            from which other metrics are computed.
+        everything: `x`, `y`, outputs and weights of all rows, to compute metrics from; None if all
+            metrics are sums.
         gradients: The gradients of the loss of the global batch.
     """
 
@@ -70,7 +70,7 @@ class Step:
                 trainable, fixed, of_metrics, of_optimizer, data
             )
             if rows.own == 0:
-                # Zeros, but a derivative that is not finite would make them nan.
+                # They are zeros, unless a derivative that is not finite makes them nan.
                 gradients = jax.tree.map(jnp.zeros_like, gradients)
             own = self._find_states(rows, True, trainable, fixed, aux[1], data, aux[4])
             logs, fixed, of_metrics, gradients = self._combine(
@@ -147,7 +147,7 @@ class Step:
             own = added.compute_shares(model, self._pairs, trainable, fixed, x, own, rows, train)
         of_call = self._share_losses(own, found[num_own:], rows)
         sums = metrics.have_increments(model) and rows.has_shares
-        # Increments: what the variables would be if they had been zero before.
+        # Increments: the values that the variables would have if they had been zero before.
         before = [jnp.zeros_like(v) for v in of_metrics] if sums else of_metrics
         if rows.has_shares:
             everything = None
@@ -163,10 +163,10 @@ class Step:
                     direct, new, before, x_all, y_all, pred_all, weight_all, of_call, train
                 )
         if sums:
-            # Metrics of Keras that count rows need one.
+            # Keras metrics that count rows need at least one.
             if rows.own:
                 after = metrics.scale_loss_trackers(model, after, rows.total / rows.own)
-                # `train_step` of Keras loses the masks of its outputs, which `test_step` keeps.
+                # `train_step` of Keras loses the masks of its outputs; `test_step` keeps them.
                 shown = jax.tree.map(jax.lax.stop_gradient, y_pred) if train else y_pred
                 after = metrics.update_compiled(model, after, y, shown, weight)
         elif everything is None:
@@ -179,7 +179,7 @@ class Step:
         return loss, (unscaled, later, after, everything, of_loss)
 
     def _scale(self, loss: Any, of_optimizer: Any) -> Any:
-        """Return the loss as the optimizer scales it before it is differentiated."""
+        """Return the loss as the optimizer scales it before differentiation."""
         optimizer = self.model.optimizer
         pairs = list(zip(optimizer.variables, of_optimizer, strict=True))
         with keras_module("backend").StatelessScope(state_mapping=pairs):
@@ -218,7 +218,7 @@ class Step:
         return loss, of_metrics, fixed
 
     def _gather(self, x: Any, y: Any, y_pred: Any, weight: Any, rows: Rows) -> Any:
-        # `x` is gathered only for methods of the user, since those of Keras do not use it.
+        # `x` is gathered only for methods of the user; those of Keras do not use it.
         trainer = keras_module("trainers.trainer").Trainer
         kind = type(self.model)
         is_users = (kind.compute_loss, kind.compute_metrics) != (
@@ -232,8 +232,8 @@ class Step:
         """Return losses that the call added, as shares or for the global batch.
 
         Args:
-            own: The shares of this replica of those that layers add.
-            of_weights: Those of the regularizers of weights, which are equal on all replicas.
+            own: The shares of this replica of the losses that layers add.
+            of_weights: The losses of weight regularizers, which are equal on all replicas.
             rows: The rows of this replica.
         """
         if rows.has_shares:
@@ -251,16 +251,16 @@ class Step:
         data: Any,
         of_loss: Numbers = _NONE,
     ) -> tuple[states.Laws, dict[int, Any]]:
-        """Return what the step does with variables that are not trained, and what it sends.
+        """Return the laws of the non-trainable variables, and the values that this replica sends.
 
         Args:
             rows: The rows of this replica.
             train: Whether it is a step of training.
-            trainable: The values of the variables that are trained.
-            fixed: Those of the others before the step.
-            new: Those of the others after it.
+            trainable: The values of the trainable variables.
+            fixed: The values of the other variables before the step.
+            new: The values of the other variables after the step.
             data: The batch.
-            of_loss: The variables that `compute_loss` has assigned.
+            of_loss: The variables that `compute_loss` assigned.
         """
         x, _, _ = _unpack(data)
         laws = states.find_laws(self.model, self._pairs, trainable, fixed, new, x, rows, train)
@@ -293,7 +293,7 @@ class Step:
         return logs, found.fixed, values, found.gradients
 
     def _add_up(self, rows: Rows, aux: Any, fixed: Any, gradients: Any, own: Any) -> "Sums":
-        """Add up the shares of the replicas; `own` has those of `_find_states`."""
+        """Add up the shares of the replicas; `own` is the result of `_find_states`."""
         loss, new, after, everything, _ = aux
         laws, of_states = own
         sent = {

@@ -1,4 +1,4 @@
-"""Keras models whose variables are on parameter servers; without Keras, nothing is imported."""
+"""Trains Keras models whose variables are on parameter servers. Does not import Keras itself."""
 
 from jaxdist._hooks import MAKE_SERVER_FUNCTION as _MAKE_SERVER_FUNCTION
 from jaxdist._keras_servers.functions import make_function as _make_function

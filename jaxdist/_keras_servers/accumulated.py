@@ -1,4 +1,4 @@
-"""Which variables that are not trained a Keras model computes from their own values."""
+"""Finds which non-trainable variables a Keras model computes from their own old values."""
 
 import dataclasses
 from typing import Any
@@ -25,8 +25,8 @@ class Accumulated:
     """The numbers of variables whose next value depends on the value before.
 
     Args:
-        numbers: All of them.
-        added: Those with floats that a step only adds to.
+        numbers: The numbers of all these variables.
+        added: The float variables among them that a step only adds to.
     """
 
     numbers: frozenset[int]
@@ -38,13 +38,13 @@ def find_accumulated(
 ) -> Accumulated:
     """Return the variables whose next value depends on the value before.
 
-    A moving average is one of them, and a value that a layer only notes is none. It takes one
-    trace of a call of the model, and computes nothing.
+    A moving average does, but a value that a layer only records does not. This traces a call of
+    the model once, and computes nothing.
 
     Args:
         strategy: The strategy of the model.
         model: The model.
-        state: The values of its variables: those that are trained, then the others.
+        state: The values of its variables: the trainable ones, then the others.
         batch: A batch of Keras.
         training: Whether the model is called for training.
 
@@ -78,8 +78,8 @@ def find_accumulated(
 
 
 def _check_can_be_added_up(model: Any, jaxpr: Any, numbers: frozenset[int]) -> None:
-    # Workers send by how much a variable has changed. The changes of a maximum, of two workers that
-    # have read the same value, do not add up to the change of the maximum.
+    # Workers send the change of a variable. If two workers read the same value and compute a
+    # maximum, their changes do not add up to the change of the maximum.
     aggregations = find_aggregations(model)
     strange = [
         model.non_trainable_variables[n].path
@@ -109,7 +109,7 @@ def _adds_up(jaxpr: Any, number: int, aggregation: str) -> bool:
 
 
 class WeightedSums(DependenceAnalysis):
-    """The analysis in which a sum may have a factor before the variable, as an average has."""
+    """Dependence analysis in which a sum may scale the variable, as an average does."""
 
     def operation(self, eqn: Any, inputs: list[Dependence]) -> list[Dependence]:
         name, free = eqn.primitive.name, inputs.count(Dependence.FREE)

@@ -1,4 +1,4 @@
-"""Keras models that parameter servers cannot train, as errors."""
+"""Refuses Keras models that parameter servers cannot train."""
 
 from typing import Any
 
@@ -15,8 +15,8 @@ def check_model(model: Any, kind: str, strategy: Any) -> None:
         strategy: Its strategy.
 
     Raises:
-        UnsupportedError: It has a `train_step` of its own, an optimizer that scales the loss, or
-            is to run op by op.
+        UnsupportedError: It has its own `train_step`, an optimizer that scales the loss, or is set
+            to run op by op.
     """
     method = {"train": "fit", "test": "evaluate"}[kind]
     called = f"{method} of the Keras model {name_of(model)!r} on a {type(strategy).__name__}"
@@ -62,14 +62,14 @@ def _check_optimizer(optimizer: Any, called: str) -> None:
 
 
 def check_added_up(model: Any, changed: list[Any]) -> None:
-    """Check that what `compute_loss` adds to metrics can be added up over the steps.
+    """Check that the changes of metrics by `compute_loss` can be added up over the steps.
 
     Args:
         model: The model.
-        changed: The variables of metrics that it has changed.
+        changed: The variables of metrics that it changed.
 
     Raises:
-        UnsupportedError: One belongs to a metric that is no sum or mean.
+        UnsupportedError: A variable belongs to a metric that is not a sum or mean.
     """
     module = keras_module("metrics")
     sums = (module.Mean, module.Sum)
@@ -91,10 +91,10 @@ def check_state_of_loss(model: Any, numbers: frozenset[int]) -> None:
 
     Args:
         model: The model.
-        numbers: The numbers of the variables that it has assigned.
+        numbers: The numbers of the variables that it assigned.
 
     Raises:
-        UnsupportedError: It does.
+        UnsupportedError: It assigns such state.
     """
     own = find_aggregations(model)
     paths = [model.non_trainable_variables[n].path for n in sorted(numbers) if n in own]

@@ -1,4 +1,4 @@
-"""`Results`: the results of steps, added up to the metrics of a Keras model."""
+"""`Results`: adds the results of steps up to the metrics of a Keras model."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class Results:
     def __init__(self, model: Any) -> None:
         self._model = model
         self.values: list[Any] = []
-        # What Keras shows after a batch; None before the first result.
+        # The logs that Keras shows after a batch; None before the first result.
         self.logs: Any = None
         self._add = jax.jit(self._compute)
 

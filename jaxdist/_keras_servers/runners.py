@@ -1,4 +1,4 @@
-"""How the steps of a Keras model run: on the workers of a coordinator, or in this process."""
+"""Runs the steps of a Keras model: on the workers of a coordinator, or in this process."""
 
 import abc
 import contextlib
@@ -8,8 +8,8 @@ from typing import Any
 
 from jaxdist._parameter_server import ClusterCoordinator, ParameterServerStrategy
 
-# How many steps a worker may have in the queue, as for `fit.Model`: enough that it never waits, and
-# few enough that Ctrl-C comes soon.
+# How many steps of each worker may be queued, as for `fit.Model`: enough that it never waits, and
+# so few that Ctrl-C takes effect soon.
 _QUEUED = 4
 
 
@@ -22,15 +22,15 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def collect(self, *, least: int = 0) -> Iterator[tuple[Any, Any]]:
-        """Return results with their notes: at least so many, and those that are there."""
+        """Return results with their notes: at least `least`, and all that are available."""
 
     @abc.abstractmethod
     def collect_all(self) -> Iterator[tuple[Any, Any]]:
-        """Return all results. Afterwards no step runs."""
+        """Return all results. Afterwards no step is running."""
 
     @abc.abstractmethod
     def drop(self) -> None:
-        """Forget all results, after an error. Afterwards no step runs."""
+        """Drop all results, after an error. Afterwards no step is running."""
 
 
 class CoordinatorRunner(Runner):
@@ -71,15 +71,15 @@ class CoordinatorRunner(Runner):
         self._coordinator.join()
 
     def drop(self) -> None:
-        """Forget all results. Steps that have not run are cancelled."""
+        """Drop all results. Steps that have not run are cancelled."""
         self._queued.clear()
-        # The caller raises the error of the first function that has failed.
+        # The caller raises the error of the first function that failed.
         with contextlib.suppress(Exception):
             self._coordinator.join()
 
 
 class OwnRunner(Runner):
-    """This worker runs its steps itself, one after the other."""
+    """This worker runs its steps itself, one after another."""
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
@@ -99,7 +99,7 @@ class OwnRunner(Runner):
         return self.collect()
 
     def drop(self) -> None:
-        """Forget all results."""
+        """Drop all results."""
         self._done.clear()
 
 

@@ -1,4 +1,4 @@
-"""An optimizer of Keras as an optax transformation."""
+"""Turns an optimizer of Keras into an optax transformation."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,8 +13,8 @@ def make_transformation(
     """Return a transformation whose updates lead to the weights that the optimizer computes.
 
     Args:
-        optimizer: The optimizer, which has been built.
-        make_first: Returns the first values of its variables.
+        optimizer: The optimizer, already built.
+        make_first: Returns the initial values of its variables.
     """
 
     def init(params: Any) -> list[Any]:

@@ -1,12 +1,12 @@
 """`ModelOnServers`: the variables of a Keras model and of its optimizer, on parameter servers.
 
 Note [Keras models on servers]
-The variables of the model stay arrays in this process, as Keras wants them. The first step makes a
+The variables of the model stay arrays in this process, as Keras needs them. The first step makes a
 variable on the servers for each, and from then on the servers have the values. Keras reads the
-state of the model before its steps (`send`), and writes it back when somebody looks at the model,
-at the end of an epoch at the latest (`fetch`). A variable has changed in between if it has another
-array than the one that was written back: then its value is sent. So weights that are loaded, or a
-learning rate that is set, come to the servers with the next step.
+state of the model before its steps (`send`), and writes it back when the model is read, at the
+latest at the end of an epoch (`fetch`). If a variable then has another array than the one written
+back, it has changed, and its value is sent. So loaded weights or a new learning rate reach the
+servers with the next step.
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ from jaxdist._keras_servers.optimizer import OptimizerOnServers
 from jaxdist._parameter_server import list_shards
 from jaxdist._values import Variable, VariableAggregation
 
-# Workers that run the same script have the same numbers. The names of layers would not do: those
-# of a second model in one process are others.
+# Workers that run the same script have the same numbers. The names of layers would not work:
+# a second model in the same process gets other names.
 _NUMBERS: "weakref.WeakKeyDictionary[Any, itertools.count[int]]" = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass
 class _Held:
-    """What a variable of Keras is on the servers, and the array that they had last."""
+    """A variable of Keras, its variable on the servers, and the array that they had last."""
 
     own: Any  # the variable: while it lives, no other object has its `id`
     remote: Any
@@ -46,7 +46,7 @@ class ModelOnServers:
         self._strategy = strategy
         self._name = f"keras_{next(_NUMBERS.setdefault(strategy.storage, itertools.count()))}"
         self._held: dict[int, _Held] = {}
-        self._arrays: dict[int, Any] = {}  # those of the optimizer that the servers had last
+        self._arrays: dict[int, Any] = {}  # arrays of the optimizer that the servers had last
         self._optimizers = itertools.count()
         self.optimizer: OptimizerOnServers | None = None
 
@@ -55,7 +55,7 @@ class ModelOnServers:
         return [self._held[id(v)].remote for v in variables]
 
     def send(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        """Make variables on the servers, or send the values that others have written."""
+        """Make variables on the servers, or send values that changed in this process."""
         for variable, value in zip(variables, values, strict=True):
             held = self._held.get(id(variable))
             if held is None:
@@ -72,7 +72,7 @@ class ModelOnServers:
                 held.array = value
 
     def send_optimizer(self, optimizer: Any, variables: Sequence[Any], values: Any) -> None:
-        """Cut an optimizer for the servers, or send what others have written into its state.
+        """Cut an optimizer for the servers, or send changed values of its state.
 
         Args:
             optimizer: The optimizer of Keras.
@@ -102,10 +102,10 @@ class ModelOnServers:
 
         Args:
             variables: Variables of the model.
-            of_optimizer: The values of those of the optimizer, before; None to leave them out.
+            of_optimizer: The values of the optimizer's variables from before; None to skip them.
 
         Returns:
-            The values of the variables, and of those of the optimizer.
+            The values of the variables, and those of the optimizer's variables.
         """
         remote = self.get(variables)
         names = [shard.remote_name for v in remote for shard in list_shards(v)]

@@ -1,4 +1,4 @@
-"""What the guides warn of, found in programs without running them."""
+"""Finds mistakes that the guides warn about in programs, without running them."""
 
 from jaxdist._lint.finding import UNREADABLE as UNREADABLE
 from jaxdist._lint.finding import Finding as Finding

@@ -1,4 +1,4 @@
-"""The files that `jaxdist lint` reads."""
+"""Finds the files that `jaxdist lint` reads."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,10 +9,10 @@ SUFFIXES = {".py", ".ipynb"}
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
-    """Return all programs of files and folders, each once, in the order of their names.
+    """Return all programs in files and folders, each once, in the order of their names.
 
     Raises:
-        ArgumentError: A path does not exist, or there is no program in it.
+        ArgumentError: A path does not exist, or contains no program.
     """
     found: dict[Path, None] = {}
     for path in paths:
@@ -22,7 +22,7 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
                 "\n\nIt takes Python files, notebooks, and folders."
                 f"\n\nThe current folder is {Path.cwd()}."
             )
-        # A file that is named is read as Python, whatever its name is.
+        # A named file is read as Python, whatever its name is.
         inside = sorted(_walk(path)) if path.is_dir() else [path]
         if not inside:
             raise ArgumentError(

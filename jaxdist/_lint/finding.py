@@ -1,4 +1,4 @@
-"""What a rule is, and what it finds."""
+"""`Rule`, and `Finding`: a place that breaks a rule."""
 
 import ast
 import dataclasses
@@ -6,7 +6,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A rule: its code and name, why it is one, and the page that explains it."""
+    """A rule: its code and name, its reason, and the page that explains it."""
 
     code: str
     name: str

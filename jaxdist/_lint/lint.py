@@ -1,4 +1,4 @@
-"""From the text of a program to what the rules find in it."""
+"""Runs the rules on programs, and locates their findings."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from jaxdist._lint.program import Program, Spell
 from jaxdist._lint.rules import RULES
 from jaxdist._lint.source import Source, Unreadable, parse_program, read_source
 
-# No rule is about a program that imports none of these.
+# No rule applies to a program that imports none of these.
 _ABOUT = {"flax", "jax", "jaxdist", "tensorflow"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Located:
-    """A finding, and the place in a file that a reader looks at."""
+    """A finding, and its place in a file as a reader sees it."""
 
     path: Path
     cell: int | None
@@ -27,13 +27,13 @@ class Located:
 
     @property
     def place(self) -> str:
-        """The place as editors read it: `train.py:12:5`, `train.ipynb:cell 3:2:5`."""
+        """The place in the notation of editors: `train.py:12:5`, `train.ipynb:cell 3:2:5`."""
         cell = "" if self.cell is None else f"cell {self.cell}:"
         return f"{self.path}:{cell}{self.line}:{self.finding.column}"
 
 
 def _lint_source(source: Source, spell: Spell) -> list[Finding]:
-    """Return what the rules find in a program, in the order of its lines."""
+    """Return the findings of the rules in a program, in the order of its lines."""
     names = Names(source.tree)
     if not names.modules & _ABOUT:
         return []
@@ -48,7 +48,7 @@ def _lint_source(source: Source, spell: Spell) -> list[Finding]:
 
 
 def lint_text(text: str, spell: Spell) -> list[Finding]:
-    """Return what the rules find in the text of a program."""
+    """Return the findings of the rules in the text of a program."""
     source = parse_program(text)
     return [_as_finding(source)] if isinstance(source, Unreadable) else _lint_source(source, spell)
 
@@ -58,15 +58,15 @@ def _as_finding(source: Unreadable) -> Finding:
 
 
 def lint_paths(paths: Sequence[Path], spell: Spell) -> tuple[list[Located], int]:
-    """Return what the rules find in files and folders, and how many files were read.
+    """Return the findings of the rules in files and folders, and the number of files read.
 
     Args:
         paths: Python files, notebooks, and folders of them.
-        spell: Function from a name of `tf.distribute` to its spelling in jaxdist, or ''; and
-            what to do in its place.
+        spell: Maps a name of `tf.distribute` to its spelling in jaxdist, or '', and to advice on
+            what to use instead.
 
     Raises:
-        ArgumentError: A path does not exist, or there is no program in it.
+        ArgumentError: A path does not exist, or contains no program.
     """
     found: list[Located] = []
     files = find_files(paths)

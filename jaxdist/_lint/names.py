@@ -1,11 +1,11 @@
-"""Full names of what a program imports: `jnp.mean` is `jax.numpy.mean`."""
+"""Finds full names in a program with imports: `jnp.mean` is `jax.numpy.mean`."""
 
 import ast
 from collections.abc import Container
 
 
 class Names:
-    """The imports of a program, wherever they are in it."""
+    """The imports of a program, anywhere in it."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.aliases: dict[str, str] = {}
@@ -38,10 +38,10 @@ class Names:
                 self.modules.add(name.partition(".")[0])
 
     def find(self, node: ast.AST, shadowed: Container[str] = ()) -> str:
-        """Return the full name of an expression, or '' if it is no name of an import.
+        """Return the full name of an expression, or '' if it does not come from an import.
 
         Args:
-            node: An expression, such as that of `lax.pmean`.
+            node: An expression, such as `lax.pmean`.
             shadowed: Names that are something else here.
         """
         parts: list[str] = []
@@ -55,7 +55,7 @@ class Names:
 
 
 def written(node: ast.AST) -> str:
-    """Return the last part of a name as it is written: `run` of `self.strategy.run`."""
+    """Return the last part of a name in the program's text: `run` of `self.strategy.run`."""
     if isinstance(node, ast.Call):
         return written(node.func)
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")

@@ -1,4 +1,4 @@
-"""A program as rules see it."""
+"""A program in the form that rules use."""
 
 import ast
 import dataclasses
@@ -7,13 +7,13 @@ from collections.abc import Callable
 from jaxdist._lint.flow import Events
 from jaxdist._lint.names import Names
 
-# Name within jaxdist -> (spelling or '', what to do in its place).
+# Name within jaxdist -> (spelling or '', what to use instead).
 Spell = Callable[[str], tuple[str, str]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """The tree of a program, its imports, what it does, and the names of jaxdist."""
+    """The tree of a program, its imports, its events, and the names of jaxdist."""
 
     tree: ast.Module
     names: Names
@@ -26,7 +26,7 @@ class Program:
         return bool(self.names.modules & {"jaxdist", "tensorflow"})
 
     def uses(self, *names: str) -> bool:
-        """Return whether the program has a name or attribute that is written so."""
+        """Return whether the program has a name or attribute with one of these spellings."""
         return any(
             (isinstance(node, ast.Attribute) and node.attr in names)
             or (isinstance(node, ast.Name) and node.id in names)

@@ -1,4 +1,4 @@
-"""The text of a program: a Python file, or the cells of a notebook."""
+"""Reads the text of a program: a Python file, or the cells of a notebook."""
 
 import ast
 import dataclasses
@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _IGNORE = re.compile(r"#\s*jaxdist:\s*ignore(?:\[([\w\s,]*)\])?")
-# What a command of IPython gives to names: `files = !ls`.
+# An IPython command whose result is assigned to names: `files = !ls`.
 _ASSIGNED_MAGIC = re.compile(r"^([\w\s,.*\[\]()]+=)\s*[%!].*")
 
 
 @dataclasses.dataclass(frozen=True)
 class Unreadable:
-    """What is wrong with a file that Python cannot parse: a finding, which ends no command."""
+    """The fault of a file that Python cannot parse. It is a finding, and ends no command."""
 
     text: str
     line: int = 1
@@ -25,16 +25,16 @@ class Unreadable:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A program, and where its lines are in the file."""
+    """A program, and the places of its lines in the file."""
 
     tree: ast.Module
-    # Line of the program -> codes that are not wanted there; none means all.
+    # Line of the program -> codes that are switched off there; an empty set means all.
     ignored: Mapping[int, frozenset[str]]
     # Line of the program -> number of the cell and line in it; empty for a Python file.
     cells: Mapping[int, tuple[int, int]]
 
     def is_ignored(self, line: int, code: str) -> bool:
-        """Return whether a comment of the line switches a rule off."""
+        """Return whether a comment in the line switches a rule off."""
         codes = self.ignored.get(line)
         return codes is not None and (not codes or code in codes)
 
@@ -42,7 +42,7 @@ class Source:
 def read_source(path: Path) -> Source | Unreadable:
     """Read a Python file or a notebook."""
     try:
-        # Python reads files with other encodings too, where their first lines say so.
+        # Python also reads files with other encodings, if their first lines name them.
         if path.suffix == ".ipynb":
             return parse_notebook(path.read_text(encoding="utf-8"))
         with tokenize.open(path) as file:
@@ -57,8 +57,8 @@ def parse_program(
     """Parse the text of a program.
 
     Args:
-        text: All of it.
-        cells: Where its lines are in a notebook, as in `Source`.
+        text: The whole text.
+        cells: The places of its lines in a notebook, as in `Source`.
     """
     try:
         tree = ast.parse(text)
@@ -106,7 +106,7 @@ def parse_notebook(text: str) -> Source | Unreadable:
 
 
 def _without_magic(line: str) -> str:
-    """Return the line, without a command of IPython such as `%time`, `!pip` or `files = !ls`."""
+    """Return the line without IPython commands such as `%time`, `!pip` or `files = !ls`."""
     rest = line.lstrip()
     if rest.startswith(("%", "!")):
         return line[: len(line) - len(rest)] + "pass"

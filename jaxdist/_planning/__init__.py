@@ -1,4 +1,4 @@
-"""Plans of a step for TPUs or GPUs that this machine does not have."""
+"""Plans a step for TPUs or GPUs that this machine does not have."""
 
 from jaxdist._hooks import COMPILE_FOR as _COMPILE_FOR
 from jaxdist._planning.expected import predict_expected as predict_expected

@@ -1,4 +1,4 @@
-"""The arguments of a program as shapes, for another layout with other replicas."""
+"""Makes the arguments of a program as shapes, for another layout with other replicas."""
 
 import collections
 import math
@@ -16,7 +16,7 @@ from jaxdist.errors import ArgumentError
 def count_rows_per_replica(program: Program) -> int | None:
     """Return the rows of a batch for each replica; None if no input is per-replica.
 
-    If inputs have different lengths, it is the most frequent length.
+    If inputs have different lengths, this is the most frequent length.
     """
     counts = collections.Counter(_get_row_counts(program).values())
     return counts.most_common(1)[0][0] if counts else None
@@ -62,7 +62,7 @@ def _make_abstract(
 ) -> jax.ShapeDtypeStruct:
     shape = slot.shape
     if slot.cut is not None:
-        # The padding depends on the number of pieces, so the padded length is computed again.
+        # The padding depends on the number of pieces, so compute the padded length again.
         pieces = slot.cut.pieces(layout)
         dim, length = slot.cut.dim, slot.cut.rows(pieces) * pieces
         shape = (*shape[:dim], length, *shape[dim + 1 :])
@@ -78,7 +78,7 @@ def _make_abstract(
 def _get_sharding(slot: InSlot, layout: ReplicaMesh) -> NamedSharding | None:
     """Return the sharding of an input over logical devices, on the mesh of `layout`.
 
-    None if the input is per-replica or not sharded over logical devices.
+    None if the input is per-replica, or not sharded over logical devices.
     """
     if slot.kind is Kind.PER_REPLICA or not any(slot.sharding.spec):
         return None

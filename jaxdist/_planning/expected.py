@@ -1,4 +1,4 @@
-"""The expected time of a step: what its schedule overlaps, at the efficiencies of the chip."""
+"""Predicts the expected time of a step, with overlaps, at the efficiencies of the chip."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,10 +21,10 @@ from jaxdist.cost import (
 TimeCollective = Callable[[hlo.CompiledCollective], tuple[str, float]]
 
 # Note [Expected times]
-# The bounds and the prediction of a plan use published peaks. The expected time uses the parts of
-# these peaks that programs reach (`cost.EFFICIENCY`), instruction by instruction, and hides the
+# The bounds and the prediction of a plan use published peaks. The expected time uses the fractions
+# of these peaks that programs reach (`cost.EFFICIENCY`), instruction by instruction, and hides the
 # communication that the schedule of the compiled program hides. An all-to-all between TPU chips
-# takes longer than its bytes over one link, since they go further. On GPUs, NCCL's part of the
+# takes longer than its bytes over one link, since they go further. On GPUs, NCCL's fraction of
 # bandwidth depends on the bytes, so it is in the size curves of the links.
 
 
@@ -39,10 +39,10 @@ def predict_expected(
     """Return the expected time of a compiled program. See Note [Expected times].
 
     Args:
-        text: Its text.
+        text: The text of the program.
         layout: The mesh that it is compiled for.
         device: The peaks of one device.
-        efficiency: The parts of the peaks that it reaches; None takes those of the chip.
+        efficiency: The fractions of the peaks that it reaches; None for those of the chip.
         num_slices: Another number of slices, two or more, for a program of two or more. Programs
             for these differ only in the groups of collectives between slices.
     """
@@ -62,15 +62,15 @@ def predict_expected(
 
     found = hlo.schedule(text, time_collective, time_work)
     waits = dict(found.waits)
-    # A wait for a copy between memories is a part of the work of the chip.
+    # Waiting for a copy between memories is part of the work of the chip.
     work = found.work + waits.pop("HBM", 0.0)
     return Expected(work, waits.get(inner, 0.0), waits.get(outer, 0.0))
 
 
 def predict_compute(done: hlo.Work, device: Chip, reached: Efficiency | None = None) -> float:
-    """Return the time of matrix products, at the peaks or at the parts of them that are reached."""
+    """Return the time of matrix products, at the peaks or at the given fractions of them."""
     matrix, fp8 = (1.0, 1.0) if reached is None else (reached.matrix, reached.fp8)
-    # The compiler for TPUs writes products that run in bfloat16 as float32.
+    # The TPU compiler writes products that run in bfloat16 as float32.
     if device.platform == "tpu":
         return done.flops / (device.flops * matrix)
     return sum(
@@ -82,7 +82,7 @@ def predict_compute(done: hlo.Work, device: Chip, reached: Efficiency | None = N
 def _time_over_wires(
     layout: ReplicaMesh, device: Chip, reached: Efficiency, num_slices: int | None
 ) -> TimeCollective:
-    """Return a function of a collective of TPUs: its link, and its time."""
+    """Return a function that takes a collective of TPUs, and returns its link and its time."""
     links, devices = links_of(layout), layout.mesh.devices.ravel()
     within, across = _reach(links.inner, reached.ici), _reach(links.across, reached.dcn)
     inner, outer = device.links
@@ -104,7 +104,7 @@ def _time_over_wires(
 
 
 def _time_over_nccl(layout: ReplicaMesh, device: Chip) -> TimeCollective:
-    """Return a function of a collective of GPUs: its slowest link, and its time."""
+    """Return a function that takes a collective of GPUs, and returns its slowest link and time."""
     links, workers = links_of(layout), [worker_of(d) for d in layout.mesh.devices.ravel()]
     inner, outer = device.links
 

@@ -1,4 +1,4 @@
-"""Strategies on GPUs that JAX's CUDA plugin only describes."""
+"""Makes strategies on GPUs that JAX's CUDA plugin only describes."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def describe(topology: str, logical: Any) -> Target:
     """Return a target of all GPUs of a cluster; see `make_target`."""
     cluster = cluster_of(topology)
     size = _check_logical(cluster, logical)
-    read_memory_fraction()  # an error in it appears before the compilation, which takes minutes
+    read_memory_fraction()  # raises before the compilation, which takes minutes
     strategy = MirroredStrategy(_gpus.DESCRIBED + cluster.name)
     if size > 1:
         strategy = strategy._on(_split_replicas(strategy, size))
@@ -68,18 +68,18 @@ def _check_logical(cluster: GpuCluster, logical: Any) -> int:
 
 
 def _split_replicas(strategy: MirroredStrategy, size: int) -> Any:
-    """Return the layout in which `size` neighbours of JAX's order are one replica."""
+    """Return a layout with `size` neighbours in JAX's order as each replica."""
     layout = strategy.layout
     return meshes.build(list(layout.devices), num_logical=size, described=layout.described)
 
 
 def _make_places(cluster: GpuCluster, size: int) -> Places:
-    """Return the place of each logical device: GPU of its host, host, domain."""
+    """Return the place of each logical device: GPU in its host, host, domain."""
     number = np.arange(cluster.num_gpus)
     gpu, host = number % cluster.gpus, number // cluster.gpus
     if cluster.chip.pod[0] == 1:
-        # A host is a domain of its own, so hosts are below each other, in several planes, or a
-        # picture of many hosts would be a thin strip.
+        # Each host is a domain. Arrange hosts in rows and several planes; otherwise a picture of
+        # many hosts would be a thin strip.
         rows = _count_hosts_of_plane(cluster.domains)
         shape = (cluster.gpus, rows, cluster.domains // rows, 1)
         where = np.stack([gpu, host % rows, host // rows, 0 * number], axis=-1)
@@ -103,7 +103,7 @@ def _name_hosts(first: int, count: int) -> str:
 
 
 def _count_hosts_of_plane(hosts: int) -> int:
-    """Return the hosts of each plane: all, or the largest divisor that a picture has room for."""
+    """Return the hosts in each plane: all, or the largest divisor that fits into a picture."""
     if hosts <= _MOST_HOSTS_OF_PLANE:
         return hosts
     fitting = (n for n in range(_MOST_HOSTS_OF_PLANE, 7, -1) if hosts % n == 0)

@@ -1,4 +1,4 @@
-"""The role of each input of a step: parameters, optimizer state, other state, or batch."""
+"""Finds the role of each input of a step: parameters, optimizer, other state, or batch."""
 
 import enum
 from typing import Any
@@ -24,13 +24,13 @@ def get_roles(signature: Signature) -> tuple[Role, ...]:
     """Return the role of each traced input, in order.
 
     The type of an NNX variable gives its role. Among other arguments, per-replica values are the
-    batch, arrays in a state of optax belong to the optimizer, and other floats are parameters.
+    batch, arrays in an optax state belong to the optimizer, and other floats are parameters.
     """
     graph = signature.graph
     found: list[Role] = []
     if graph is not None:
         found = [_get_variable_role(t, p) for t, p in zip(graph.types, graph.paths, strict=True)]
-    # The inputs start with the variables of the NNX objects; the arguments follow.
+    # The inputs begin with the variables of the NNX objects; the arguments follow.
     of_optax = _find_optax_numbers(signature)
     for number, slot in enumerate(signature.inputs[len(found) :]):
         if slot.kind is Kind.PER_REPLICA:
@@ -58,6 +58,6 @@ def _find_optax_numbers(signature: Signature) -> set[int]:
 
 
 def _is_optax_state(x: Any) -> bool:
-    # The states of optax have no common base class; each is a named tuple of a module of optax.
+    # The states of optax have no common base class; each is a named tuple in a module of optax.
     is_tuple = isinstance(x, tuple) and hasattr(x, "_fields")
     return is_tuple and type(x).__module__.split(".")[0] == "optax"

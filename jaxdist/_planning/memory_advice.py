@@ -1,15 +1,15 @@
-"""Advice for a step that does not fit into memory: remedies, with the bytes that each saves."""
+"""Advises on a step that does not fit into memory: remedies, with the bytes that each saves."""
 
 from collections.abc import Callable, Iterator
 
 from jaxdist._planning.needs import Needs
 from jaxdist._reports import Memory, SlicePlan, size
 
-# Limits of the search for the largest batch: compilations in total, and those of batches that fit.
+# Limits of the search for the largest batch: compilations in total, and compilations that fit.
 # The compiler refuses a batch that does not fit before it generates code. Code generation takes
 # nearly all of the time, so only batches that fit are expensive.
 _MOST_TRIES, _MOST_FITTING = 6, 3
-# The part of the memory beside the state that the search aims at, and the part that ends it.
+# The fraction of the memory beside the state that the search aims at, and the one that ends it.
 _AIM, _ENOUGH = 0.95, 0.8
 
 
@@ -24,8 +24,8 @@ def make_advice(
     Args:
         made: The plan that does not fit.
         needs: The needs in that plan.
-        needs_with: Returns the needs of the step for a number of rows for each replica. None skips
-            the search for a batch.
+        needs_with: Returns the needs of the step with a given number of rows per replica. None
+            skips the search for a batch.
         report: Receives a line of text about the current work.
     """
     m, replicas = made.memory, made.num_replicas
@@ -84,10 +84,10 @@ def _search_batch(
     m = made.memory
     state = m.arguments - m.batch
     aim, enough = (int(state + part * (m.limit - state)) for part in (_AIM, _ENOUGH))
-    # With 0 rows the step needs its state. None where the compiler did not say the peak.
+    # With 0 rows, the step needs its state. None if the compiler did not report the peak.
     peaks: dict[int, int | None] = {0: state, rows: m.peak}
     for left in range(_MOST_TRIES, 0, -1):
-        # The last try, and nothing has fitted yet: try 1 row, to know whether any batch fits.
+        # If this is the last try and nothing has fitted yet, try 1 row, to see if any batch fits.
         candidate = 1 if left == 1 and not low else _choose_rows(low, high, peaks, aim)
         # A gain of less than an eighth is not worth minutes of compilation.
         if candidate - low <= low // 8 or candidate >= high:
@@ -111,14 +111,14 @@ def _search_batch(
 
 
 def _choose_rows(low: int, high: int, peaks: dict[int, int | None], aim: int) -> int:
-    """Return the number of rows to try next: where the predicted memory reaches `aim`.
+    """Return the number of rows to try next, for which the predicted memory reaches `aim`.
 
     A result of `low` or less means that nothing between `low` and `high` is worth a try.
     """
     known = sorted((rows, peak) for rows, peak in peaks.items() if peak is not None)
     guess = (low + high) // 2
     # Interpolate between the two nearest known peaks. Farther ones mislead: memory is not linear in
-    # the rows, since the compiler saves memory where it is short. The point at 0 rows is only an
+    # the rows, since the compiler saves memory when it is short. The point at 0 rows is only an
     # estimate (the state), so two refused batches are preferred to it.
     near = [row for row in known if row[0] >= low and (low or row[0] or len(known) < 3)][:2]
     if len(near) == 2 and near[1][1] > near[0][1]:

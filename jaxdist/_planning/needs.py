@@ -1,4 +1,4 @@
-"""The numbers of a plan: what a program needs of one device, and its predicted times."""
+"""Computes the needs of a program on one device, and its predicted times."""
 
 import collections
 import dataclasses
@@ -31,15 +31,15 @@ class Needs:
     Attributes:
         memory: Bytes, by use.
         flops: Floating-point operations.
-        hbm_traffic: Bytes that are read from and written to HBM.
+        hbm_traffic: Bytes read from and written to HBM.
         traffic: Collectives.
         times: Predicted times.
-        unknown_loops: Loops whose number of iterations is unknown; one iteration is counted.
-        kept_state: Bytes of old state that exist beside the new state, since it is not donated.
-        unknown: Operations that run and are not counted.
+        unknown_loops: Loops with an unknown number of iterations; one iteration is counted.
+        kept_state: Bytes of old state that exist next to the new state, since it is not donated.
+        unknown: Operations that run but are not counted.
         expected: The expected time.
-        enlarged: Runs of all-gathers and reduce-scatters of the step that the compiler turned into
-            all-reduces, and the bytes that one device sends more by it, for each kind.
+        enlarged: For each kind, the runs of all-gathers and reduce-scatters that the compiler
+            turned into all-reduces, and the additional bytes that one device sends for them.
     """
 
     memory: Memory
@@ -57,7 +57,7 @@ class Needs:
 def compile_needs(program: Program, device: Chip) -> Needs:
     """Compile a program and return its needs. `device` describes one device.
 
-    If the program does not fit into memory, the result says so; it is no error.
+    If the program does not fit into memory, the result says so; this is not an error.
     """
     return read_needs(program, device, compile_or_get_refusal(program))
 
@@ -67,7 +67,7 @@ def compile_or_get_refusal(program: Program) -> CompiledProgram | str:
     try:
         return program.compile()
     except jax.errors.JaxRuntimeError as error:
-        # The status code is only in the text: JAX has one exception class for all errors of XLA.
+        # Only the text has the status code: JAX has one exception class for all errors of XLA.
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise _make_plan_error(program, "the compiler failed", error) from error
         return str(error)
@@ -83,7 +83,7 @@ def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) 
     except jax.errors.JaxRuntimeError as error:
         # JAX parses the program that libtpu wrote, and may be older than libtpu.
         raise _make_plan_error(program, "JAX cannot read what the compiler wrote", error) from error
-    # Not `cost_analysis` of JAX: it counts a loop once, so a scan over layers would be one layer.
+    # Not JAX's `cost_analysis`: it counts a loop once, so a scan over layers would be one layer.
     done = hlo.work(text)
     rows = compiled.explain().compiled
     traffic = _group_traffic(rows, device)
@@ -114,7 +114,7 @@ def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) 
 
 
 def _find_enlarged(rows: tuple[CompiledRow, ...]) -> dict[str, tuple[int, float]]:
-    """Return what the step asked for and the compiler made all-reduces of, by kind."""
+    """Return the collectives that the compiler turned into all-reduces, by kind."""
     found: dict[str, tuple[int, float]] = {}
     for row in rows:
         if row.enlarged:
@@ -153,8 +153,8 @@ def _count_argument_bytes(program: Program) -> dict[str, int]:
 def _count_kept_state(program: Program) -> int:
     """Return the bytes of state that the step replaces and that is not donated."""
     inputs = program.signature.inputs
-    # Results that are the next arguments, such as `params` in `params = step(params)`. Variables of
-    # NNX objects are always such.
+    # Results that are the next arguments, such as `params` in `params = step(params)`. Variables
+    # of NNX objects always are.
     source = find_carried_arguments(program.signature, program.traced, program.layout.num_replicas)
     state = {*range(program.traced.num_graph), *source.values()}
     return sum(_count_device_bytes(inputs[i]) for i in state if i not in program.donated)
@@ -186,22 +186,22 @@ def _read_memory(compiled: CompiledProgram, held: dict[str, int], device: Chip) 
 
 
 def _read_gpu_memory(compiled: CompiledProgram, held: dict[str, int], device: Chip) -> Memory:
-    # The compiler for GPUs refuses nothing. JAX allocates a part of the memory at its start, and
+    # The GPU compiler refuses nothing. JAX allocates a fraction of the memory when it starts, and
     # libraries need the rest.
     available = int(device.hbm_bytes * read_memory_fraction())
     allocated = _read_memory(compiled, held, device)
     analysis: Any = compiled.executable.memory_analysis()
-    # XLA's own peak counts the temporaries that live at the same time. They are in one allocation,
+    # XLA's own peak counts the temporaries that are alive together. They are in one allocation,
     # which may be larger.
     peak = max(allocated.peak or 0, int(analysis.peak_memory_in_bytes))
     return dataclasses.replace(allocated, peak=peak, fits=peak <= available, available=available)
 
 
 def read_memory_fraction(environ: Mapping[str, str] = os.environ) -> float:
-    """Return the part of the memory of a GPU that JAX allocates at its start.
+    """Return the fraction of a GPU's memory that JAX allocates when it starts.
 
     Raises:
-        ArgumentError: `XLA_PYTHON_CLIENT_MEM_FRACTION` is no fraction.
+        ArgumentError: `XLA_PYTHON_CLIENT_MEM_FRACTION` is not a fraction.
     """
     given = environ.get(_FRACTION_VARIABLE, "")
     if not given:
@@ -221,7 +221,7 @@ def read_memory_fraction(environ: Mapping[str, str] = os.environ) -> float:
 
 def _read_refusal(message: str, held: dict[str, int], device: Chip) -> Memory:
     """Return the memory of a program that does not fit, from the message of the compiler."""
-    # Without a match the numbers are None: libtpu may change its message.
+    # Without a match, the numbers are None: libtpu may change its message.
     found = _REFUSED.search(message)
     peak = int(float(found["needs"]) * _UNITS[found["of"]]) if found else None
     available = int(float(found["there"]) * _UNITS[found["unit"]]) if found else None

@@ -1,4 +1,4 @@
-"""Plans of a step for TPUs or GPUs that this machine does not have."""
+"""Plans a step for TPUs or GPUs that this machine does not have."""
 
 import dataclasses
 import functools
@@ -36,13 +36,13 @@ T = TypeVar("T")
 
 # Note [A plan lowers the step again]
 # A plan does not translate the program that was lowered for this machine. It lowers the same
-# function again, for a strategy on the described machine, and the compiler of libtpu or of JAX's
-# CUDA plugin compiles it.
-# So the plan is about the program that `run` would execute there. Arguments come as shapes from the
+# function again, for a strategy on the described machine, and compiles it with the compiler of
+# libtpu or of JAX's CUDA plugin.
+# So the plan describes the program that `run` would execute there. Arguments are shapes, from the
 # signature of the first program (`make_abstract_call`), or from a task (`jobs.Task.lower`).
 # Per-replica arguments have the rows of the new replicas, and `Sharded` ones are divided again.
 
-# Lowers a step for a strategy; the number is the rows of a batch that each replica gets.
+# Lowers a step for a strategy. The number is the rows of a batch for each replica.
 Lower = Callable[[Strategy, "int | None"], Program]
 # Receives a line of text about the current work.
 Report = Callable[[str], None]
@@ -80,7 +80,7 @@ def plan(
     """Compile a step for a slice, and for one device as a comparison; see `Program.compile_for`."""
     as_flag("compile_for", "quick", quick)
     file = None if save is None else check_path("compile_for", "save", save)
-    # The call may be inside the scope of another strategy; the step must not see that strategy.
+    # This may be called in the scope of another strategy, which the step must not see.
     with _replica.enter_frame(None):
         report(f"describing {topology}")
         target = make_target(topology, logical, source.axes, source.communication)
@@ -136,7 +136,7 @@ def _plan_for_target(
     on_one = None if quick else _trace_for_one_device(source, target, rows)
     more = "" if quick else ", and for one device to compare with"
     report(f"compiling for {target.name}{more}; minutes where arrays are large")
-    # XLA releases the GIL and compiles on one core, so both programs are compiled at the same time.
+    # XLA releases the GIL and compiles on one core, so compile both programs at the same time.
     compiling = _start_thread(compile_or_get_refusal, program)
     single = None if on_one is None else _start_thread(compile_needs, *on_one)
     try:
@@ -180,7 +180,7 @@ def _plan_for_target(
 def _save(
     compiled: CompiledProgram | str, needs: Needs, file: pathlib.Path | None
 ) -> tuple[str, ...]:
-    """Save a compiled program if a file is given, and return what the plan says of it."""
+    """Save a compiled program if a file is given, and return a note about it for the plan."""
     if file is None:
         return ()
     if isinstance(compiled, str) or not needs.memory.fits:
@@ -190,17 +190,17 @@ def _save(
 
 
 def _trace_for_one_device(source: Source, target: Target, rows: int | None) -> tuple[Program, Chip]:
-    """Lower the step for one device of the same generation, and return also that device."""
+    """Lower the step for one device of the same generation; return the program and the device."""
     single = make_single_device_target(target, source.axes, source.communication)
     return source.lower(single.strategy, rows), single.device
 
 
 def _add_efficiency(made: SlicePlan, one: Needs) -> SlicePlan:
-    """Return the plan with its efficiency: the throughput of a device against one device alone."""
+    """Return the plan with its efficiency: throughput per device relative to one device alone."""
     if one.times is None or made.times is None:
         note = "the step does not fit on one device"
         return dataclasses.replace(made, efficiency_note=note)
-    # Both have the same rows: on one device, and on all logical devices of a replica.
+    # Both have equal rows: on one device, and on all logical devices of a replica.
     efficiency = one.times.predicted / (made.times.predicted * made.num_logical)
     note = f"of one device with the same rows, predicted {seconds(one.times.predicted)}"
     return dataclasses.replace(made, efficiency=efficiency, efficiency_note=note)
@@ -261,7 +261,7 @@ def _collect_notes(target: Target, needs: Needs, program: Program) -> tuple[str,
 
 
 def _collect_gaps(needs: Needs) -> tuple[str, ...]:
-    """Return what of the compiled program was not understood."""
+    """Return notes on the parts of the compiled program that were not understood."""
     gaps = []
     if needs.unknown_loops:
         loops = plural(needs.unknown_loops, "loop")

@@ -1,4 +1,4 @@
-"""How the replicas of a slice are divided among the axes of a mesh."""
+"""Divides the replicas of a slice among the axes of a mesh."""
 
 import dataclasses
 import math
@@ -19,9 +19,9 @@ from jaxdist.tpu.experimental import DeviceAssignment, Topology
 class Axes:
     """The axes of a mesh, for the devices of a slice.
 
-    With several slices, the first of several replica axes has one position for each slice. On one
-    slice it keeps its size. The axes between the first and the last keep their sizes. The last axis
-    has all remaining replicas.
+    With several slices and several replica axes, the first axis has one position for each slice.
+    With one slice it keeps its size. The axes between the first and the last keep their sizes, and
+    the last has all remaining replicas.
 
     Args:
         names: All axes, in the order of the mesh.
@@ -81,7 +81,7 @@ class Axes:
         return (*kept, count // math.prod(kept))
 
     def _size_logical_axes(self, names: tuple[str, ...], count: int) -> tuple[int, ...]:
-        # One axis can have any size. Of several axes nobody has said how to divide the devices.
+        # A single axis can have any size. Several axes do not say how to divide the devices.
         if len(names) == 1:
             return (count,)
         sizes = tuple(self.sizes[name] for name in names)
@@ -116,7 +116,7 @@ def add_slice_axis(strategy: Strategy, num_slices: int) -> Strategy:
 def assign_slices(topology: Topology, box: Sequence[int], num_slices: int) -> DeviceAssignment:
     """Return an assignment of all cores to replicas, those of the first slice first.
 
-    The replicas of each slice follow a ring within the slice. Replicas of one core have another
+    The replicas of each slice follow a ring within it. Replicas with one core each have another
     order on some slices; see Note [Order of chips].
 
     Args:
@@ -130,12 +130,12 @@ def assign_slices(topology: Topology, box: Sequence[int], num_slices: int) -> De
     if size == 1 and is_reordered(topology, num_slices):
         return DeviceAssignment(topology, order_cores(topology, num_slices)[:, None])
     if num_slices == 1 or len(topology.missing_devices):
-        # With missing devices the slices differ from each other. So the replicas are assigned over
-        # all slices together, and then sorted by slice.
+        # With missing devices, the slices differ. So assign the replicas over all slices together,
+        # and then sort them by slice.
         made = DeviceAssignment.build(topology, shape, num_replicas=count)
         order = np.argsort(made.core_assignment[:, 0, 2] // depth, kind="stable")
         return DeviceAssignment(topology, made.core_assignment[order])
-    # One ring over all slices would cross from slice to slice, over the slow network. So build the
+    # One ring over all slices would cross between slices, over the slow network. So build the
     # ring of the first slice and copy it to the others.
     of_tasks = topology.device_coordinates
     of_first = of_tasks[(of_tasks[:, :, 2] < depth).all(1)]

@@ -1,4 +1,4 @@
-"""The box of cores that one replica has."""
+"""Finds the box of cores of each replica."""
 
 import itertools
 import math
@@ -14,16 +14,16 @@ Box = tuple[int, int, int, int]
 
 
 def find_logical_shape(topology: Topology, num_slices: int, logical: Any) -> Box:
-    """Return the sizes in x, y, z and cores of a chip of the box of one replica.
+    """Return the sizes of a replica's box in x, y, z and cores of a chip.
 
-    A box divides the mesh, so every core is used. It is within one slice, since slices are not
-    connected by ICI.
+    A box divides the mesh, so every core is used. It is within one slice, since ICI does not
+    connect slices.
 
     Args:
         topology: The cores. All slices are in one topology, one after the other in z.
         num_slices: The number of slices.
-        logical: A number of logical devices, for which the most compact box is taken; or a shape:
-            2 to 4 sizes, or text such as `"2x2"`.
+        logical: A number of logical devices, for which this chooses the most compact box; or a
+            shape: 2 to 4 sizes, or text such as `"2x2"`.
 
     Raises:
         TopologyError: The box does not fit or does not divide the slice, or no box has this number
@@ -113,8 +113,8 @@ def _find_most_compact(within: Sequence[int], number: int) -> Box:
             "The logical devices of a replica are a box of cores, and the slice is made of such "
             f"boxes.\n\n{_suggest_shapes(within, number)}"
         )
-    # The cores of a chip come first, since they are closest. Then the box that is most like a cube,
-    # which has the shortest ways over ICI; ties prefer x to y to z.
+    # The cores of a chip come first, since they are closest. Then comes the box most like a cube,
+    # which has the shortest paths over ICI; ties prefer x to y to z.
     return min(fitting, key=lambda box: (-box[3], sum(box[:3]), [-size for size in box[:3]]))
 
 

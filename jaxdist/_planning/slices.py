@@ -1,4 +1,4 @@
-"""Strategies on slices of TPUs that libtpu only describes."""
+"""Makes strategies on slices of TPUs that libtpu only describes."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ _MOST_SLICES = 511
 def describe(topology: Any, logical: Any) -> Target:
     """Return a target of all cores of a slice; see `make_target`."""
     described = _parse_slice(topology)
-    # Before libtpu describes the slices: with too many of them it would end the process.
+    # Check this before libtpu describes the slices: with too many, it would end the process.
     _check_pod(described)
     resolver = TPUClusterResolver(f"described:{_format_name(described)}")
     system = resolver.tpu_system
@@ -80,7 +80,7 @@ def _parse_slice(topology: Any) -> Slice:
     what = "a slice of TPUs, or GPUs"
     check_instance("compile_for", "topology", topology, str, what, remedy)
     check_text("compile_for", "topology", topology, "v5e:4x4")
-    # "local" is a valid name for a resolver, so this error explains what to call instead.
+    # "local" is a valid name for a resolver, so this error names the right call.
     if topology == "local":
         raise ArgumentError(
             "compile_for was given topology='local'.\n\n"

@@ -1,4 +1,4 @@
-"""`Target`: the machine that a plan is for, with a strategy that can only compile."""
+"""`Target`: the machine of a plan, with a strategy that can only compile."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from jaxdist.cost import Chip
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The machine that a plan is for, with a strategy that can only compile, and its chips.
+    """The machine of a plan, with a strategy that can only compile, and its chips.
 
     `num_slices` is the number of slices, or of NVLink domains.
     """

@@ -1,4 +1,4 @@
-"""The machine that a plan is for: a slice of TPUs, or a cluster of GPUs."""
+"""Describes the machine of a plan: a slice of TPUs, or a cluster of GPUs."""
 
 import dataclasses
 from typing import Any
@@ -54,7 +54,7 @@ def count_slices(topology: Any) -> int:
 
 
 def _find_kind(name: Any) -> Any:
-    """Return the module that knows the machine of a name; both have the same four functions."""
+    """Return the module for a machine with this name; both have the same four functions."""
     return gpus if is_gpu_name(name) else slices
 
 

@@ -1,3 +1,3 @@
-"""A project that runs at once: what `jaxdist new` writes."""
+"""Writes a project that runs at once, for `jaxdist new`."""
 
 from jaxdist._projects.write import write_project as write_project

@@ -1,4 +1,4 @@
-"""Writing a project from its templates."""
+"""Writes a project from its templates."""
 
 import keyword
 import shutil
@@ -14,18 +14,18 @@ _SUFFIX = ".template"
 
 
 def write_project(directory: str | Path) -> list[Path]:
-    """Write a project into a new folder, whose name is that of the project.
+    """Write a project into a new folder, which gives the project its name.
 
-    The files are complete or absent: they are written beside the folder and moved together.
+    The files are complete or absent: they are written next to the folder and moved together.
 
     Args:
-        directory: The folder. It does not exist, or is empty.
+        directory: The folder. It must not exist, or must be empty.
 
     Returns:
         The files.
 
     Raises:
-        ArgumentError: The folder has files, its name is no name of Python, or it cannot be
+        ArgumentError: The folder has files, its name is not a Python name, or it cannot be
             written.
 
     Example:

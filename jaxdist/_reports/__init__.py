@@ -1,4 +1,4 @@
-"""What is shown: tables, pictures and numbers as text; plans of steps for TPUs and GPUs."""
+"""Shows tables, pictures and numbers as text, and plans of steps for TPUs and GPUs."""
 
 from jaxdist._reports.colours import PALETTE as PALETTE
 from jaxdist._reports.colours import choose_colours as choose_colours

@@ -1,4 +1,4 @@
-"""Colours of replicas: on terminals, in notebooks and in pictures."""
+"""Chooses colours of replicas for terminals, notebooks and pictures."""
 
 import collections
 import html
@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from rich.text import Text
 
-# Not by name, since a terminal may show "white" as grey.
+# Not names, since a terminal may show "white" as grey.
 _BLACK, _WHITE = "#000000", "#ffffff"
-# Backgrounds that people with any colour vision tell apart (Okabe and Ito, 2008, and a grey), and
-# for each the colour of its text. Text on its own background is readable on every screen.
+# Backgrounds that people with any colour vision can distinguish (Okabe and Ito, 2008, and a grey),
+# and the colour of the text on each. Text on its own background is readable on every screen.
 PALETTE = (
     ("#56b4e9", _BLACK),
     ("#e69f00", _BLACK),
@@ -23,10 +23,10 @@ PALETTE = (
 
 
 def choose_colours(count: int, touching: Iterable[tuple[int, int]] = ()) -> tuple[int, ...]:
-    """Return the place in the palette for each replica; those that touch have different ones.
+    """Return the index in the palette of each replica; replicas that touch get different ones.
 
-    Up to 8 replicas have a colour each. With more of them colours repeat, and the numbers of the
-    replicas tell them apart.
+    Up to 8 replicas have a colour each. With more, colours repeat, and the numbers of the replicas
+    distinguish them.
 
     Args:
         count: The number of replicas.
@@ -48,7 +48,7 @@ def choose_colours(count: int, touching: Iterable[tuple[int, int]] = ()) -> tupl
 
 
 def style_of(colour: int) -> str:
-    """Return the style of rich for a place in the palette."""
+    """Return the rich style for an index in the palette."""
     back, front = PALETTE[colour]
     return f"{front} on {back}"
 
@@ -69,7 +69,7 @@ def colour_html(text: Text) -> str:
 
 
 def list_replicas(colours: Sequence[int]) -> Text:
-    """Return the legend: the numbers of the replicas in their colours; of many, the first ones."""
+    """Return the legend: replica numbers in their colours; if there are many, the first ones."""
     legend = Text("Replicas:")
     for replica, colour in enumerate(colours[: len(PALETTE)]):
         legend.append(" ")

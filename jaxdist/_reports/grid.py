@@ -13,12 +13,12 @@ from jaxdist._reports.notebook import as_fixed_width
 from jaxdist._reports.tables import Block, as_text
 from jaxdist._reports.words import plural
 
-# Columns and rows of a plane that are printed. A terminal has room for about that many, and the
+# Columns and rows of a plane that are printed. A terminal has room for about this many, and the
 # largest NVLink domain has 18 hosts.
 _WIDEST, _TALLEST = 16, 18
-# So many chips are printed, but at least two planes.
+# This many chips are printed, but at least two planes.
 _MOST_CHIPS, _FEWEST_PLANES = 64, 2
-# Where no width is known, planes are side by side in so many columns.
+# If the width is unknown, planes are next to each other in this many columns.
 _USUAL_WIDTH = 80
 _INDENT, _GAP = 4, 3
 Place = tuple[int, int, int]
@@ -58,7 +58,7 @@ class Grid(Block):
 
     @functools.cached_property
     def neighbours(self) -> tuple[tuple[Place, Place], ...]:
-        """The pairs of chips beside each other in one slice."""
+        """The pairs of neighbouring chips in each slice."""
         x, y, z, _ = self.replicas.shape
         depth = z // self.num_slices
         found: list[tuple[Place, Place]] = []
@@ -73,7 +73,7 @@ class Grid(Block):
     def links(self) -> tuple[tuple[Place, Place], ...]:
         """The links between neighbours.
 
-        Links that close a ring are not among them: JAX does not report which slices have them.
+        Links that close a ring are missing: JAX does not report which slices have them.
         """
         return self.neighbours if self.has_links else ()
 
@@ -83,7 +83,7 @@ class Grid(Block):
 
     @functools.cached_property
     def colours(self) -> tuple[int, ...]:
-        """The place of each replica in the palette; neighbours differ."""
+        """The index in the palette of each replica; neighbours differ."""
         touching: set[tuple[int, int]] = set()
         for a, b in self.neighbours:
             one, other = self.replicas[a].tolist(), self.replicas[b].tolist()
@@ -101,11 +101,11 @@ class Grid(Block):
         ]
 
     def cell(self, x: int, y: int, z: int) -> str:
-        """Return the replicas of a chip, one for each core; `-` for a core that has none."""
+        """Return the replicas of a chip, one for each core; `-` for a core without one."""
         return ",".join(name for name, _ in self.names(x, y, z))
 
     def texts(self, width: int | None = None) -> Iterator[Text]:
-        """Yield the planes, beside each other where they fit. Of many, only the first ones."""
+        """Yield the planes, next to each other if they fit; if there are many, the first ones."""
         x, y, z, _ = self.replicas.shape
         yield from map(Text, as_text(self.head, width).split("\n"))
         if self.num_replicas > 0:
@@ -124,9 +124,9 @@ class Grid(Block):
         return as_fixed_width(Text("\n").join(self.texts(_USUAL_WIDTH)))
 
     def _panels(self, plane: int, width: int | None) -> Iterator[list[Text]]:
-        """Yield the lines of a plane; of one that is too wide, those of several columns each."""
+        """Yield the lines of a plane; if it is too wide, several panels with some columns each."""
         x, y = min(self.replicas.shape[0], _WIDEST), min(self.replicas.shape[1], _TALLEST)
-        # Over all rows, so that also the rows that are printed line up with each other.
+        # Over all rows, so that the printed rows line up with each other.
         size = max(len(self.cell(i, j, plane)) for i in range(x) for j in range(y))
         room = (width or _USUAL_WIDTH) - _INDENT
         is_wide = self.has_links and x * (size + 4) - 4 <= room
@@ -147,7 +147,7 @@ class Grid(Block):
     def _rows(
         self, plane: int, columns: range, rows: int, size: int, is_wide: bool
     ) -> Iterator[Text]:
-        """Yield a line for each row of chips, and between them one for the links downward."""
+        """Yield a line for each row of chips, and lines with the links downward in between."""
         wide, tall, _, _ = self.replicas.shape
         between = " -- " if is_wide else "-" if self.has_links else " "
         more = " ..." if wide > columns[-1] + 1 and columns[-1] + 1 == _WIDEST else ""
@@ -175,7 +175,7 @@ class Grid(Block):
 
 
 def _join_panels(panels: Sequence[list[Text]], width: int) -> Iterator[Text]:
-    """Yield the lines of panels, as many beside each other as fit."""
+    """Yield the lines of panels, with as many next to each other as fit."""
     waiting: list[list[Text]] = []
     for panel in [*panels, None]:
         used = sum(map(_width_of, waiting)) + _GAP * len(waiting) + _INDENT - 2

@@ -1,4 +1,4 @@
-"""Drawings of planes of chips with matplotlib: replicas in colours, and the links between chips."""
+"""Draws planes of chips with matplotlib: replicas in colours, and the links between chips."""
 
 import collections
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ from jaxdist._reports.places import Joined
 
 # In a picture with more cores than this, the numbers would be too small.
 _MOST_NUMBERED = 1024
-# The room of a chip with its number, and without it.
+# The space of a chip with its number, and without it.
 CHIP_INCHES, SMALL_CHIP_INCHES = 0.42, 0.16
-# The part of its room that a chip takes; the rest shows links.
+# The fraction of its space that a chip takes; the rest shows links.
 _SIDE = 0.66
 _UNUSED = ("#f2f2f2", "0.5")
 _MOST_NAMES = 3
 
 
 def is_numbered(grid: Grid) -> bool:
-    """Return whether the numbers of replicas can be read in a picture."""
+    """Return whether the numbers of replicas are readable in a picture."""
     return grid.replicas.size <= _MOST_NUMBERED
 
 
@@ -66,13 +66,13 @@ def draw_plane(axis: Any, grid: Grid, plane: int, joined: Joined = Joined.NEIGHB
 
 
 def _draw_links(axis: Any, grid: Grid, plane: int, joined: Joined) -> None:
-    """Draw the links in a plane, dark inside a replica, and the beginnings of those to the next."""
+    """Draw the links in a plane, dark inside a replica, and stubs of those to the next plane."""
     from matplotlib.collections import LineCollection
     from matplotlib.patches import Rectangle
 
     x, y, _, _ = grid.replicas.shape
     if joined is not Joined.NEIGHBOURS:
-        # A switch joins all of them, so there are no lines between two.
+        # A switch joins all chips, so there are no lines between pairs.
         rows = [(j, 1) for j in range(y)] if joined is Joined.ROWS else [(0, y)]
         for first, count in rows:
             box = Rectangle((-0.45, first - 0.45), x - 0.1, count - 0.1)
@@ -95,7 +95,7 @@ def _draw_links(axis: Any, grid: Grid, plane: int, joined: Joined) -> None:
 
 
 def make_legend(grid: Grid, joined: Joined = Joined.NEIGHBOURS) -> tuple[list[Any], list[str]]:
-    """Return what a legend shows, and its labels: replicas by colour, unused cores, links."""
+    """Return the handles and labels of a legend: replicas by colour, unused cores, links."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -116,7 +116,7 @@ def make_legend(grid: Grid, joined: Joined = Joined.NEIGHBOURS) -> tuple[list[An
 
 
 def list_patches(colours: Sequence[int]) -> list[tuple[Any, str]]:
-    """Return what a legend shows for each colour, and the names of its replicas."""
+    """Return the patch of each colour for a legend, and the names of its replicas."""
     from matplotlib.patches import Patch
 
     of_colour: dict[int, list[int]] = collections.defaultdict(list)
@@ -132,7 +132,7 @@ def list_patches(colours: Sequence[int]) -> list[tuple[Any, str]]:
 
 
 def _name_replicas(replicas: list[int]) -> str:
-    """Return the names of the replicas of one colour; of many, the first ones."""
+    """Return the names of the replicas of one colour; if there are many, the first ones."""
     if len(replicas) == 1:
         return f"replica {replicas[0]}"
     names = ", ".join(map(str, replicas[:_MOST_NAMES]))

@@ -1,4 +1,4 @@
-"""Notebooks: which process has one, its console, lines as HTML, and an output that is updated."""
+"""Supports notebooks: detects kernels and cells, formats lines as HTML, updates an output."""
 
 import html
 import importlib
@@ -15,16 +15,16 @@ from rich.text import Text
 
 from jaxdist._reports.colours import colour_html
 
-# Cells of JupyterLab, Colab and VS Code have room for so many columns; longer lines would wrap.
+# Cells of JupyterLab, Colab and VS Code have room for this many columns; longer lines would wrap.
 COLUMNS = 100
 _SECONDS_BETWEEN_UPDATES = 0.1
-# Each update sends the whole output, so that a long training begins a new one after so many lines.
+# Each update sends the whole output, so a long training begins a new one after this many lines.
 _MOST_LINES = 100
 
 
 def _find_shell() -> Any:
-    """Return IPython's object of this process, or None."""
-    # Looked up, never imported: where it is not loaded, this is no kernel.
+    """Return the IPython shell of this process, or None."""
+    # Look it up, never import it: if it is not loaded, this is not a kernel.
     find = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return None if find is None else find()
 
@@ -35,7 +35,7 @@ def is_kernel() -> bool:
 
 
 def name_cells(text: str) -> str:
-    """Return a text with `In[4]`, as tracebacks name it, in place of the file of a cell."""
+    """Replace files of cells in a text with `In[4]`, as in tracebacks."""
     find_name = getattr(getattr(_find_shell(), "compile", None), "format_code_name", None)
     if find_name is None:
         return text
@@ -49,47 +49,47 @@ def name_cells(text: str) -> str:
 
 
 def has_notebook() -> bool:
-    """Return whether this process is a kernel, and a cell gets what it prints.
+    """Return whether this process is a kernel whose output goes to a cell.
 
-    It is false below `contextlib.redirect_stdout` and `%%capture`.
+    False inside `contextlib.redirect_stdout` and `%%capture`.
     """
     return is_kernel() and not isinstance(sys.stdout, (io.StringIO, io.TextIOWrapper))
 
 
 def is_in_cell() -> bool:
-    """Return whether a cell has started this process, as `!python train.py` does.
+    """Return whether a cell started this process, as with `!python train.py`.
 
-    Such a cell gives it a terminal, and a saved notebook keeps each drawing of a bar.
+    Such a cell gives it a terminal, and a saved notebook keeps every drawing of a bar.
     """
-    # What kernels set for the programs of cells, whatever the frontend.
+    # Kernels set these variables for programs of cells, in every frontend.
     wanted = {"TERM": "xterm-color", "PAGER": "cat", "GIT_PAGER": "cat"}
     return not is_kernel() and wanted.items() <= os.environ.items()
 
 
 def can_redraw(console: Console) -> bool:
-    """Return whether what a console has drawn can be drawn over, as a bar has to be."""
+    """Return whether a console can draw over its output, as a bar requires."""
     return console.is_terminal and not is_in_cell()
 
 
 def make_console() -> Console:
     """Return the console of stdout.
 
-    In a kernel, it prints text: by itself, rich would make each line an output of its own.
+    In a kernel it prints text: by default, rich would make each line a separate output.
     """
     if not is_kernel():
         return Console()
-    # Kernels set FORCE_COLOR for the programs that cells start.
+    # Kernels set FORCE_COLOR for programs that cells start.
     return Console(force_jupyter=False, force_terminal=False, width=COLUMNS)
 
 
 def is_of_notebook(console: Console) -> bool:
-    """Return whether what a console prints is the output of a cell."""
+    """Return whether the output of a console goes to a cell."""
     is_shown = console.is_jupyter and not console.quiet and console.file is sys.stdout
     return is_shown and has_notebook()
 
 
 def as_fixed_width(text: str | Text) -> str:
-    """Return lines as HTML that keeps spaces, and never breaks a line."""
+    """Return lines as HTML that keeps spaces and never breaks a line."""
     # JupyterLab shows a plain `pre` in the font of the page, and wraps its lines.
     body = colour_html(text) if isinstance(text, Text) else html.escape(text)
     return f'<pre style="{_FIXED}">{body}</pre>'
@@ -99,7 +99,7 @@ _FIXED = "font-family: monospace; white-space: pre; overflow-x: auto; margin: 0;
 
 
 def print_line(console: Console, text: str) -> None:
-    """Print a text as it is. Rich prints it above a live bar of the same console."""
+    """Print a text unchanged. Rich prints it above a live bar of the same console."""
     own, console.is_jupyter = console.is_jupyter, False
     try:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -108,10 +108,10 @@ def print_line(console: Console, text: str) -> None:
 
 
 class LiveOutput:
-    """Lines and a bar below them, in one output of a notebook that is updated.
+    """Lines with a bar below them, in one notebook output that is updated.
 
-    It sends messages that all frontends know (`display_data` and `update_display_data`), so that it
-    needs no widgets, and a saved notebook has what was sent last. No thread refreshes it. The bar
+    It sends messages that all frontends support (`display_data` and `update_display_data`), so it
+    needs no widgets, and a saved notebook has the last output. No thread refreshes it. The bar
     moves at most every 0.1 s; lines and the end are always sent.
 
     Args:
@@ -133,13 +133,13 @@ class LiveOutput:
         total: int | None,
         make_texts: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """Draw the bar of a part that is done, with texts behind it, none of which breaks.
+        """Draw the bar of a running part, followed by texts. No line breaks inside a text.
 
         Args:
-            title: Stands in front of the bar.
+            title: The text before the bar.
             done: How much is done.
-            total: Of so much; None if nobody knows.
-            make_texts: Is called only when the bar is sent.
+            total: The total amount; None if it is unknown.
+            make_texts: Called only when the bar is sent.
         """
         if len(self._lines) >= _MOST_LINES:
             self.close()
@@ -158,7 +158,7 @@ class LiveOutput:
             self._added = self._drawn
 
     def close(self) -> None:
-        """Send what was not sent. A bar that is drawn stays."""
+        """Send everything that is pending. A bar that is drawn stays."""
         if not self._is_sent:
             self._send()
 
@@ -182,11 +182,11 @@ class LiveOutput:
 def _format_bar(items: Sequence[str], done: int, total: int | None) -> str:
     """Return the title, the bar and the other items as HTML."""
     title, *others = (f'<span style="{_OF_ITEM}">{html.escape(x)}</span>' for x in items)
-    # Without a value, a browser would move the bar of a saved notebook for ever.
+    # Without a value, a browser would move the bar of a saved notebook forever.
     bars = [] if total is None else [f'<progress value="{done}" max="{total}"></progress>']
-    # Browsers break between these, and never within one.
+    # Browsers break lines between these items, never within one.
     return f'<div style="font-family: monospace">{" ".join([title, *bars, *others])}</div>'
 
 
-# A margin, since converters make one space of two.
+# A margin, since converters merge two spaces.
 _OF_ITEM = "white-space: nowrap; margin-right: 1ch"

@@ -11,11 +11,11 @@ class Memory:
     """Bytes of one device.
 
     `parameters`, `optimizer`, `other_state` and `batch` are arguments of the step. `padding` is
-    what the layout of the arguments adds. `results` is new state and other results that do not
-    reuse the memory of arguments. `temporaries` are activations, gradients and buffers, which exist
-    during the step only. `program` is the code. `peak` is the sum; on GPUs it is XLA's own peak if
-    that is larger. `capacity` is the published memory. If the compiler refused the program,
-    `results` and `temporaries` are None, and `peak` and `available` are from its message. On GPUs
+    added by the layout of the arguments. `results` is new state and other results that do not
+    reuse the memory of arguments. `temporaries` are activations, gradients and buffers, which
+    exist only during the step. `program` is the code. `peak` is the sum; on GPUs it is XLA's own
+    peak if that is larger. `capacity` is the published memory. If the compiler refused the program,
+    `results` and `temporaries` are None, and `peak` and `available` are from its message. On GPUs,
     `available` is the part of the memory that JAX allocates.
     """
 
@@ -39,7 +39,7 @@ class Memory:
 
     @property
     def limit(self) -> int:
-        """The bytes that a program can use: as the compiler reported, or as published."""
+        """The bytes that a program can use: as the compiler reports, or else as published."""
         return self.capacity if self.available is None else self.available
 
 
@@ -120,7 +120,7 @@ class Expected:
     """Seconds of a step at the efficiencies of the chip, with what its schedule overlaps.
 
     `work` is the time in which a device computes. `inner` and `outer` are the times in which it
-    waits for collectives, inside a slice or NVLink domain and between them, and does not compute.
+    only waits for collectives, inside a slice or NVLink domain and between them.
     """
 
     work: float

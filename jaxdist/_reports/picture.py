@@ -1,4 +1,4 @@
-"""A picture of an assignment: which replica runs on which chip."""
+"""Draws an assignment: which replica runs on which chip."""
 
 import dataclasses
 import functools
@@ -71,7 +71,7 @@ class Picture:
         )
 
     def lines(self) -> Iterator[str]:
-        """Yield planes of chips as text. Of many planes, only the first ones."""
+        """Yield planes of chips as text. If there are many planes, only the first ones."""
         return self.grid.lines()
 
     def draw(self, path: str | Path) -> Path:
@@ -79,7 +79,7 @@ class Picture:
 
         Raises:
             MissingExtraError: matplotlib is not installed.
-            ArgumentError: No picture can be written to the path.
+            ArgumentError: A picture cannot be written to the path.
         """
         target = picture_path(path)
         x, y, z, _ = self.assignment.shape
@@ -103,11 +103,11 @@ class Picture:
                 axis.set_ylabel(down, fontsize=7)
         meaning = f"number: {self._what}" if is_numbered(self.grid) else "colour: replica"
         figure.suptitle(f"{self.title}\n{meaning}", fontsize=9)
-        # Not at the top, where a long title is.
+        # Not at the top, where a long title may be.
         figure.legend(
             *make_legend(self.grid, self.assignment.joined), loc="outside right center", fontsize=7
         )
-        # The layout gives panels room, and a title may be wider than all of them.
+        # The layout makes room for panels, and a title may be wider than all of them.
         figure.savefig(target, bbox_inches="tight")
         return target
 
@@ -121,7 +121,7 @@ class Picture:
 def picture_path(path: str | Path) -> Path:
     """Return the path of a picture after checking that it can be written.
 
-    The caller checks this before it computes for minutes what the picture shows.
+    Callers check this before they compute the contents of the picture for minutes.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

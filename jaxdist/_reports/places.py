@@ -1,4 +1,4 @@
-"""`Places`: where each logical device of each replica is, for any machine."""
+"""`Places`: the place of each logical device of each replica, on any machine."""
 
 import dataclasses
 import enum
@@ -29,7 +29,7 @@ class Places:
         chip: The word for one chip.
         axes: The names of columns and rows.
         num_slices: The slices of TPUs, which are stacked in the planes.
-        joined: What has links: neighbours, as in a slice of TPUs; or all chips of a row or plane.
+        joined: Which chips have links: neighbours, as in a slice of TPUs; or all in a row or plane.
     """
 
     coordinates: np.ndarray

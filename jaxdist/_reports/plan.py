@@ -1,4 +1,4 @@
-"""The plan of a step on TPUs or GPUs: what it needs, and how long it takes."""
+"""The plan of a step on TPUs or GPUs: its needs and its time."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from jaxdist._reports.tables import Block, Report, Table
 from jaxdist._reports.words import count, plural, seconds, share, size
 from jaxdist.cost import Chip
 
-# The table of memory leaves out parts that are smaller than this fraction of the arguments.
+# The table of memory omits parts that are smaller than this fraction of the arguments.
 _SMALL = 1e-3
 CAVEAT = (
     "Times are bounds from published peak numbers, and the latencies of a model; nothing of this "
@@ -21,7 +21,7 @@ CAVEAT = (
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class SlicePlan(Report):
-    """What one step needs on a slice of TPUs, or on GPUs, and how long it takes.
+    """The needs of one step on a slice of TPUs, or on GPUs, and its time.
 
     The step is compiled with the compiler for TPUs or GPUs. All sizes and times are of one device:
     a chip, a core if a chip has two devices, or a GPU.
@@ -45,11 +45,11 @@ class SlicePlan(Report):
             if the compiler refused.
         efficiency: Rows per second of each device, divided by the rows per second of one device
             alone.
-        efficiency_note: Why there is no efficiency, or what it is compared with.
+        efficiency_note: Why there is no efficiency, or what it is relative to.
         advice: Changes with which the step would fit, or use less memory.
-        notes: What the numbers leave out.
-        gaps: What of the compiled program was not understood: work, bytes and times are too small
-            by it.
+        notes: What the numbers do not include.
+        gaps: Parts of the compiled program that were not understood. Because of them, work, bytes
+            and times are too small.
 
     Example:
         >>> strategy = OneDeviceStrategy("cpu:0")
@@ -111,7 +111,7 @@ class SlicePlan(Report):
         """Return the least bytes that one device sends in a step over a link.
 
         Args:
-            link: `"ICI"` or `"DCN"` of TPUs, `"NVLink"` or `"network"` of GPUs.
+            link: `"ICI"` or `"DCN"` for TPUs, `"NVLink"` or `"network"` for GPUs.
         """
         return sum_bytes(self.traffic, link, self.chip)
 
@@ -120,7 +120,7 @@ class SlicePlan(Report):
 
         Raises:
             MissingExtraError: matplotlib is not installed.
-            ArgumentError: No picture can be written to the path.
+            ArgumentError: A picture cannot be written to the path.
         """
         return self._picture.draw(path)
 
@@ -136,7 +136,7 @@ class SlicePlan(Report):
 
     @property
     def _at_least(self) -> str:
-        """What stands before a number that is too small where something was not understood."""
+        """The words before a number that is too small because of gaps."""
         return "at least " if self.gaps else ""
 
     @property
@@ -164,7 +164,7 @@ class SlicePlan(Report):
         yield self._verdict()
         yield from (f"  {sentence}" for sentence in self.advice)
         if self.times is not None:
-            # Without times the compiler refused the program, so nothing is known of its work.
+            # Without times, the compiler refused the program, so its work is unknown.
             yield from self._work(self.times)
         yield self._picture.grid
         yield from self.notes
@@ -198,7 +198,7 @@ class SlicePlan(Report):
         )
 
     def _verdict(self) -> str:
-        """Return the sentence that says if the step fits."""
+        """Return the sentence that says whether the step fits."""
         m = self.memory
         if m.fits:
             return "It fits."
@@ -218,7 +218,7 @@ class SlicePlan(Report):
             yield self._collectives()
         else:
             yield "It has no collectives."
-        # The work is that of one device, which has only a part of the chip's peaks.
+        # The work is of one device, which has only a part of the chip's peaks.
         peaks = self.chip.per_device(self.devices_per_chip)
         inner, outer = self.chip.links
         # Products of several dtypes have several peaks.
@@ -229,7 +229,7 @@ class SlicePlan(Report):
         ]
         rates = (peaks.inner_bytes_per_second, peaks.outer_bytes_per_second)
         for link, rate, time in zip((inner, outer), rates, (times.inner, times.outer), strict=True):
-            # One slice or domain sends nothing over the network.
+            # A single slice or domain sends nothing over the network.
             if link == inner or self.num_slices > 1:
                 rows.append((link, size(self.bytes_sent(link)), count(rate, "B/s"), time))
         yield Table(

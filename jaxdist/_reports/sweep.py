@@ -1,4 +1,4 @@
-"""A comparison of plans of one job on one slice."""
+"""Compares plans of one job on one slice."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -17,15 +17,15 @@ class Candidate:
     num_logical: int
     plan: SlicePlan | None
     reason: str = ""
-    # What the backward pass computes again, where the task has a choice.
+    # What the backward pass recomputes, if the task has a choice.
     remat: str = ""
 
     @property
     def seconds(self) -> float | None:
         """The expected time of a step; None if the job does not fit.
 
-        The expected time knows what the schedule overlaps and the efficiencies of the chip. A plan
-        without it has the predicted time.
+        The expected time includes the overlaps of the schedule and the efficiencies of the chip. A
+        plan without it has the predicted time.
         """
         if self.plan is None or self.plan.times is None or not self.plan.memory.fits:
             return None
@@ -37,14 +37,14 @@ class Candidate:
 class Sweep(Report):
     """Placements of a job on a slice, the fastest of those that fit first.
 
-    All have the same global batch, so a shorter step is more work in the same time.
+    All have the same global batch, so a shorter step means more work in the same time.
 
     Args:
         name: The name of the job.
         topology: The slice.
         global_rows: Rows of a batch, for all replicas.
         candidates: All placements that were tried.
-        notes: What holds for all of them.
+        notes: Notes that hold for all of them.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Sweep(Report):
             return ("-", *names, "", "", "", "", c.reason)
         peak = "?" if c.plan.memory.peak is None else size(c.plan.memory.peak)
         if c.plan.times is None or not c.plan.memory.fits:
-            # The compiler for TPUs refuses such a program, and that for GPUs does not.
+            # The TPU compiler refuses such a program; the GPU compiler does not.
             limit = size(c.plan.memory.limit)
             return ("-", *names, "", "", "", peak, f"does not fit into {limit}")
         times = c.plan.times

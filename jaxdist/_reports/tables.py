@@ -1,4 +1,4 @@
-"""Tables as aligned text, as HTML and for rich."""
+"""Formats tables as aligned text, as HTML and for rich."""
 
 import abc
 import dataclasses
@@ -16,30 +16,30 @@ from rich.text import Text
 from jaxdist._reports.colours import colour_html, style_of
 from jaxdist._reports.notebook import COLUMNS, as_fixed_width, has_notebook, is_kernel
 
-# What stays on one line: a number and its unit, two numbers with "x" between them, a shape.
+# Text that stays on one line: a number and its unit, two numbers with "x" between them, a shape.
 _UNIT = r"(?:[KMGT]i?B|B|bytes?|[mu]?s|[kMGTP]?FLOP(?:/s)?|[kMGTP]?B/s)"
 _TOGETHER = re.compile(
     rf"\d {_UNIT}(?![\w/])|[\d,.]+(?: x [\d,.]+)+|[\[(][\d:][\d:, ]{{0,30}}[\])]"
 )
-# A text in a column that is narrower is harder to read than a block of lines.
+# In a narrower column, a text is harder to read than a block of lines.
 _NARROWEST = 16
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 class Block(abc.ABC):
-    """Base class of what a report shows as lines that depend on the width of the screen."""
+    """Base class of report parts whose lines depend on the width of the screen."""
 
     @abc.abstractmethod
     def texts(self, width: int | None = None) -> Iterator[Text]:
-        """Yield lines, with the colours that they have where the output has colours.
+        """Yield lines, with their colours if the output has colours.
 
         Args:
-            width: The columns of the screen; None for as many as it needs.
+            width: The columns of the screen; None for as many as needed.
         """
 
     @abc.abstractmethod
     def html(self) -> str:
-        """Return it as HTML."""
+        """Return the block as HTML."""
 
     def lines(self, width: int | None = None) -> Iterator[str]:
         """Yield lines without colours."""
@@ -57,7 +57,7 @@ class Table(Block):
         numbers: Columns that are aligned to the right, and do not wrap.
         whole: Other columns that do not wrap, such as shapes.
         coloured: A column with numbers of replicas.
-        colours: For each row, the index of its replica's colour in the palette, or -1 without one.
+        colours: For each row, the index of its replica's colour in the palette; -1 for none.
     """
 
     title: str
@@ -73,8 +73,8 @@ class Table(Block):
 
         Args:
             width: The columns of the screen; None for as many as the table needs. Texts wrap
-                between words, and numbers never. Where that is not enough, each row becomes a block
-                of lines.
+                between words, and numbers never do. If that is not enough, each row becomes a
+                block of lines.
         """
         title = [self.title] if width is None else _wrap_indented(self.title, width)
         yield from map(Text, title)
@@ -100,7 +100,7 @@ class Table(Block):
         return self.colours[row] if self.colours else -1
 
     def _colour(self, text: Text, row: int, start: int) -> None:
-        """Colour the number of the replica, which is behind `start`."""
+        """Colour the number of the replica, which comes after `start`."""
         name = self.rows[row][self.columns.index(self.coloured)]
         first = text.plain.find(name, start)
         text.stylize(style_of(self.colours[row]), first, first + len(name))
@@ -131,7 +131,7 @@ class Table(Block):
         spare = width - between - sum(widths)
         if spare < 0:
             return None
-        # The narrowest columns first: a wide one wraps anyway.
+        # The narrowest columns come first: a wide one wraps anyway.
         order = sorted(range(len(widths)), key=lambda i: most[i])
         for left, i in zip(range(len(order), 0, -1), order, strict=True):
             more = min(most[i] - widths[i], spare if left == 1 else max(spare // left, 0))
@@ -140,7 +140,7 @@ class Table(Block):
         return widths
 
     def _blocks(self, width: int) -> Iterator[Text]:
-        """Yield each row as its first cell, and below it the others with their columns."""
+        """Yield the first cell of each row, and below it the others with their columns."""
         for number, (first, *others) in enumerate(self.rows):
             head = _wrap(first, width - 2)
             lines = [(self.columns[0], f"  {head[0]}"), *(("", f"  {line}") for line in head[1:])]
@@ -172,10 +172,10 @@ class Table(Block):
         return f'<div style="overflow-x: auto">{table}</div>'
 
     def _format_row(self, tag: str, cells: Sequence[str], colour: int = -1) -> str:
-        """Return a row as HTML; a replica in its colour."""
+        """Return a row as HTML, with the replica in its colour."""
         row = ""
         for cell, column in zip(cells, self.columns, strict=True):
-            # Frontends differ in what they align.
+            # Frontends have different defaults for alignment.
             style = f"text-align: {'right' if column in self.numbers else 'left'}"
             if column in self._unbroken:
                 style += "; white-space: nowrap"
@@ -190,21 +190,21 @@ _OF_TITLE = "text-align: left; font-weight: bold; white-space: nowrap"
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    """Break a text between words into lines; a word that is longer has a line of its own."""
+    """Break a text between words into lines; a longer word gets its own line."""
     text = _keep_numbers(text)
     lines = textwrap.wrap(text, max(width, 1), break_long_words=False, break_on_hyphens=False)
     return [line.replace(_NO_BREAK, " ") for line in lines] or [""]
 
 
 def _keep_numbers(text: str) -> str:
-    """Return the text with spaces that do not break within numbers with units, and shapes."""
+    """Return the text with non-breaking spaces in numbers with units, and in shapes."""
     return _TOGETHER.sub(lambda found: found[0].replace(" ", _NO_BREAK), text)
 
 
 def join_items(items: Iterable[str], width: int | None, between: str, *, indent: int) -> list[str]:
-    """Join items into lines of a width, none of which breaks an item; later lines are indented.
+    """Join items into lines of a width, without breaking an item; indent later lines.
 
-    Without a width it is one line.
+    Without a width, the result is one line.
     """
     lines: list[str] = []
     for item in items:
@@ -216,7 +216,7 @@ def join_items(items: Iterable[str], width: int | None, between: str, *, indent:
 
 
 def _wrap_indented(line: str, width: int) -> list[str]:
-    """Break a line, and indent what follows as its beginning. A line that fits stays as it is."""
+    """Break a line, and indent later lines like its beginning. A line that fits does not change."""
     if len(line) <= width:
         return [line]
     indent = line[: len(line) - len(line.lstrip())]
@@ -224,12 +224,12 @@ def _wrap_indented(line: str, width: int) -> list[str]:
 
 
 def _longest_word(text: str) -> int:
-    # Not `split()`, which also splits at the spaces that do not break.
+    # Not `split()`, which also splits at non-breaking spaces.
     return max(map(len, _keep_numbers(text).split(" ")))
 
 
 def as_text(parts: Iterable[Block | str], width: int | None = None) -> str:
-    """Return tables and sentences as text, for a screen with so many columns."""
+    """Return tables and sentences as text, for a screen with this many columns."""
     return "\n".join(text.plain for text in _list_texts(parts, width))
 
 
@@ -263,10 +263,10 @@ def _format_block(text: str) -> str:
 def find_screen_width() -> int | None:
     """Return the columns of the terminal that the output goes to; None if it goes elsewhere.
 
-    The environment variable `COLUMNS` says otherwise. A cell of a notebook has 100.
+    The environment variable `COLUMNS` overrides it. A notebook cell has 100 columns.
     """
     if is_kernel() and "COLUMNS" not in os.environ:
-        # The terminal of a kernel is that of the server that started it.
+        # The terminal of a kernel belongs to the server that started it.
         return COLUMNS if has_notebook() else None
     return shutil.get_terminal_size((0, 0)).columns or None
 
@@ -280,8 +280,8 @@ class _OfConsole:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         # As Text, because rich reads brackets in a string as markup, and shapes have brackets.
         for line in _list_texts(self.parts, options.max_width):
-            # Rich cuts off what is wider than the console: one name that is longer continues on the
-            # next line, as it does on a terminal.
+            # Rich cuts off text that is wider than the console. A longer name continues on the
+            # next line, as on a terminal.
             for start in range(0, max(len(line), 1), options.max_width):
                 piece = line[start : start + options.max_width]
                 piece.overflow, piece.no_wrap = "ignore", True
@@ -289,14 +289,14 @@ class _OfConsole:
 
 
 class Report(abc.ABC):
-    """Base class of what is shown as tables and sentences: in a terminal, a notebook, by rich."""
+    """Base class of reports: tables and sentences for terminals, notebooks and rich."""
 
     @abc.abstractmethod
     def parts(self) -> Iterable[Block | str]:
         """Return tables and sentences."""
 
     def text(self) -> str:
-        """Return all of it as aligned text.
+        """Return the whole report as aligned text.
 
         Example:
             >>> program = OneDeviceStrategy("cpu:0").lower(lambda x: x + 1, (jnp.ones(4),))

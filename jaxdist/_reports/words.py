@@ -1,4 +1,4 @@
-"""Numbers with units, and lines of source, as text."""
+"""Formats numbers with units, and lines of source, as text."""
 
 import os
 
@@ -67,8 +67,8 @@ def plural(number: int, what: str) -> str:
 
 
 def shorten_source(source: str) -> str:
-    """Return `file:line` of a cell, or relative to the working directory if it is inside of it."""
-    # At every call, since the working directory may change.
+    """Return `file:line`, of a cell, or relative to the working directory if it is inside it."""
+    # Look it up at every call, since the working directory may change.
     return name_cells(source).removeprefix(os.getcwd() + os.sep)
 
 

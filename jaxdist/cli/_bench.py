@@ -81,7 +81,7 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
     """Measure all-reduces, print the tables, and save the links.
 
     Cost:
-        All-reduces on all devices for some seconds.
+        Runs all-reduces on all devices for some seconds.
     """
     sizes = sorted({parse_size(text) for text in arguments.sizes})
     if len(sizes) < 2:
@@ -95,7 +95,7 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
             f"--rounds {arguments.rounds} was given.\n\n--rounds is a number from 1 up.\n\n"
             "Pass for instance --rounds 5."
         )
-    # Before the measurement, which would be lost.
+    # Check this before the measurement, which would be lost.
     if arguments.save:
         arguments.save = as_path("jaxdist bench", "--save", arguments.save, "links.json")
     if arguments.save and not pathlib.Path(arguments.save).absolute().parent.is_dir():
@@ -106,7 +106,7 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
         )
     layout, known = _choose_layout(arguments.devices)
     devices = layout.devices
-    # Before anything is allocated: too large arrays would make the machine swap.
+    # Check this before anything is allocated: too large arrays would make the machine swap.
     limit = MAX_BYTES // len(devices)
     if sizes[-1] > limit or sizes[0] * max(COUNTS) > limit:
         raise ArgumentError(
@@ -115,7 +115,7 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
             f"is measured with {max(COUNTS)} arrays as well.\n\n"
             f"Pass sizes up to {limit:,} bytes, the smallest up to {limit // max(COUNTS):,}."
         )
-    # All processes measure together, and one of them says what they found.
+    # All processes measure together, and one of them prints.
     is_first = layout.process.is_first
     console = Console(file=sys.stdout, quiet=not is_first)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -158,7 +158,7 @@ def parse_size(text: str) -> int:
     """Return the bytes in a size such as `64KiB`.
 
     Raises:
-        ArgumentError: The text is no size, or 0.
+        ArgumentError: The text is not a size, or is 0.
     """
     match = _SIZE.match(text.strip())
     size = int(match["number"]) * _UNITS[(match["unit"] or "b").upper()] if match else 0
@@ -172,10 +172,10 @@ def parse_size(text: str) -> int:
 
 
 def _choose_layout(count: int | None) -> tuple[ReplicaMesh, cost.Link]:
-    """Return the devices to measure, and what the table says of the link between them.
+    """Return the devices to measure, and the known link between them from the table.
 
-    In a job of several processes these are the devices of all, and the link between processes.
-    The link of the table gives what is not measured, such as the medium.
+    In a job of several processes, this means the devices of all, and the link between processes.
+    The known link supplies properties that are not measured, such as the medium.
     """
     if len(list_training_tasks(choose_resolver())) < 2:
         layout = _mesh.build(_choose_devices(count))
@@ -199,7 +199,7 @@ def _choose_devices(count: int | None) -> Sequence[jax.Device]:
     try:
         runtime.virtual_devices(count or DEFAULT_CPU_DEVICES)
     except BackendStartedError:
-        # JAX has started already, so the number of CPU devices is fixed. It may be enough.
+        # JAX has started already, so the number of CPU devices is fixed, but it may be enough.
         if count is not None and len(jax.local_devices()) < count:
             raise
     found = jax.local_devices()
@@ -254,7 +254,7 @@ def describe_faster_sizes(one: str, other: str, num_devices: int, links: cost.Li
         return mine < theirs
 
     spans: list[str] = []
-    # Powers of two find each change of the answer; then bisection finds its exact size.
+    # Powers of two bracket each crossover; then bisection finds its exact size.
     for low, high in itertools.pairwise(1 << n for n in range(LARGEST.bit_length())):
         before, after = is_faster(low), is_faster(high)
         if before != after:
@@ -269,7 +269,7 @@ def describe_faster_sizes(one: str, other: str, num_devices: int, links: cost.Li
 
 
 def _make_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
-    """Return a table whose columns after the first one have numbers with their units."""
+    """Return a table whose columns after the first one have numbers with units."""
     return Table(title, columns, tuple(rows), frozenset(columns[1:]))
 
 

@@ -1,4 +1,4 @@
-"""`jaxdist examples`: the configurations and notebooks that come with jaxdist."""
+"""`jaxdist examples`: lists or copies the configurations and notebooks that come with jaxdist."""
 
 import argparse
 import json

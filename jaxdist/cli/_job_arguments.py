@@ -1,4 +1,4 @@
-"""The arguments that all commands with a configuration have."""
+"""The arguments that all commands with a configuration share."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""`jaxdist lint`: what the guides warn of, found in programs."""
+"""`jaxdist lint`: finds mistakes in programs that the guides warn about."""
 
 import argparse
 import json
@@ -43,13 +43,13 @@ def add_lint(
 
 
 def spell(name: str) -> tuple[str, str]:
-    """Return the spelling of a name of `tf.distribute` in jaxdist, or what is in its place.
+    """Return the spelling in jaxdist of a name of `tf.distribute`, or what to use instead.
 
     Args:
         name: The name without `tf.distribute`, such as `experimental.TPUStrategy`.
 
     Returns:
-        The spelling, or ''; and the advice where there is no spelling.
+        The spelling, or ''; and the advice if there is no spelling.
 
     Example:
         >>> spell("experimental.TPUStrategy")
@@ -69,7 +69,7 @@ def spell(name: str) -> tuple[str, str]:
 
 
 def lint(arguments: argparse.Namespace, console: Console | None = None) -> int:
-    """Print what the rules find.
+    """Print the findings of the rules.
 
     Returns:
         The exit code: 0, 1 if something was found, 2 if a file cannot be read.

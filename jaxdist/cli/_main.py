@@ -1,4 +1,4 @@
-"""The command line: its arguments, and how it reports errors."""
+"""The command line: parses its arguments, and reports errors."""
 
 import argparse
 import os
@@ -31,12 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        argv: The arguments after the name of the program; None takes those of the process.
+        argv: The arguments after the name of the program; None for those of the process.
 
     Returns:
-        The exit code: 0; 1 for a warning of `jaxdist resolve`
-        and a finding of `jaxdist lint`; 2 for an error of jaxdist or in the
-        arguments; 130 after Ctrl-C; 141 if what reads the output has ended.
+        The exit code: 0; 1 for a warning of `jaxdist resolve`, a finding of `jaxdist lint`, or a
+        program that `jaxdist plan` could not save; 2 for an error of jaxdist or in the
+        arguments; 130 after Ctrl-C; 141 if the reader of the output has ended.
 
     Example:
         >>> main(["train", "no_such_file.toml"])
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except JaxdistError as error:
-        # The message says what to do, and a traceback would hide it. Other exceptions are bugs and
+        # The message has the remedy, and a traceback would hide it. Other exceptions are bugs and
         # keep their traceback.
         if arguments.traceback:
             raise
@@ -57,11 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Errors about the command itself begin with its name.
         said = str(error)
         print(said if said.startswith(name) else f"{name}: {said}", file=sys.stderr)
-        # A launcher reads tracebacks from the output, and there is none.
+        # A launcher reads tracebacks from the output, but here there is none.
         record_error(error)
         return EXIT_ERROR
     except BrokenPipeError:
-        # The pipe may be another one than the output.
+        # The broken pipe may be a different one.
         if not _is_output_closed():
             raise
         return EXIT_BROKEN_PIPE
@@ -73,13 +73,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_output_closed() -> bool:
-    """Whether the reader of the output has ended, as `head` does; if so, drop what is left."""
+    """Whether the reader of the output has ended, as `head` does; if so, drop the rest."""
     output = sys.stdout.fileno()
     poll = select.poll()
     poll.register(output, 0)
     if not any(events & select.POLLERR for _, events in poll.poll(0)):
         return False
-    # Python would try to write the rest at its exit, and print a warning.
+    # Python would try to write the rest at exit, and print a warning.
     os.dup2(os.open(os.devnull, os.O_WRONLY), output)
     return True
 

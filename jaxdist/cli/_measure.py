@@ -1,4 +1,4 @@
-"""Measurement of all-reduces on the devices of this machine."""
+"""Measures all-reduces on the devices of this machine."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ from jaxdist.cost import Medium, Sample
 COUNTS = (1, 16)
 MAX_BYTES = 512 << 20  # on all devices together
 _BURST_SECONDS = 0.01
-# Bytes on a device. The time of a smaller copy is mostly that of the call, not of the memory.
+# Bytes on a device. For a smaller copy, the call takes longer than the memory.
 _MIN_COPY_BYTES = 4 << 20
 
 
@@ -30,7 +30,7 @@ class Measurements:
     Attributes:
         samples: The time of an all-reduce for each number and size of arrays.
         memory_bytes_per_second: The bandwidth of a copy.
-        scatter_gather: The time of a reduce-scatter with an all-gather, divided by that of an
+        scatter_gather: The time of a reduce-scatter plus an all-gather, divided by that of an
             all-reduce of the same size.
     """
 
@@ -48,7 +48,7 @@ class _Case:
     def burst(self) -> None:
         start = time.perf_counter()
         for _ in range(self.repeats):
-            # One call at a time: with many in flight, the collectives of CPU devices can deadlock.
+            # One call at a time: with many pending, collectives of CPU devices can deadlock.
             jax.block_until_ready(self.call())
         self.seconds.append((time.perf_counter() - start) / self.repeats)
 
@@ -71,8 +71,8 @@ def measure(
         sizes: Bytes on each device.
         rounds: The number of rounds. Each case runs once in each round, so that other load on the
             machine affects all cases equally.
-        medium: Whether several arrays are reduced by one operation, or one after the other.
-        advance: Called with a text about the next work, and with the total number of calls.
+        medium: Whether several arrays are reduced by one operation, or one after another.
+        advance: Called with a text about the next work, and the total number of calls.
     """
     fits = [(c, b) for b in sizes for c in COUNTS if c * b * layout.num_replicas <= MAX_BYTES]
     largest = max(sizes)
@@ -87,7 +87,7 @@ def measure(
     advance("compiling a reduce-scatter", total)
     cases["halves"] = _make_reduce_scatter(layout, largest)
     for case in cases.values():
-        # The first burst warms up, and tells how many repeats fill `_BURST_SECONDS`.
+        # The first burst warms up, and shows how many repeats fill `_BURST_SECONDS`.
         case.burst()
         repeats = max(1, min(50, math.ceil(_BURST_SECONDS / max(case.seconds[-1], 1e-6))))
         case.repeats = repeats if layout.is_local else _agree_on(repeats)
@@ -107,7 +107,7 @@ def measure(
 
 def _agree_on(number: int) -> int:
     """Return the number of the first process."""
-    # A collective that one process runs less often than the others would never end.
+    # If one process ran a collective less often than the others, these would wait forever.
     return int(multihost_utils.broadcast_one_to_all(np.asarray(number)))
 
 
@@ -132,7 +132,7 @@ def _make_all_reduce(layout: ReplicaMesh, count: int, size: int, at_once: bool) 
         if at_once:
             return jax.lax.psum(list(arrays), axes)
         (array,) = arrays
-        # Each all-reduce needs the result of the one before, else XLA would combine them.
+        # Each all-reduce needs the result of the one before; otherwise XLA would combine them.
         for _ in range(count):
             array = jax.lax.psum(array, axes) / layout.num_replicas
         return array

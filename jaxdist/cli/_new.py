@@ -1,4 +1,4 @@
-"""`jaxdist new`: a project that runs at once."""
+"""`jaxdist new`: writes a project that can run at once."""
 
 import argparse
 import shlex

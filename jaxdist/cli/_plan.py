@@ -1,4 +1,4 @@
-"""`jaxdist plan`: memory and time of a job on TPUs or GPUs that this machine does not have."""
+"""`jaxdist plan`: predicts memory and time of a job on TPUs or GPUs that this machine lacks."""
 
 import argparse
 import contextlib
@@ -87,10 +87,10 @@ def plan(arguments: argparse.Namespace) -> int:
     """Plan a job, print the plan, and draw its device assignment.
 
     Cost:
-        Compilation for seconds to minutes. It uses no device.
+        Compiles for seconds to minutes. Uses no device.
     """
     topology = _add_slice_count(arguments.topology, arguments.slices)
-    # Before the plan, which takes minutes.
+    # Check this before the plan, which takes minutes.
     if arguments.png is not None:
         training.require_extra("matplotlib", "draw an assignment (--png)")
         picture_path(arguments.png)
@@ -105,7 +105,7 @@ def plan(arguments: argparse.Namespace) -> int:
             "--sweep compiles many.\n\nLeave one of the two out."
         )
     if getattr(jax.config, "jax_platforms", None) is None:
-        # A plan needs shapes only. On a TPU VM, JAX would otherwise lock the TPU for this process.
+        # A plan only needs shapes. On a TPU VM, JAX would otherwise lock the TPU for this process.
         jax.config.update("jax_platforms", "cpu")
     overrides = [*arguments.overrides, *map(_read_option, arguments.xla)]
     job = jobs.load_job(arguments.config, overrides)
@@ -114,13 +114,13 @@ def plan(arguments: argparse.Namespace) -> int:
     if console.is_terminal:
         console.print(found)
     else:
-        # Whole lines in a pipe, for which a console has 80 columns.
+        # Print whole lines to a pipe, for which a console would use 80 columns.
         console.print(str(found), markup=False, highlight=False, soft_wrap=True)
     best = found.best if isinstance(found, Sweep) else found
     if arguments.png is not None and best is not None:
         written = best.figure(arguments.png)
         console.print(f"Drawn: {written}", markup=False, highlight=False, soft_wrap=True)
-    # The plan says why nothing was saved.
+    # The plan explains why nothing was saved.
     is_missing = arguments.save and isinstance(found, SlicePlan) and not found.memory.fits
     return 1 if is_missing else 0
 
@@ -147,7 +147,7 @@ def _make_plan(job: Any, topology: str, arguments: argparse.Namespace) -> SliceP
 @contextlib.contextmanager
 def _show_progress() -> Iterator[Callable[[str], None]]:
     """Yield a callback that shows the current work: a live line on a terminal, else plain lines."""
-    # On stderr, so that stdout has the plan only and can be redirected.
+    # Use stderr, so that stdout has only the plan and can be redirected.
     console = Console(file=sys.stderr)
     if not can_redraw(console):
         yield lambda what: console.print(
@@ -165,7 +165,7 @@ def _show_progress() -> Iterator[Callable[[str], None]]:
 
 
 def _read_option(text: str) -> str:
-    """Return the override of a configuration for an option of the compiler."""
+    """Return the configuration override for an option of the compiler."""
     name, equals, value = text.strip().lstrip("-").partition("=")
     if not (name and equals and value):
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""`jaxdist resolve`: who this process would be in its job."""
+"""`jaxdist resolve`: shows which task of its job this process would be."""
 
 import argparse
 import os
@@ -47,7 +47,7 @@ def add_resolve(
 def show_resolved(
     arguments: argparse.Namespace, console: Console | None = None, network: Network | None = None
 ) -> int:
-    """Print who this process would be.
+    """Print which task of its job this process would be.
 
     Returns:
         The exit code: 0, or 1 with warnings, or 2 with errors.
@@ -82,6 +82,6 @@ def show_resolved(
 
 
 def _describe_source(source: str) -> str:
-    """Return where the tasks are described, and which variable says so."""
+    """Return the source of the tasks, and the variable that selects it."""
     because = find_source(os.environ).because
     return f"{source}, by {because}" if because and because != "TF_CONFIG" else source

@@ -1,4 +1,4 @@
-"""`jaxdist server`: one parameter server, or one worker."""
+"""`jaxdist server`: runs one parameter server or worker."""
 
 import argparse
 
@@ -76,7 +76,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_server(arguments: argparse.Namespace) -> int:
-    """Run the task, and return when it is ended.
+    """Run the task, and return when it has ended.
 
     Raises:
         ArgumentError: The task is neither a parameter server nor a worker.
@@ -99,7 +99,7 @@ def run_server(arguments: argparse.Namespace) -> int:
             "Pass --type ps or --type worker, and --index; or set the task in TF_CONFIG."
         )
     if job == "ps" and getattr(jax.config, "jax_platforms", None) is None:
-        # It computes on the CPU: the accelerators of the machine belong to the workers.
+        # Compute on the CPU: the accelerators of the machine belong to the workers.
         jax.config.update("jax_platforms", "cpu")
     index = resolver.task_id if arguments.index is None else arguments.index
     server = Server(

@@ -1,4 +1,4 @@
-"""`jaxdist trace`: a profile of a few steps of a job, and where their time goes."""
+"""`jaxdist trace`: profiles a few steps of a job, and shows where their time goes."""
 
 import argparse
 import sys
@@ -81,7 +81,7 @@ def trace(arguments: argparse.Namespace) -> int:
     if console.is_terminal:
         console.print(times)
     else:
-        # In a file, a table of rich would be folded to 80 columns.
+        # In a file, rich would fold a table to 80 columns.
         console.print(str(times), markup=False, highlight=False, soft_wrap=True)
     return 0
 
@@ -100,7 +100,7 @@ def record(job: Any, arguments: argparse.Namespace) -> StepTimes:
     )
     step = type(job).train_step
     options = jax.profiler.ProfileOptions()
-    # Each call of Python as an event would slow the step down, and hide what it waits for.
+    # An event for each Python call would slow the step down, and hide what it waits for.
     options.python_tracer_level = 0
     with iter(strategy.experimental_distribute_dataset(source)) as data:
         batch = next(data)
@@ -122,10 +122,10 @@ def record(job: Any, arguments: argparse.Namespace) -> StepTimes:
 
 
 def _choose_platforms() -> None:
-    """Keep JAX from loading libtpu where there is no TPU.
+    """Keep JAX from loading libtpu if there is no TPU.
 
     Raises:
-        BackendStartedError: It is loaded already.
+        BackendStartedError: libtpu is already loaded.
     """
     # Without a TPU, the profiler of libtpu ends the process with a signal.
     if chips.chips_of_this_machine():

@@ -1,4 +1,4 @@
-"""`jaxdist train`: training of the job of a configuration."""
+"""`jaxdist train`: trains the job of a configuration."""
 
 import argparse
 import sys
@@ -21,9 +21,9 @@ def train(arguments: argparse.Namespace) -> int:
     config = loaded.values
     if jobs.is_server_task(config):
         return run_server(make_server_arguments())
-    # In a job of several processes one of them speaks for all.
+    # In a job of several processes, only one prints.
     console = Console(file=sys.stdout, quiet=not jobs.is_chief(config))
-    # Before JAX starts: a finished run needs no device.
+    # Check this before JAX starts: a finished run needs no device.
     finished = jobs.finished_run(loaded, accept_changes=arguments.accept_changes)
     if finished is not None:
         print_line(console, jobs.finished_line(finished, loaded))
@@ -47,7 +47,7 @@ def train(arguments: argparse.Namespace) -> int:
 
 
 def format_final_line(report: TrainingReport) -> str:
-    """Return the result, steps, replicas and throughput in one line."""
+    """Return a line with the result, steps, replicas and throughput."""
     speed = "n/a" if report.units_per_s is None else f"{report.units_per_s:,.0f}"
     return (
         f"{report.headline}  steps {report.steps}  "
@@ -72,6 +72,6 @@ def ask_for_cpu_devices(count: int) -> None:
     try:
         runtime.virtual_devices(count)
     except BackendStartedError:
-        # JAX has started already, so the number of CPU devices is fixed. It may be enough.
+        # JAX has started already, so the number of CPU devices is fixed, but it may be enough.
         if jax.default_backend() == "cpu" and len(jax.local_devices()) < count:
             raise

@@ -1,4 +1,4 @@
-"""`Monitor`: repeated calls of a step."""
+"""`Monitor`: calls a step repeatedly."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ class Monitor:
 
     Raises:
         ArgumentTypeError: `step_callable` is not callable.
-        ArgumentError: A session.
+        ArgumentError: A session is given.
 
     Example:
         >>> iterator = iter([1, 2, 3])

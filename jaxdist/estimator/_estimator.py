@@ -64,31 +64,31 @@ class Estimator:
 
     Guarantees:
         An evaluation counts each row once, for any number of replicas and any batch size.
-        After an error, also of a hook, the newest checkpoint is complete, and `train` goes on from
-        it.
+        After an error, also in a hook, the newest checkpoint is complete, and `train` continues
+        from it.
 
     Args:
         model_fn: A function `(features, labels, mode, params, config)` that returns an
             `EstimatorSpec`; it may leave out all but `features`. It runs in a replica, and gets
             its modules by `get_module`. Or a Flax NNX module, or a Keras model, with `loss` and
-            `optimizer`; or a Keras model that was compiled. It stays as it is: what is trained is
-            in the folder.
-        model_dir: The folder; None for that of `config`, or a temporary one.
-        config: How it is run; None for `RunConfig()`.
-        params: Given to `model_fn` and `input_fn`.
-        warm_start_from: The folder of another model, or `WarmStartSettings`, whose values a new
-            model begins with.
-        loss: Of a module or Keras model: `loss(predictions, labels)`, one value for each row, or a
+            `optimizer`; or a compiled Keras model. The object itself does not change: the trained
+            values are in the folder.
+        model_dir: The folder; None for that of `config`, or else a temporary one.
+        config: How the model is trained and saved; None for `RunConfig()`.
+        params: Passed to `model_fn` and `input_fn`.
+        warm_start_from: The folder of another model, or `WarmStartSettings`: a new model begins
+            with its values.
+        loss: For a module or Keras model: `loss(predictions, labels)`, one value for each row or a
             scalar.
-        optimizer: Of a module or Keras model: an optax transformation.
-        metrics: Of a module or Keras model: functions `(predictions, labels)` by name, one value
+        optimizer: For a module or Keras model: an optax transformation.
+        metrics: For a module or Keras model: functions `(predictions, labels)` by name, one value
             for each row.
 
     Raises:
         ArgumentError: The arguments do not fit together.
         ArgumentTypeError: An argument is of the wrong type.
-        UnsupportedError: A Keras model of another backend, or with an optimizer that scales the
-            loss or averages weights.
+        UnsupportedError: A Keras model uses another backend, or its optimizer scales the loss or
+            averages weights.
 
     Example:
         >>> import tempfile
@@ -139,12 +139,12 @@ class Estimator:
 
     @property
     def config(self) -> RunConfig:
-        """How it is run."""
+        """How the model is trained, saved and evaluated."""
         return self._config
 
     @property
     def params(self) -> dict[str, Any] | None:
-        """What `model_fn` and `input_fn` are given."""
+        """The params that `model_fn` and `input_fn` get."""
         return None if self._params is None else dict(self._params)
 
     def train(
@@ -162,18 +162,18 @@ class Estimator:
                 `input_context`, by these names.
             hooks: Hooks of this worker.
             steps: How many steps this worker takes.
-            max_steps: The global step at which to end; all workers count. Where workers are not in
-                step, each of them may take one or two steps more.
-            saving_listeners: What is called around each checkpoint.
+            max_steps: The global step at which to end; the steps of all workers count. Workers
+                that are not in step may each take one or two steps more.
+            saving_listeners: Objects that are called around each checkpoint.
 
         Returns:
             This estimator.
 
         Raises:
-            ArgumentError: `steps` and `max_steps`, or one that is less than 1.
-            ShapeError: The dataset has no batch for each replica.
+            ArgumentError: Both `steps` and `max_steps` are given, or one is less than 1.
+            ShapeError: The dataset does not have a batch for each replica.
             NonFiniteLossError: The loss is not finite.
-            ContextError: Called in a scope.
+            ContextError: The call is in the scope of a strategy.
 
         Source:
             `tf.estimator.Estimator.train`.
@@ -229,7 +229,7 @@ class Estimator:
 
         Args:
             input_fn: Returns the dataset; see `train`.
-            steps: How many batches are read; None for all.
+            steps: How many batches to read; None for all.
             hooks: Hooks of this evaluation.
             checkpoint_path: A checkpoint; None for the newest.
             name: The name of the evaluation: the summary is in `MODEL_DIR/eval_NAME`.
@@ -240,7 +240,7 @@ class Estimator:
         Raises:
             CheckpointError: There is no checkpoint, or it is of another model.
             ShapeError: The dataset has no rows.
-            ContextError: Called in a scope.
+            ContextError: The call is in the scope of a strategy.
             UnsupportedError: `config.eval_distribute` spans several processes.
 
         Source:
@@ -250,7 +250,7 @@ class Estimator:
         chain = check_hooks(caller, "hooks", hooks)
         if steps is not None:
             as_integer(caller, "steps", steps, least=1)
-        # A larger number means all batches too.
+        # A number above sys.maxsize means all batches, too.
         most = None if steps is None else min(steps, sys.maxsize)
         check_name(caller, name)
         read = self._make_input(caller, input_fn, ModeKeys.EVAL)
@@ -290,19 +290,19 @@ class Estimator:
         """Yield the predictions of a checkpoint, on one device.
 
         Args:
-            input_fn: Returns the dataset. Labels, if it has any, are left out.
+            input_fn: Returns the dataset. Labels, if it has any, are ignored.
             predict_keys: The names of the predictions; None for all.
             hooks: Hooks of this prediction.
             checkpoint_path: A checkpoint; None for the newest.
-            yield_single_examples: Whether rows are yielded, or batches.
+            yield_single_examples: Whether to yield rows; False for batches.
 
         Yields:
-            A prediction: what `EstimatorSpec.predictions` has, as NumPy arrays.
+            A prediction, as NumPy arrays in the structure of `EstimatorSpec.predictions`.
 
         Raises:
             CheckpointError: There is no checkpoint, or it is of another model.
-            ArgumentError: A key is none of the predictions.
-            ContextError: Called in a scope.
+            ArgumentError: A key is not among the predictions.
+            ContextError: The call is in the scope of a strategy.
 
         Source:
             `tf.estimator.Estimator.predict`.
@@ -317,7 +317,7 @@ class Estimator:
         strategy = self._find_strategy(caller, None)
         choice = self._choose(caller, checkpoint_path)
 
-        # The checks above are made by the call, and not by the first `next`.
+        # The call itself makes the checks above, rather than the first `next`.
         def generate() -> Iterator[Any]:
             HookChain(given).begin()
             batches = _open_elements(caller, read)
@@ -348,7 +348,7 @@ class Estimator:
     ) -> str:
         """Write the model as one program and its weights, and return the path.
 
-        The folder is called by the time, and has `predict.bin` (StableHLO, by `jax.export`),
+        The folder is named after the time, and has `predict.bin` (StableHLO, by `jax.export`),
         `weights` (an Orbax checkpoint) and `export.json`. `load_export` reads it.
 
         Args:
@@ -360,7 +360,7 @@ class Estimator:
         Raises:
             CheckpointError: There is no checkpoint, or it is of another model.
             MissingExtraError: flatbuffers is not installed.
-            ContextError: Called in a scope.
+            ContextError: The call is in the scope of a strategy.
 
         Source:
             `tf.estimator.Estimator.export_saved_model`.
@@ -400,7 +400,7 @@ class Estimator:
         """Return the names of the arrays in the newest checkpoint.
 
         Raises:
-            CheckpointError: There is none.
+            CheckpointError: There is no checkpoint.
 
         Source:
             `tf.estimator.Estimator.get_variable_names`.
@@ -415,7 +415,7 @@ class Estimator:
             name: One of `get_variable_names()`, such as `modules.model.kernel`.
 
         Raises:
-            CheckpointError: There is none.
+            CheckpointError: There is no checkpoint, or it has no such array.
 
         Source:
             `tf.estimator.Estimator.get_variable_value`.
@@ -463,7 +463,7 @@ class Estimator:
     def _build(
         self, mode: str, strategy: Strategy, element: Any, choice: CheckpointChoice
     ) -> tuple[Built, CheckpointChoice]:
-        """Return the model with the values of a checkpoint, and which checkpoint was read."""
+        """Return the model with the values of a checkpoint, and the checkpoint that was read."""
         built = self._built.get(mode)
         if built is None:
             features, labels = split_batch(take_local(strategy, element))
@@ -491,7 +491,7 @@ def _find_folder(given: Any, config: RunConfig) -> ModelFolder:
 
 
 def _open_elements(caller: str, read: Callable[[Any], Any]) -> Iterator[Any]:
-    """Yield the batches of an input function, one after the other."""
+    """Yield the batches of an input function, one after another."""
     options = data.InputOptions(experimental_fetch_to_device=False)
     with rename_input(caller):
         dataset = get_strategy().distribute_datasets_from_function(read, options)

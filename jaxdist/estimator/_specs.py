@@ -1,4 +1,4 @@
-"""`TrainSpec` and `EvalSpec`: what `train_and_evaluate` trains with, and evaluates with."""
+"""`TrainSpec` and `EvalSpec`: the training and the evaluation in `train_and_evaluate`."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ INPUT = "Pass a function that returns a dataset: lambda: jaxdist.data.batches(ar
 
 @dataclasses.dataclass(frozen=True)
 class TrainSpec:
-    """What `train_and_evaluate` trains with.
+    """The training in `train_and_evaluate`.
 
     Args:
         input_fn: Returns the dataset of one worker; see `Estimator.train`.
-        max_steps: The number of steps, of all workers together; None until the data ends.
+        max_steps: The number of steps of all workers together; None to train until the data ends.
         hooks: Hooks of every worker.
         saving_listeners: Listeners of the chief.
 
@@ -53,19 +53,19 @@ class TrainSpec:
 
 @dataclasses.dataclass(frozen=True)
 class EvalSpec:
-    """What `train_and_evaluate` evaluates with.
+    """The evaluation in `train_and_evaluate`.
 
     Args:
         input_fn: Returns the dataset; see `Estimator.evaluate`.
-        steps: How many batches are read; None for all.
+        steps: How many batches to read; None for all.
         name: The name of the evaluation, if there are several.
         hooks: Hooks of each evaluation.
-        exporters: What is exported after an evaluation.
+        exporters: Exporters, which run after each evaluation.
         start_delay_secs: How long an evaluator waits before its first evaluation.
         throttle_secs: How long to wait after the start of an evaluation before the next one.
 
     Raises:
-        ArgumentError: A number is out of range, or two exporters have one name.
+        ArgumentError: A number is out of range, or two exporters have the same name.
         ArgumentTypeError: An argument is of the wrong type.
 
     Example:
@@ -100,8 +100,8 @@ def check_name(caller: str, name: Any) -> None:
     """Check the name of an evaluation, which becomes part of the name of a folder.
 
     Raises:
-        ArgumentTypeError: It is no text.
-        ArgumentError: It is empty, or no name of a file.
+        ArgumentTypeError: The name is not a string.
+        ArgumentError: It is empty, or not valid as a file name.
     """
     if name is None:
         return

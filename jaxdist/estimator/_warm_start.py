@@ -1,4 +1,4 @@
-"""Warm starts: first values from the checkpoint of another model."""
+"""Warm starts: initial values from the checkpoint of another model."""
 
 import pathlib
 import re
@@ -14,13 +14,13 @@ from jaxdist.estimator._running import CheckpointChoice, ModelFolder
 
 
 class WarmStartSettings(NamedTuple):
-    """Which first values a model takes from the checkpoint of another one. A named tuple.
+    """Which initial values a model takes from the checkpoint of another one. A named tuple.
 
     Args:
         ckpt_to_initialize_from: The folder of a model, or a checkpoint in it.
         vars_to_warm_start: A regular expression. A variable of a module is taken if it matches the
             whole name, such as `model.dense.kernel`.
-        var_name_to_prev_var_name: Names in the checkpoint, by names in the model, where they
+        var_name_to_prev_var_name: Names in the checkpoint by names in the model, where they
             differ.
 
     Example:
@@ -37,11 +37,11 @@ class WarmStartSettings(NamedTuple):
 
 
 def read_settings(caller: str, given: Any) -> WarmStartSettings | None:
-    """Return the settings of an argument `warm_start_from`.
+    """Return the settings from the argument `warm_start_from`.
 
     Raises:
-        ArgumentTypeError: It is of the wrong type.
-        ArgumentError: It names no file, or the pattern is not valid.
+        ArgumentTypeError: The value is of the wrong type.
+        ArgumentError: The path is empty, or the pattern is not valid.
     """
     if given is None:
         return None
@@ -70,7 +70,7 @@ def find_checkpoint(caller: str, path: Any) -> CheckpointChoice:
     """Return the checkpoint of a path: the folder of a model, or a checkpoint itself.
 
     Raises:
-        CheckpointError: There is none.
+        CheckpointError: There is no checkpoint at the path.
     """
     folder = pathlib.Path(as_local_path(f"{caller} was given {path!r}", str(path)))
     if folder.name.isdigit() and folder.is_dir():
@@ -97,7 +97,7 @@ def warm_start(settings: WarmStartSettings, built: Built) -> None:
 
     Raises:
         CheckpointError: The checkpoint does not exist, or lacks a variable.
-        ShapeError: A variable has another shape there.
+        ShapeError: A variable has another shape in the checkpoint.
         ArgumentError: The pattern matches no variable.
     """
     caller = "Estimator.train"

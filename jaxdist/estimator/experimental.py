@@ -1,4 +1,4 @@
-"""Early stopping, as `tf.estimator.experimental` has it."""
+"""Early stopping, as in `tf.estimator.experimental`."""
 
 from jaxdist.estimator._tasks import make_early_stopping_hook as make_early_stopping_hook
 from jaxdist.estimator._tasks import read_eval_metrics as read_eval_metrics

@@ -37,7 +37,7 @@ def TPUStrategy(
     """Make a `jaxdist.TPUStrategy`; this name is deprecated.
 
     Args:
-        tpu_cluster_resolver: The TPUs; None means those of this machine.
+        tpu_cluster_resolver: The TPUs; None for those of this machine.
         device_assignment: The core of each logical device of each replica.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What `compile` makes: the optimizer, the steps and how they run."""
+"""Runs `compile`: makes the optimizer, the steps and their runner."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from jaxdist.fit._step.output_metrics import find_output_metrics
 from jaxdist.fit._step.runners import EvaluateStep, PredictStep, Runner, make_runner
 from jaxdist.fit._step.steps import Steps
 
-# The names and defaults of Keras. Their learning rate is part of the state, so that it can change.
+# Names and defaults as in Keras. The learning rate is in the state, so that it can change.
 _OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "sgd": lambda: optax.inject_hyperparams(optax.sgd)(learning_rate=0.01),
     "adam": lambda: optax.inject_hyperparams(optax.adam)(learning_rate=0.001, eps=1e-7),
@@ -34,12 +34,12 @@ _PRECISIONS = {None: None, "bfloat16": jnp.bfloat16, "mixed_bfloat16": jnp.bfloa
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What `compile` made.
+    """The result of `compile`.
 
     Attributes:
         optimizer: The optimizer of the module.
-        steps: What one step does inside a replica.
-        runner: How steps run.
+        steps: The computation of one step inside a replica.
+        runner: Runs the steps.
         steps_per_execution: How many steps are one dispatch.
         find_nonfinite: Whether to look for the first layer whose output is not finite.
         evaluate_step: One step of an evaluation.
@@ -69,7 +69,7 @@ def compile_model(
     gradient_accumulation_steps: int | None,
     find_nonfinite: bool,
 ) -> Compiled:
-    """Check the arguments of `compile`, and make what the steps need."""
+    """Check the arguments of `compile`, and make the parts that the steps need."""
     losses = find_losses(loss, loss_weights)
     plain = find_output_metrics(CALLER, "metrics", metrics, loss)
     weighted = find_output_metrics(CALLER, "weighted_metrics", weighted_metrics, loss)
@@ -102,7 +102,7 @@ def compile_model(
 
 
 def make_predict_step(module: nnx.Module) -> PredictStep:
-    """Return the step of a model that is not compiled: it can only predict."""
+    """Return the prediction step of a model that is not compiled, and so can only predict."""
     return PredictStep(Steps(module, find_losses("mse", None), (), (), None))
 
 

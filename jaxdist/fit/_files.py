@@ -1,4 +1,4 @@
-"""Saving and loading a model."""
+"""Saves and loads a model."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ def save(model: Any, directory: str | Path) -> None:
     notes = {"passes": model._passes, "has_optimizer": model._compiled is not None}
     path = Path(as_path("fit.Model.save", "directory", directory, "runs/model"))
     with _rename("save"), Checkpoints(path, keep=1) as checkpoints:
-        # Each save is the next number: the old one is deleted when the new one is complete.
+        # Each save has the next number: the old one is deleted when the new one is complete.
         number = (checkpoints.steps() or (-1,))[-1] + 1
         checkpoints.save(number, model.objects(), notes)
 
@@ -95,5 +95,5 @@ def _as_numbers(weight: Any) -> np.ndarray:
 
 
 def _state(module: nnx.Module) -> Any:
-    # Without random streams, whose keys are no arrays of NumPy.
+    # Without random streams: their keys are not NumPy arrays.
     return nnx.state(module, (nnx.Param, nnx.BatchStat))

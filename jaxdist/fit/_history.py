@@ -17,12 +17,12 @@ class History:
     """The loss and metrics of all epochs of a `fit`.
 
     Attributes:
-        history: A list of values for each name; those of the validation begin with `val_`.
+        history: A list of values for each name; names of validation values begin with `val_`.
         epoch: The numbers of the epochs, from `initial_epoch`.
         params: `epochs`, `steps` of an epoch, and `verbose`.
         monitor: The value that `EarlyStopping` watched; None without it.
-        best_epoch: The epoch with the best one.
-        restored_epoch: The epoch whose weights the model has; None if it has those of the last one.
+        best_epoch: The epoch with the best value of `monitor`.
+        restored_epoch: The epoch whose weights were restored; None if the model has the last ones.
 
     Example:
         >>> fit.History({"loss": [2.0, 1.0]}, [0, 1])
@@ -55,13 +55,13 @@ class History:
         return f"History of {len(self.epoch)} epochs" + (": " if ends else "") + ", ".join(ends)
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Draw each value over the epochs, with the values of training and validation together.
+        """Draw each value over the epochs; training and validation share a plot.
 
         A dashed line marks the best epoch: by the value that `EarlyStopping` watched, or else by
-        the loss, that of the validation if there is one. It says whether its weights were restored.
+        the validation loss or, without one, the loss. A label says if its weights were restored.
 
         Args:
-            path: Where to write a PNG; None does not write one.
+            path: Where to write a PNG; None writes none.
 
         Returns:
             A `matplotlib.figure.Figure`, which a notebook shows.
@@ -107,7 +107,7 @@ class History:
         return figure
 
     def _find_best(self) -> tuple[int, str] | None:
-        """Return the best epoch, and what is to be said of it."""
+        """Return the best epoch and its label."""
         monitor, best = self.monitor, self.best_epoch
         if monitor is None:
             monitor = "val_loss" if "val_loss" in self.history else "loss"

@@ -1,4 +1,4 @@
-"""The learning rate of an optimizer, where it is part of the state."""
+"""Reads and sets the learning rate of an optimizer, if it is in the state."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -34,7 +34,7 @@ def _find(optimizer: "nnx.Optimizer[Any]") -> Any:
     """Return the part of the state with the learning rate.
 
     Raises:
-        ArgumentError: The learning rate is no part of the optimizer's state.
+        ArgumentError: The learning rate is not in the optimizer's state.
     """
     found = list(_find_all(optimizer.opt_state))
     if len(found) != 1:
@@ -55,10 +55,10 @@ def get_rate(optimizer: "nnx.Optimizer[Any]") -> float:
 
 
 def set_rate(optimizer: "nnx.Optimizer[Any]", rate: float) -> None:
-    """Set the learning rate of the steps that come.
+    """Set the learning rate of the next steps.
 
     Raises:
-        ArgumentError: The learning rate is no part of the optimizer's state, or a schedule sets it.
+        ArgumentError: The learning rate is not in the optimizer's state, or a schedule sets it.
     """
     state = _find(optimizer)
     if _NAME in getattr(state, "hyperparams_states", {}):
@@ -69,6 +69,6 @@ def set_rate(optimizer: "nnx.Optimizer[Any]", rate: float) -> None:
         )
     variable = state.hyperparams[_NAME]
     old = variable[...]
-    # The same dtype and placement, so that no step is compiled again.
+    # Keep the dtype and placement, so that no step is compiled again.
     new = jnp.asarray(rate, old.dtype)
     variable.set_value(jax.device_put(new, old.sharding))

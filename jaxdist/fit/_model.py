@@ -30,19 +30,19 @@ _LOG = logging.getLogger("jaxdist")
 class Model:
     """A Flax NNX module that is trained on all replicas of a strategy.
 
-    The names and meanings of all arguments are those of Keras. Every number that is printed or
+    All arguments have the names and meanings of Keras. Every number that is printed or
     returned counts each example exactly once, with its weight, for any number of examples and
     replicas.
 
     Args:
         module: A Flax NNX module. `module(x)` returns predictions; if its `__call__` has an
             argument `training`, `train` or `deterministic`, it is passed. Dropout and BatchNorm
-            of NNX are set for training and for evaluation without it.
-        strategy: The strategy; None is the current one. Outside every scope that is the default
-            strategy, which has one device; the log says so if JAX has more.
+            of NNX are set for training and for evaluation even without one.
+        strategy: The strategy; None for the current one. Outside of every scope that is the
+            default strategy, which has one device; this is logged if JAX has more.
 
     Raises:
-        ArgumentTypeError: `module` is no NNX module.
+        ArgumentTypeError: `module` is not an NNX module.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -73,9 +73,9 @@ class Model:
         self.strategy: Strategy = get_strategy() if strategy is None else strategy
         self.history = History()
         self.stop_training = False
-        # How many passes over the data are behind: each has its own order of examples.
+        # How many passes over the data are done: each has its own order of examples.
         self._passes = 0
-        # After how many epochs the current `fit` evaluates; None without a validation.
+        # After how many epochs the current `fit` evaluates; None without validation.
         self._validates_every: int | None = None
         self._compiled: Compiled | None = None
         self._predict_step: PredictStep | None = None
@@ -93,7 +93,7 @@ class Model:
         gradient_accumulation_steps: int | None = None,
         find_nonfinite: bool = False,
     ) -> None:
-        """Set what the model is trained with. The state of the optimizer begins anew.
+        """Set the loss, optimizer and metrics. The state of the optimizer starts anew.
 
         Args:
             optimizer: A transformation of optax, or "sgd", "adam", "adamw", "rmsprop" or
@@ -102,25 +102,25 @@ class Model:
             loss: A function that returns one value for each example, `[b]` or `[b, ...]`:
                 `(y_true, y_pred)`, or one of optax, which takes predictions first. Or "mse",
                 "mae", "huber", "log_cosh". For a model that returns a dict, a list or a tuple:
-                the same structure of losses, with None for outputs without a loss. Then the
-                targets `y` have the same keys, the loss is the sum, and the logs have that of each
+                the same structure of losses, with None for outputs without a loss. The targets `y`
+                then have the same keys, the loss is the sum, and the logs have the loss of each
                 output, such as "a_loss".
             metrics: A list of names, functions like `loss`, or `fit.Metric`s. Each example counts
                 once. With losses by output, a dict or list of such lists.
             weighted_metrics: The same. Each example counts with its weight.
-            loss_weights: Numbers that the losses of the outputs are multiplied with in the sum.
+            loss_weights: Factors of the losses of the outputs in the sum.
             steps_per_execution: How many steps are one dispatch. Has no effect with parameter
                 servers, where each step is a function of its own; this is logged.
             mixed_precision: "bfloat16" or "bf16": layers compute in bfloat16, and parameters,
                 losses and statistics stay in float32.
             gradient_accumulation_steps: Update the parameters after this many steps, with the mean
                 of their gradients (`optax.MultiSteps`).
-            find_nonfinite: Keep the state before each step. If a loss is not finite, the model
-                goes back to it, and the error names the first layer whose output is not finite.
+            find_nonfinite: Keep the state before each step. If a loss is not finite, the model is
+                set back to it, and the error names the first layer whose output is not finite.
 
         Raises:
-            ArgumentError: An unknown name; a name that means probabilities in Keras.
-            ArgumentTypeError: An argument of another type.
+            ArgumentError: A name is unknown, or means probabilities in Keras.
+            ArgumentTypeError: An argument is of the wrong type.
         """
         self._compiled = compile_model(
             self.module,
@@ -137,10 +137,10 @@ class Model:
         )
 
     def get_compiled(self, method: str) -> Compiled:
-        """Return what `compile` made, for a method of the model.
+        """Return the result of `compile`, for a method of the model.
 
         Raises:
-            ContextError: `compile` was not called.
+            ContextError: `compile` has not been called.
         """
         if self._compiled is None:
             raise ContextError(
@@ -151,7 +151,7 @@ class Model:
         return self._compiled
 
     def objects(self) -> dict[str, Any]:
-        """Return what a checkpoint of the model contains: the module, and its optimizer."""
+        """Return the objects that a checkpoint saves: the module and its optimizer."""
         if self._compiled is None:
             return {"module": self.module}
         return {"module": self.module, "optimizer": self._compiled.optimizer}
@@ -171,8 +171,8 @@ class Model:
     def writes_checkpoints(self) -> bool:
         """Whether this process takes part in writing checkpoints.
 
-        Processes that share arrays write them together. Of workers with parameter servers, the
-        chief writes.
+        Processes that share arrays write them together. Among workers with parameter servers,
+        the chief writes.
         """
         is_shared = self.strategy.layout.is_shared
         return is_shared or bool(self.strategy.extended.should_checkpoint)
@@ -210,7 +210,7 @@ class Model:
 
         Shapes:
             In: every leaf of `x` and `y` is `[N, ...]`. A global batch is `[batch_size, ...]`; the
-            last one of an epoch has the examples that are left.
+            last one of an epoch has the remaining examples.
 
         Cost:
             One all-reduce of the gradients and a few sums in each step. Losses are fetched some
@@ -226,34 +226,33 @@ class Model:
             x: An array, a dict of arrays, or a tuple of arrays, which are the arguments of the
                 module; or a dataset whose batches are `(x, y)` or `(x, y, sample_weight)`.
             y: The targets; not with a dataset.
-            batch_size: The size of a global batch, 32 unless given; not with a dataset.
-            epochs: The number of the last epoch: also of a training that is resumed, which trains
-                those that are left.
+            batch_size: The size of a global batch, 32 by default; not with a dataset.
+            epochs: The number of the last epoch. A resumed training trains the remaining ones.
             verbose: 1 shows a bar, 2 prints a line for each epoch, 0 nothing; "auto" is 1 on a
-                terminal and in a notebook, and else 2.
+                terminal and in a notebook, and otherwise 2.
             callbacks: Callbacks, in the order in which they are called.
-            validation_split: The fraction of the last examples that is held out. Not used with
-                `validation_data`.
+            validation_split: The fraction of the examples, at the end, that is held out. Not used
+                with `validation_data`.
             validation_data: `(x, y)`, `(x, y, sample_weight)` or a dataset, evaluated after an
                 epoch.
             shuffle: Whether each epoch has its own order of examples; not with a dataset.
-            class_weight: A weight for each class. Classes without one have 1.
+            class_weight: A weight for each class. The default is 1.
             sample_weight: A weight for each example, `[N]`, or for each value of the loss.
-            initial_epoch: The number of epochs that are already done; None is 0, or what a
-                `ModelCheckpoint` with `resume=True` continues after.
-            steps_per_epoch: The number of batches of an epoch; needed for endless data.
-            validation_steps: How many batches of the validation are read.
-            validation_batch_size: Of the validation; `batch_size` unless given.
+            initial_epoch: The number of epochs that are already done; None for 0, or for the epochs
+                that `ModelCheckpoint(resume=True)` continues after.
+            steps_per_epoch: The number of batches of an epoch; required for endless data.
+            validation_steps: How many batches of the validation to read.
+            validation_batch_size: The batch size of validation; `batch_size` by default.
             validation_freq: Evaluate after every n-th epoch.
             seed: The seed of the orders of examples.
 
         Returns:
-            The history, also `model.history`.
+            The history, which is also `model.history`.
 
         Raises:
-            ContextError: Before `compile`.
-            ShapeError: Arrays have different numbers of examples (all are listed), or a loss has
-                no value for each example.
+            ContextError: `compile` has not been called.
+            ShapeError: Arrays have different numbers of examples (all are listed), or a loss does
+                not have a value for each example.
             NonFiniteLossError: A loss is not finite. The error names the step and its examples.
         """
         return training.fit(
@@ -298,7 +297,7 @@ class Model:
             batch_size: As for `fit`.
             verbose: 0 prints nothing; "auto", 1 and 2 print the result.
             sample_weight: As for `fit`.
-            steps: How many batches are read; None is all.
+            steps: How many batches to read; None for all.
             callbacks: Callbacks whose `on_test_` methods are called.
             return_dict: Whether to return a dict.
 
@@ -306,7 +305,7 @@ class Model:
             The loss, or a list with the loss and the metrics, or a dict, as Keras does.
 
         Raises:
-            ContextError: Before `compile`.
+            ContextError: `compile` has not been called.
             ShapeError: As for `fit`, or there are no examples.
         """
         as_dict = as_flag("fit.Model.evaluate", "return_dict", return_dict)
@@ -334,10 +333,10 @@ class Model:
         """Return the outputs of the module for all examples, in their order.
 
         Args:
-            x: As for `fit`; a dataset may have batches `(x, y)`, of which `y` is not used.
+            x: As for `fit`; a dataset may have batches `(x, y)`, whose `y` is ignored.
             batch_size: As for `fit`.
-            verbose: As in Keras; `predict` shows nothing, whatever it is.
-            steps: How many batches are read; None is all.
+            verbose: Accepted as in Keras, and ignored: `predict` shows nothing.
+            steps: How many batches to read; None for all.
             callbacks: Callbacks whose `on_predict_` methods are called.
 
         Returns:
@@ -401,10 +400,10 @@ class Model:
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate. Assign to it to change it for the steps that come.
+        """The learning rate. Assign to it to change the rate of the next steps.
 
         Raises:
-            ArgumentError: It is no part of the optimizer's state.
+            ArgumentError: The learning rate is not in the optimizer's state.
         """
         return get_rate(self.optimizer)
 
@@ -413,7 +412,7 @@ class Model:
         set_rate(self.optimizer, as_number("fit.Model", "learning_rate", rate, least=0.0))
 
     def summary(self) -> Summary:
-        """Return a table of layers: shapes, parameters, shardings, and bytes of a device."""
+        """Return a table of layers: shapes, parameters, shardings, and bytes per device."""
         return summarize(self.module, self._compiled)
 
     def save(self, directory: str | Path) -> None:
@@ -425,10 +424,10 @@ class Model:
         _files.save(self, directory)
 
     def load(self, directory: str | Path) -> None:
-        """Load what `save` wrote into this model, on any number of devices.
+        """Load a saved model into this one, on any number of devices.
 
         Raises:
-            CheckpointError: The directory has no model, or another one. The model is as it was.
+            CheckpointError: The directory has no model, or another one. Nothing changes then.
         """
         _files.load(self, directory)
 
@@ -437,7 +436,7 @@ class Model:
         return _files.get_weights(self.module)
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Set all parameters and statistics to what `get_weights` returned.
+        """Set all parameters and statistics, in the order of `get_weights`.
 
         Raises:
             ShapeError: The number of arrays or a shape differs; all differences are listed.
@@ -458,9 +457,9 @@ def _choose_result(logs: dict[str, float], as_dict: bool) -> Any:
 
 
 def _log_one_device() -> None:
-    """Log that a model without a strategy uses one of several devices."""
+    """Log that a model without a strategy uses only one of several devices."""
     count = jax.device_count()
-    # One line for a job: its processes run the same program.
+    # Log once per job: its processes run the same program.
     if count > 1 and get_current_process().index == 0:
         _LOG.warning(
             "fit.Model was made outside of strategy.scope(), and given no strategy: it trains on "

@@ -20,10 +20,10 @@ class Row:
         layer: The class of the layer.
         shape: Its global shape.
         dtype: Its dtype.
-        sharding: Over which mesh axes each dim is split.
+        sharding: The mesh axes over which each dim is split.
         elements: The number of its elements.
         bytes_per_device: The bytes that the fullest device holds.
-        is_parameter: Whether it is trained.
+        is_parameter: Whether it is a parameter, and so trained.
     """
 
     path: str
@@ -38,7 +38,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Summary(Report):
-    """What `Model.summary` returns: print it, or look at it in a notebook.
+    """The result of `Model.summary`: print it, or show it in a notebook.
 
     Attributes:
         title: The class of the module.

@@ -16,7 +16,7 @@ def make_optimizer(
     peak, warmup = config.learning_rate, config.warmup_steps
     rate: optax.Schedule
     if config.schedule == "cosine":
-        # optax refuses a decay that does not outlast its warm-up.
+        # optax refuses a decay that is not longer than its warm-up.
         rate = optax.warmup_cosine_decay_schedule(0.0, peak, warmup, max(num_steps, warmup + 1))
     else:
         rate = optax.join_schedules(

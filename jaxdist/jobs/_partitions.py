@@ -1,4 +1,4 @@
-"""The table of partitions: how the state of a model is placed on the devices, by name."""
+"""The table of partitions: ways to place the state of a model on the devices, by name."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ class Partition:
     is_in_slice: bool = False
 
 
-# The replica axis within a slice; the other replica axis is over slices.
+# The replica axis within a slice. The other replica axis spans slices.
 _WITHIN = ("replica",)
 
 PARTITIONS: Mapping[str, Partition] = MappingProxyType(
@@ -58,12 +58,12 @@ PARTITIONS: Mapping[str, Partition] = MappingProxyType(
         ),
     }
 )
-# The names of kinds of update in plans, with `optimizer.update` of each. Their state is replicated.
+# The kinds of update in plans, with `optimizer.update` of each. They replicate the parameters.
 UPDATES: Mapping[str, Literal["replicated", "sharded", "compressed"]] = MappingProxyType(
     {"sharded_update": "sharded", "compressed": "compressed"}
 )
 
-# A type checker cannot read the table; configurations are converted to this type at run time.
+# A type checker cannot read the table. Configurations are converted to this type at run time.
 if TYPE_CHECKING:
     PartitionName = str
 else:

@@ -1,4 +1,4 @@
-"""Plans of a job, without its data."""
+"""Plans a job without its data."""
 
 import dataclasses
 import math
@@ -46,7 +46,7 @@ def plan_job(
         topology: As for `Program.compile_for`.
         logical: The logical devices of a replica: a number, or a box of chips such as `"2x2"`.
             None takes the configured ones.
-        rules: How its state is placed, one of `job.rules`; None takes the configured rules.
+        rules: How to place its state, one of `job.rules`; None takes the configured rules.
         global_batch: The rows of all replicas together.
         quick: As for `Program.compile_for`.
         save: As for `Program.compile_for`. Train with the file as `training.program`.
@@ -95,9 +95,9 @@ def sweep_job(
     """Plan a job with all its rules and several numbers of logical devices, and rank the plans.
 
     Cost:
-        One compilation for each combination. For a task with a choice of remat (`model.remat` of
-        `topics_lm`) that leaves it at "none", two or more: until a plan fits and more remat is not
-        faster.
+        One compilation for each combination. A task with a choice of remat (`model.remat` of
+        `topics_lm`) that is still "none" needs two or more: until a plan fits and more remat is
+        not faster.
 
     Args:
         job: As for `plan_job`.
@@ -112,7 +112,7 @@ def sweep_job(
         A `Sweep`: print it, or take `.best`.
 
     Raises:
-        As `plan_job`.
+        The same errors as `plan_job`.
 
     Example:
         >>> from jaxdist.jobs import load_job, sweep_job
@@ -171,7 +171,7 @@ def _plan_layout(
 
     A configuration that sets `model.remat` keeps it.
     """
-    # Nothing is gathered for a replica that has all parameters.
+    # A replica that has all parameters gathers nothing.
     is_sharded = find_partition(rules).is_sharded
     remats = [name for name in job.remats if is_sharded or name != "parameters"]
     fastest = math.inf
@@ -184,8 +184,8 @@ def _plan_layout(
         label = report if not remat else _add_prefix(report, f"remat {remat}, ")
         found = _plan_candidate(task, topology, rules, logical, rows, label)
         yield dataclasses.replace(found, remat=remat)
-        # More remat is more work in less memory. It is faster only where the compiler computes
-        # again what does not fit, or where the program does not fit at all.
+        # More remat means more work and less memory. It is only faster if the compiler already
+        # recomputes values that do not fit, or if the program does not fit at all.
         if found.plan is None and remat == remats[0]:
             return
         if found.seconds is not None:
@@ -197,7 +197,7 @@ def _plan_layout(
 def _plan_candidate(
     job: Task[Any], topology: Any, rules: str, logical: Any, rows: int, report: Report
 ) -> Candidate:
-    """Plan one combination. If it is impossible, the candidate contains the reason."""
+    """Plan one combination. If it is impossible, the candidate has the reason."""
     target = make_target(topology, logical)
     sizes = target.places.num_replicas, target.places.num_logical
     try:

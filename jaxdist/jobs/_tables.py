@@ -7,9 +7,9 @@ from flax import nnx
 
 
 class Table:
-    """A variable of which a step reads and changes some rows.
+    """A variable; each step reads and changes only some of its rows.
 
-    It is an attribute of an NNX module. NNX does not look into it: a `jaxdist.Variable` itself
+    Use it as an attribute of an NNX module. NNX does not look into it: a `jaxdist.Variable`
     would be a leaf of the model, and its whole value would move with the model.
 
     Args:
@@ -21,7 +21,7 @@ class Table:
         self.variable: Any = None
 
     def create(self) -> None:
-        """Make the variable. A model that is only planned makes none."""
+        """Make the variable. A model that is only planned does not call this."""
         self.variable = self._make()
 
 

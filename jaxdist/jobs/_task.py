@@ -1,4 +1,4 @@
-"""The base class of tasks: a model, its steps, its data, and the words for its results."""
+"""The base class of tasks: a model, its steps, its data, and how to describe its results."""
 
 import abc
 import dataclasses
@@ -32,7 +32,7 @@ C = TypeVar("C", bound=JobConfig)
 @final
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A measure of the evaluations that is drawn over the steps.
+    """A measure of the evaluations to draw over the steps.
 
     Attributes:
         measure: Its name.
@@ -52,9 +52,9 @@ class Data:
 
     Attributes:
         train: NumPy arrays `[N, ...]`.
-        held_out: Likewise, for evaluations.
+        held_out: The same, for evaluations.
         identity: The values that determine which examples are held out. A run resumes only with
-            the same values. With another split it would evaluate on examples that it was trained
+            the same values: a different split would evaluate on examples that the model was trained
             on.
     """
 
@@ -64,7 +64,7 @@ class Data:
 
 
 def split_rows(examples: PyTree, test_fraction: float, seed: int) -> tuple[PyTree, PyTree]:
-    """Return the examples to train on, and the held-out ones. The choice depends on `seed` only.
+    """Return the examples to train on, and the held-out ones. The choice depends only on `seed`.
 
     Example:
         >>> [len(part) for part in split_rows(np.arange(10), 0.25, seed=0)]
@@ -72,34 +72,34 @@ def split_rows(examples: PyTree, test_fraction: float, seed: int) -> tuple[PyTre
     """
     rows = len(jax.tree.leaves(examples)[0])
     order = np.random.default_rng(seed).permutation(rows)
-    # At least one row on each side, also for an extreme fraction.
+    # At least one row on each side, even for an extreme fraction.
     count = min(max(1, round(rows * test_fraction)), rows - 1)
     train, held_out = order[count:], order[:count]
     return jax.tree.map(lambda x: x[train], examples), jax.tree.map(lambda x: x[held_out], examples)
 
 
 class Task(abc.ABC, Generic[C]):
-    """What differs between trainings: a model, its steps, its data, and words for its results.
+    """The parts of a training that differ: a model, its steps, its data, and its results in words.
 
-    `train` and `plan_job` do everything else for all tasks. A task reads its data at the first use
-    of `data`, so that a plan reads none. `docs/how-to/tasks.md` shows how to add a task.
+    `train` and `plan_job` do everything else for all tasks. A task reads its data at the first
+    use of `data`, so a plan reads no data. `docs/how-to/tasks.md` shows how to add a task.
 
     Args:
-        config: An object of `config_type`.
+        config: An instance of `config_type`.
     """
 
     config_type: ClassVar[type[JobConfig]]
     title: ClassVar[str]
-    examples: ClassVar[str]  # the name of the rows of a batch: images, windows
-    unit: ClassVar[str]  # the unit of throughput: images, bytes
+    examples: ClassVar[str]  # the name of the rows of a batch, such as images or windows
+    unit: ClassVar[str]  # the unit of throughput, such as images or bytes
     curve: ClassVar[Curve]  # its measure is in the metrics file, too
-    # Format strings of the measures: an evaluation in words, and the last line of a run.
+    # Format strings of the measures: a line for an evaluation, and the last line of a run.
     in_words: ClassVar[str]
     headline: ClassVar[str]
     # Whether the model has layers that tensor parallelism splits.
     can_split: ClassVar[bool] = False
 
-    # What the backward pass can compute again, from nothing to most: the values of `model.remat`.
+    # The values of `model.remat`: how much the backward pass recomputes, from nothing to most.
     # Empty for a task without such an entry.
     remats: ClassVar[tuple[str, ...]] = ()
 
@@ -164,14 +164,14 @@ class Task(abc.ABC, Generic[C]):
 
     @property
     def rows_per_replica(self) -> int:
-        """The configured batch size, divided by the replicas without accelerators."""
+        """The configured batch size, divided by the number of replicas without accelerators."""
         return max(1, self.config.data.batch_size // count_replicas(self.config))
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The names of the rules by which the state can be placed, the configured one first.
+        """The names of the rules that can place the state, the configured one first.
 
-        They are the names of the table of partitions, and of the kinds of update.
+        These are the names of the table of partitions, and the kinds of update.
         """
         own: str = self.config.strategy.partition
         if own == "replicated":
@@ -200,10 +200,10 @@ class Task(abc.ABC, Generic[C]):
         )
 
     def with_remat(self, remat: str) -> Self:
-        """Return the task with another one of `remats`: a value of its entry `model.remat`.
+        """Return the task with another one of `remats` as its entry `model.remat`.
 
         Raises:
-            ArgumentError: The task does not have this one, or none.
+            ArgumentError: The task does not have this value, or has no remats.
         """
         caller = f"{type(self).__name__}.with_remat"
         if not self.remats:
@@ -226,10 +226,10 @@ class Task(abc.ABC, Generic[C]):
         )
 
     def build(self, strategy: Strategy, *, abstract: bool = False) -> tuple[Any, Any]:
-        """Make and place the model and its optimizer, with shapes for arrays if `abstract`."""
+        """Make and place the model and its optimizer; with shapes for arrays if `abstract`."""
         asked, optimizing = self.config.strategy, self.config.optimizer
         placed = PARTITIONS[asked.partition]
-        # With FSDP a replica has only pieces of the gradients, and clipping needs the norm of all
+        # With FSDP, a replica has only pieces of the gradients, and clipping needs the norm of all
         # of them. `sharded_update` computes that norm over the replicas.
         if placed.is_sharded and optimizing.update == "replicated":
             optimizing = dataclasses.replace(optimizing, update="sharded")

@@ -1,4 +1,4 @@
-"""The registry of tasks, and the configuration of a task from its file."""
+"""Finds the tasks, and reads the configuration of a task from its file."""
 
 import importlib
 import pkgutil
@@ -20,7 +20,7 @@ from jaxdist.jobs._task import Task
 # Note [How tasks are found]
 # Every folder of `jaxdist/jobs` without an underscore is a task, and its name is the name of the
 # task in configurations. The `__init__` of the folder has a name `TASK`: a subclass of `Task`. So
-# a new task needs no change outside of its folder.
+# a new task needs no change outside its folder.
 
 
 def _find_tasks() -> Mapping[str, type[Task[Any]]]:
@@ -50,7 +50,7 @@ def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedCo
     """Read the configuration of a job. Its entry `task` determines its sections.
 
     Args:
-        path: The TOML file; or, where there is no such file, the name of one that comes with
+        path: The TOML file; or, if there is no such file, the name of one that comes with
             jaxdist, such as `digits_mirrored`. `task = "..."` is before its sections; without it,
             the task is "digits".
         overrides: The values of `--set`.
@@ -59,8 +59,8 @@ def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedCo
         The configuration of the task, and the origin of each entry.
 
     Raises:
-        ConfigError: The task does not exist, entries contradict each other, or as for
-            `load_config`.
+        ConfigError: The task does not exist, entries contradict each other, or `load_config`
+            raises it.
 
     Example:
         >>> import tempfile, pathlib
@@ -74,7 +74,7 @@ def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedCo
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Task[Any]:
-    """Read a configuration as a task, which can be planned and reads no data for that.
+    """Read a configuration as a task that can be planned. Reads no data.
 
     Args:
         path: The TOML file, as for `jaxdist train`.
@@ -108,7 +108,7 @@ def _load(caller: str, path: Any, overrides: Any) -> LoadedConfig[Any]:
 
 
 def _read_task_name(path: str | Path) -> str:
-    # The task selects the schema, so it is read before `load_config` checks all other entries.
+    # The task selects the schema, so read it before `load_config` checks all other entries.
     text = read_text(path)
     try:
         name = tomllib.loads(text).get("task", _DEFAULT)

@@ -1,4 +1,4 @@
-"""Helpers for tests and notebooks: virtual devices, and processes.
+"""Helpers for tests and notebooks: virtual devices, and several processes.
 
 No other room of jaxdist uses this one.
 """

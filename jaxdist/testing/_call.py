@@ -1,4 +1,4 @@
-"""What each process of `testing.launch` runs: one function, whose result goes to a file."""
+"""Runs in each process of `testing.launch`: calls a function, and writes its result to a file."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from jaxdist.errors import ArgumentTypeError
 
 
 def main(folder: str) -> None:
-    """Call the function of a folder, and write its result or its exception there."""
+    """Call the function stored in a folder, and write its result or its exception there."""
     own = pathlib.Path(folder)
     index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     try:
@@ -41,7 +41,7 @@ def _pickle_error(error: Exception) -> bytes:
     text = "".join(traceback.format_exception(error))
     try:
         content = dump((error, text))
-        # Some exceptions can be written and not be read: those with arguments of their own.
+        # Some exceptions can be pickled but not unpickled: those with their own arguments.
         pickle.loads(content)
     except Exception:
         return pickle.dumps((None, text))
@@ -49,7 +49,7 @@ def _pickle_error(error: Exception) -> bytes:
 
 
 def dump(value: Any) -> bytes:
-    """Pickle a value; with cloudpickle if it is installed, which knows functions of a notebook."""
+    """Pickle a value; if installed, with cloudpickle, which supports functions of a notebook."""
     cloudpickle: Any = sys.modules.get("cloudpickle")
     if cloudpickle is None:
         try:
@@ -60,5 +60,5 @@ def dump(value: Any) -> bytes:
 
 
 def load(path: pathlib.Path) -> Any:
-    """Read what `dump` made. The folder is private, and only these processes write to it."""
+    """Read what `dump` wrote. The folder is private: only these processes write to it."""
     return pickle.loads(path.read_bytes())

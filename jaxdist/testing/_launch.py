@@ -1,4 +1,4 @@
-"""`testing.launch`: a function in several processes."""
+"""`testing.launch`: calls a function in several processes."""
 
 import pathlib
 import signal
@@ -23,33 +23,33 @@ def launch(
     devices_per_process: int = 1,
     timeout_seconds: float | None = None,
 ) -> list[Any]:
-    """Call a function in several processes of this machine, and return what each returned.
+    """Call a function in several processes of this machine, and return their results.
 
-    Each process is a worker of a `MultiWorkerMirroredStrategy`, as with `jaxdist launch`. What the
-    processes print appears here, each line with the number of its process. The processes are new:
-    nothing that was computed before is in them, and JAX starts with the function.
+    Each process is a worker of a `MultiWorkerMirroredStrategy`, as with `jaxdist launch`. The
+    output of the processes appears here, each line with the number of its process. The processes
+    are new: they contain no earlier results, and JAX starts with the function.
 
-    A function of a module is imported by each process. A function of a notebook, a lambda or a
-    function inside of another one is sent by value, together with the global names that it uses;
-    that needs the package cloudpickle. Results come back by pickle, through a private folder.
+    A function of a module is imported by each process. A notebook function, a lambda or a nested
+    function is sent by value, together with the global names that it uses; this requires the
+    package cloudpickle. Results come back by pickle, through a private folder.
 
     Args:
         function: Called without arguments in each process.
         n: Number of processes.
-        devices_per_process: GPUs of each process where there are GPUs, else CPU devices.
-        timeout_seconds: Processes that take longer are ended; None waits for ever.
+        devices_per_process: GPUs of each process if there are GPUs, else CPU devices.
+        timeout_seconds: Processes that take longer are ended; None waits forever.
 
     Returns:
         The results, in the order of the processes.
 
     Raises:
-        Exception: What the function raised in the process that failed first. A note of it has the
+        Exception: The exception of the function in the process that failed first. Its note has the
             number of the process and the traceback.
         LaunchError: A process ended without an exception, or could not be started.
         DeadlineExceededError: A process took longer than `timeout_seconds`.
         MissingExtraError: The function has to be sent by value, and cloudpickle is not installed.
         ArgumentError: A number is out of range.
-        ArgumentTypeError: `function` is no function, or a number is none.
+        ArgumentTypeError: `function` is not a function, or a number is not a number.
 
     Cost:
         Starts n processes that import JAX, some seconds.
@@ -119,7 +119,7 @@ def _raise_first_cause(outcome: Outcome, folder: pathlib.Path, seconds: float | 
         if error is not None:
             error.add_note(f"Raised in process {cause.index}:\n{text}")
             raise error
-        # What the others found, where the cause itself raised nothing that can be read.
+        # Errors of the other processes, if the cause itself has no readable error.
         found = (_read_error(folder, end.index)[0] for end in outcome.ends)
         raise LaunchError(
             f"{_CALLER}: process {cause.index} failed.\n\n{text or cause.text}\n\n"

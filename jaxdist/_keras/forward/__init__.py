@@ -1,1 +1,1 @@
-"""What is proved about the call of a Keras model, from two traces for two numbers of rows."""
+"""Proofs about the call of a Keras model, from two traces for two numbers of rows."""

@@ -1,4 +1,4 @@
-"""The losses that the call of a model adds, as shares of those of the global batch."""
+"""Computes the losses that the call of a model adds, as shares of those of the global batch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,8 +16,8 @@ from jaxdist._keras.models import name_of
 from jaxdist._keras.rows import Rows
 from jaxdist.errors import UnsupportedError
 
-# With one row, arrays are not repeated for each row, so a program of one row is another one. So may
-# be that of a few rows, where the layers take some of them (`x[-2:]`, `sort(x)[:3]`).
+# With one row, arrays are not repeated for each row, so the program for one row is different. So
+# may be that for a few rows, if the layers take some of them (`x[-2:]`, `sort(x)[:3]`).
 _LEAST, _ENOUGH = 2, 8
 
 
@@ -31,19 +31,19 @@ def compute_shares(
     rows: Rows,
     training: bool,
 ) -> list[Any]:
-    """Return what this replica adds to each loss of the global batch.
+    """Return the part of this replica in each loss of the global batch.
 
-    The call is traced for the rows of the replica, and for those of all replicas, as Keras alone
-    computes it. The two traces show what each value is: see `forward/whole.py`.
+    Traces the call for the rows of the replica, and for those of all replicas, as Keras alone
+    computes it. The two traces show what kind each value is: see `forward/whole.py`.
 
     Args:
         model: The model.
         pairs: Its traces.
-        trainable: The values of the variables that are trained.
-        fixed: Those of the others.
+        trainable: The values of the trainable variables.
+        fixed: The values of the other variables.
         x: The rows of this replica.
-        added: The losses that the call has added, without those of the regularizers of weights.
-        rows: How many rows these are.
+        added: The losses that the call added, without those of weight regularizers.
+        rows: The number of rows.
         training: Whether the model is called for training.
 
     Raises:
@@ -51,7 +51,7 @@ def compute_shares(
     """
     own = [jnp.sum(loss) for loss in added]
     if rows.most == rows.total:
-        # One replica has all rows: no other one adds anything.
+        # One replica has all rows, so the others add nothing.
         return own if rows.own else [jnp.zeros_like(loss) for loss in own]
     sizes = _list_sizes(rows)
     for size in sizes:
@@ -96,9 +96,9 @@ def _find_programs(pair: Pair, number: int) -> tuple[tuple[Any, Any], Sequence[i
 
 
 def _list_sizes(rows: Rows) -> list[int]:
-    """Return for how many rows the call may be traced: the own ones, and a few more."""
+    """Return for how many rows the call may be traced: the own rows, and a few more."""
     sizes = [max(rows.own, _LEAST), max(rows.own, _ENOUGH)]
-    # The two traces are told apart by their numbers of rows.
+    # The two traces must have different numbers of rows.
     return sorted({size + (size == rows.total) for size in sizes})
 
 
@@ -115,18 +115,18 @@ def _make_share(program: WholeProgram, value: Value, rows: Rows) -> Any:
     if value.fact is PART:
         if rows.own:
             return value.array
-        # A sum of no rows may be nan. The gradient is zero, and reaches the collectives that the
-        # replicas with rows have in theirs.
+        # A sum of no rows may be nan. This has a zero gradient, but keeps the collectives of the
+        # gradient that the other replicas run.
         return jnp.where(jnp.zeros((), bool), value.array, jnp.zeros_like(value.array))
     whole = jnp.asarray(program.to_whole(value, None).array)
     return whole * jnp.asarray(rows.fraction, whole.dtype)
 
 
 def _repeat_rows(leaf: Any, size: int, rows: Rows) -> Any:
-    """Return `size` rows: those of the replica, and its last one again.
+    """Return `size` rows: those of the replica, padded with copies of its last one.
 
-    A replica without rows has the first one of the batch: what the layers compute of it, and the
-    derivative of this, are as sound as on the replica that has it.
+    A replica without rows repeats the first row of the batch: then its outputs and derivatives are
+    as finite as on the replica that has this row.
     """
     own = leaf.shape[0]
     if rows.total <= rows.most * (rows.count - 1):

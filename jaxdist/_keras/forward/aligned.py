@@ -1,4 +1,4 @@
-"""Two traces of one function for two numbers of rows, compared operation by operation."""
+"""Compares two traces of one function for two numbers of rows, operation by operation."""
 
 from typing import Any
 
@@ -10,34 +10,33 @@ from jax.extend.core import Literal
 from jaxdist import _compat
 from jaxdist._program import get_consts, iterate_programs, open_jaxpr
 
-# Parameters with functions that compute derivatives, which each trace makes anew. The values of
-# the operation do not depend on them.
+# Parameters that hold derivative functions, which each trace makes anew. They do not change the
+# values of the operation.
 _OF_DERIVATIVES = frozenset(
     {"jvp_jaxpr_fun", "jvp", "fwd_jaxpr_thunk", "fwd", "bwd", "out_trees", "call_jaxpr_debug_info"}
 )
-# Those of `jax.custom_jvp`: a trace shows what they compute.
+# The parameters of `jax.custom_jvp`: a trace shows what they compute.
 _OF_JVP = frozenset({"jvp_jaxpr_fun", "jvp"})
 
 
 class NotAlignedError(Exception):
-    """The two traces have other operations: the function decides by the number of rows."""
+    """The two traces have different operations: the function depends on the number of rows."""
 
 
 def find_differences(one: Any, other: Any, *, shapes: bool = True) -> frozenset[int]:
-    """Return the parts of a program that are not those of another one.
+    """Return the parts of a program that differ from another one.
 
     Args:
         one: An open or closed program.
         other: The program of the same function for another number of rows.
-        shapes: Whether an operation differs whose results have other shapes, and whose parameters
-            are the same ones.
+        shapes: Whether an operation also differs if only the shapes of its results differ.
 
     Returns:
-        The `id` of each literal, variable of a constant, and operation of `one`, also inside of
-        other operations, that differs.
+        The `id` of each literal, constant variable and operation of `one` that differs, including
+        those inside other operations.
 
     Raises:
-        NotAlignedError: The operations are not the same ones.
+        NotAlignedError: The operations are not the same.
     """
     comparison = _Comparison(shapes, _OF_DERIVATIVES)
     comparison.compare(one, other)
@@ -45,7 +44,7 @@ def find_differences(one: Any, other: Any, *, shapes: bool = True) -> frozenset[
 
 
 def are_same(one: Any, other: Any) -> bool:
-    """Whether two programs compute the same, and so do their gradients."""
+    """Whether two programs compute the same values and gradients."""
     return _find_no_difference(_Comparison(shapes=True, ignored=_OF_JVP), one, other)
 
 
@@ -68,7 +67,7 @@ class _Comparison:
         """Compare two programs.
 
         Raises:
-            NotAlignedError: The operations are not the same ones.
+            NotAlignedError: The operations are not the same.
         """
         first, second = open_jaxpr(one), open_jaxpr(other)
         if first is second and one is other:
@@ -102,7 +101,7 @@ class _Comparison:
                 self.found.add(id(a))
 
     def _differ(self, a: Any, b: Any) -> bool:
-        """Whether the results or parameters of two operations differ; compares programs too."""
+        """Whether the results or parameters of operations differ; compares inner programs too."""
         is_equal = self._compare_parameters(a, b)
         pairs = zip(a.outvars, b.outvars, strict=True)
         return not is_equal or (
@@ -110,7 +109,7 @@ class _Comparison:
         )
 
     def _compare_parameters(self, a: Any, b: Any) -> bool:
-        """Compare the parameters of operations; return whether all but programs are equal."""
+        """Compare the parameters of operations; return whether all except programs are equal."""
         if a.params.keys() != b.params.keys():
             raise NotAlignedError
         is_equal = True
@@ -127,10 +126,10 @@ class _Comparison:
 
 
 def _have_same_rule(a: Any, b: Any) -> bool:
-    """Whether two operations have the same derivative, if it is one of `jax.custom_jvp`."""
+    """Whether two operations have the same derivative, if it is from `jax.custom_jvp`."""
     if a.primitive.name != "custom_jvp_call":
         return True
-    # The rule may call the function again: gradients are those of the rule only.
+    # The rule may call the function again, but only the rule determines the gradients.
     comparison = _Comparison(shapes=True, ignored=_OF_DERIVATIVES)
     return _find_no_difference(comparison, _trace_rule(a), _trace_rule(b))
 
@@ -175,7 +174,7 @@ def _has_numbers(value: Any) -> bool:
 
 
 def is_same_parameter(value: Any, other: Any) -> bool:
-    """Whether two parameters of an operation are equal; False where that cannot be told."""
+    """Whether two parameters of an operation are equal; False if this is unknown."""
     if value is other:
         return True
     programs, others = list(iterate_programs(value)), list(iterate_programs(other))

@@ -1,8 +1,8 @@
-"""Values of a replica and values of all rows, converted into each other inside of a step.
+"""Converts between values of a replica and values of all rows inside a step.
 
 The replicas compute shares of one loss, whose sum is differentiated. So the gradients of a whole
-value are shares that add up, those of rows are the own rows of the gradient, and that of a part is
-the same on all replicas.
+value are shares that add up. The gradient of rows is the part for these rows. The gradient of a
+partial sum is the same on all replicas.
 """
 
 import dataclasses
@@ -21,15 +21,15 @@ class Conversions:
     """The conversions of one replica.
 
     Args:
-        rows: The rows of the replica, of which `own` are real.
-        sizes: The rows of the program of one replica, which may be more, and those of all.
+        rows: The rows of the replica; `own` of them are real.
+        sizes: The numbers of rows in the programs of one replica, which may be more, and of all.
     """
 
     rows: Rows
     sizes: Sizes
 
     def add_up(self, part: Any) -> Any:
-        """Return the sum of a part over the replicas."""
+        """Return the sum over the replicas of a partial sum."""
         return _with_gradient(self.rows.add_up, self.rows.add_up, part)
 
     def gather(self, array: Any, dim: int) -> Any:
@@ -50,7 +50,7 @@ class Conversions:
         return _with_gradient(lambda a: self._gather(a, dim, block), backward, array)
 
     def take_rows(self, whole: Any, dim: int) -> Any:
-        """Return the rows of this replica of a value of all rows; rows that are missing repeat."""
+        """Return the rows of this replica, padded with copies of the last; zeros without rows."""
         own, length = self.rows.own, self.sizes.own
         block = whole.shape[dim] // self.sizes.total
         if not own:
@@ -64,7 +64,7 @@ class Conversions:
         return jnp.concatenate([taken] + [last] * (length - own), dim)
 
     def keep_real(self, array: Any, dim: int) -> Any:
-        """Return the rows with zeros for those that are not real."""
+        """Return the rows, with zeros instead of padding."""
         if self.rows.own == self.sizes.own:
             return array
         block = array.shape[dim] // self.sizes.own

@@ -1,4 +1,4 @@
-"""Loops, branches and functions with own derivatives that a replica computes for its own rows."""
+"""Finds loops, branches and custom-derivative functions that run on the rows of a replica."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,11 +15,11 @@ _INLINED = frozenset({"jit", "pjit", "closed_call", "core_call", "custom_jvp_cal
 
 
 def find_nested(eqn: Any, other: Any, facts: Sequence[Fact], sizes: Sizes) -> list[Fact] | None:
-    """Return the facts of the results of a whole operation for the own rows, or None.
+    """Return the facts of the results if the operation runs on the own rows; None if it cannot.
 
     Args:
-        eqn: A loop, a branch, or a call of a function with derivatives of its own.
-        other: The same operation of the program of all rows.
+        eqn: A loop, a branch, or a call of a function with its own derivatives.
+        other: The same operation in the program of all rows.
         facts: The facts of its operands, as for `find_fact`.
         sizes: The rows of the two programs.
     """
@@ -39,7 +39,7 @@ def find_nested(eqn: Any, other: Any, facts: Sequence[Fact], sizes: Sizes) -> li
 
 
 def _fit(eqn: Any, other: Any, facts: Sequence[Fact], sizes: Sizes) -> bool:
-    """Whether the facts of the results are what their shapes show."""
+    """Whether the facts of the results agree with their shapes."""
     for fact, a, b in zip(facts, eqn.outvars, other.outvars, strict=True):
         dim = sizes.find_dim(a.aval.shape, b.aval.shape)
         if dim != (fact.dim if fact.kind is Kind.ROWS else -1):
@@ -95,7 +95,7 @@ def _scan(eqn: Any, other: Any, facts: list[Fact], sizes: Sizes) -> list[Fact] |
         return None
     rows = [Fact(f.kind, f.dim - 1) if f.kind is Kind.ROWS else f for f in over]
     out = _run(loop.program, wide.program, [*consts, *carry, *rows], sizes)
-    # Other facts after an iteration than before are no facts of every iteration.
+    # A fact must be the same before and after an iteration to hold for every iteration.
     if out is None or out[: loop.num_carry] != carry:
         return None
     stacked = [Fact(f.kind, f.dim + 1) if f.kind is Kind.ROWS else f for f in out[loop.num_carry :]]

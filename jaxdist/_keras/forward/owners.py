@@ -1,4 +1,4 @@
-"""Which variables of a model belong to layers of Keras, and which to layers of the user."""
+"""Finds which variables of a model belong to Keras layers, and which to layers of the user."""
 
 import types
 from typing import Any
@@ -10,7 +10,7 @@ _HARMLESS = frozenset({"__init__", "get_config", "from_config", "compute_output_
 
 
 def find_aggregations(model: Any) -> dict[int, str]:
-    """Return the aggregation of each variable that is not trained and no layer of Keras keeps.
+    """Return the aggregation of each non-trainable variable that does not belong to a Keras layer.
 
     Args:
         model: The model.
@@ -39,7 +39,7 @@ def find_aggregations(model: Any) -> dict[int, str]:
 
 
 def _is_of_keras(kind: type) -> bool:
-    """Whether a class computes what a layer of Keras computes."""
+    """Whether a class computes the same as its base class in Keras."""
     base = next((b for b in kind.__mro__ if b.__module__.partition(".")[0] == "keras"), object)
     own = kind.__mro__[: kind.__mro__.index(base)]
     methods = {n for each in own for n, x in vars(each).items() if _is_method(x)}

@@ -1,10 +1,10 @@
-"""Two traces of the call of a model, of which proofs follow, kept for the next step.
+"""Keeps two traces of the call of a model, and the proofs from them, for later steps.
 
 Note [Proofs of steps op by op]
-Compiled, a step is traced once, and so are the programs of its proofs. Op by op, the code of the
+A compiled step is traced once, and so are the programs of its proofs. Op by op, the code of the
 layers runs at every step, and may compute something else: a callback may have changed an attribute
-that a layer reads. So the call is traced at every step for the rows of the replica. Where this is
-the program of an earlier step, the second trace and everything that was proved are those of then.
+that a layer reads. So the call is traced at every step for the rows of the replica. If this
+gives the program of an earlier step, the second trace and all proofs are reused.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ class Pair:
 
     Args:
         one: The program for the rows of one replica.
-        more: That for more rows.
-        proved: What was proved of them, by the question.
+        more: The program for more rows.
+        proved: The results of proofs, by question.
     """
 
     one: Forward
@@ -59,15 +59,15 @@ class Pairs:
         """Return the traces of a call of the model.
 
         Args:
-            trainable: The values of the variables that are trained.
-            fixed: Those of the others.
+            trainable: The values of the trainable variables.
+            fixed: The values of the other variables.
             x: The rows of this replica.
-            rows: How many rows these are.
+            rows: The number of rows.
             sizes: The two numbers of rows.
             training: Whether the model is called for training.
 
         Raises:
-            UnsupportedError: JAX cannot trace the call for such numbers of rows.
+            UnsupportedError: JAX cannot trace the call for these numbers of rows.
         """
 
         key = sizes, training, jax.tree.structure(x), _get_shapes(trainable, fixed, x)

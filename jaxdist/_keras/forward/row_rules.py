@@ -1,8 +1,8 @@
-"""Which operations each replica can compute for its own rows, so that the results are its rows.
+"""Rules for operations whose result on the rows of a replica is those rows of the full result.
 
-A rule looks at one operation of a program that is traced for the rows of one replica, and at the
-same operation of the program of all rows. It answers for the own operation on own operands. Where
-it has no answer, the replicas gather the rows: that is slower, and right for every operation.
+A rule compares one operation of a program that is traced for the rows of one replica with the same
+operation in the program of all rows. It decides whether the replica may run its own operation. If
+no rule applies, the replicas gather the rows: that is slower, and right for every operation.
 """
 
 import dataclasses
@@ -16,17 +16,17 @@ from jaxdist._program import primitives as known
 
 
 class Kind(enum.Enum):
-    """How the value of a replica belongs to the value of the program of all rows."""
+    """How the value of a replica relates to the value in the program of all rows."""
 
-    WHOLE = "whole"  # it is that value
-    ROWS = "rows"  # it is the rows of the replica, along one dim
-    PART = "part"  # the sum over the replicas is that value
+    WHOLE = "whole"  # it is this value
+    ROWS = "rows"  # it has the replica's rows of this value, along one dim
+    PART = "part"  # the sum over the replicas is this value
     OWN = "own"  # each replica has its own value, and Keras alone would have another one
 
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-    """How the value of a replica belongs to the value of the program of all rows."""
+    """How the value of a replica relates to the value in the program of all rows."""
 
     kind: Kind
     dim: int = -1  # of the rows
@@ -37,13 +37,13 @@ WHOLE, PART, OWN = Fact(Kind.WHOLE), Fact(Kind.PART), Fact(Kind.OWN)
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The rows of the two programs: those of one replica, and those of all."""
+    """The numbers of rows in the two programs: of one replica, and of all."""
 
     own: int
     total: int
 
     def find_dim(self, own: Sequence[int], whole: Sequence[int]) -> int | None:
-        """Return the dim of the rows, -1 where the shapes are equal, None where it is unclear."""
+        """Return the dim of the rows; -1 if the shapes are equal, None if it is unclear."""
         if len(own) != len(whole):
             return None
         places = [n for n, (a, b) in enumerate(zip(own, whole, strict=True)) if a != b]
@@ -52,7 +52,7 @@ class Sizes:
         if len(places) > 1:
             return None
         [n] = places
-        # Whole blocks of rows: with other sizes, a value does not consist of one for each row.
+        # Whole blocks of rows. With other sizes, the value does not have one block for each row.
         fits = own[n] % self.own == 0 and own[n] // self.own * self.total == whole[n]
         return n if fits else None
 
@@ -62,7 +62,7 @@ def _same(eqn: Any, other: Any, *but: str) -> bool:
     return all(is_same_parameter(eqn.params[k], other.params.get(k)) for k in keys)
 
 
-# Each value of the result is computed of the values at the same position of the operands.
+# Each element of the result depends on the elements at the same position in the operands.
 ELEMENTWISE = frozenset(
     """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil
@@ -84,11 +84,11 @@ Rule: TypeAlias = Callable[[Any, Any, list[Fact]], Fact | None]
 
 
 def find_fact(eqn: Any, other: Any, facts: list[Fact], sizes: Sizes) -> Fact | None:
-    """Return the fact of the results of the own operation on own operands, or None.
+    """Return the fact of the results of the own operation on own operands; None if unknown.
 
     Args:
         eqn: The operation for the rows of one replica.
-        other: The same operation of the program of all rows.
+        other: The same operation in the program of all rows.
         facts: The facts of its operands: rows, values of each replica, and whole values that have
             the same shape in both programs.
         sizes: The rows of the two programs.
@@ -100,14 +100,14 @@ def find_fact(eqn: Any, other: Any, facts: list[Fact], sizes: Sizes) -> Fact | N
     fact = _find_rows(eqn, other, name, facts, dims)
     if fact is None or fact.kind is not Kind.ROWS:
         return fact
-    # What the rule has found must be what the shapes show, for every result.
+    # The shapes of all results must agree with the rule.
     pairs = zip(eqn.outvars, other.outvars, strict=True)
     found = {sizes.find_dim(a.aval.shape, b.aval.shape) for a, b in pairs}
     return fact if found == {fact.dim} else None
 
 
 def _find_own(eqn: Any, other: Any, name: str, facts: list[Fact], sizes: Sizes) -> Fact | None:
-    """Return the fact of an operation without operands that have rows."""
+    """Return the fact of an operation whose operands have no rows."""
     pairs = list(zip(eqn.outvars, other.outvars, strict=True))
     found = {sizes.find_dim(a.aval.shape, b.aval.shape) for a, b in pairs}
     dim = found.pop() if len(found) == 1 else None
@@ -116,7 +116,7 @@ def _find_own(eqn: Any, other: Any, name: str, facts: list[Fact], sizes: Sizes) 
     is_own = OWN in facts
     if dim == -1:
         return OWN if is_own and name in known.FIRST_ORDER and _same(eqn, other) else None
-    # A value that is repeated for each row, or random numbers of a key of the replica.
+    # A value that is repeated for each row, or random numbers from a key of the replica.
     if name == "broadcast_in_dim":
         is_new = dim not in eqn.params["broadcast_dimensions"]
         size = 0
@@ -141,7 +141,7 @@ def _find_rows(eqn: Any, other: Any, name: str, facts: list[Fact], dims: set[int
     ndim = len(eqn.outvars[0].aval.shape)
     rows = Fact(Kind.ROWS, dim)
     if name in ELEMENTWISE or name in known.PAIRWISE:
-        # JAX aligns operands with as many dims; a scalar is used for every value.
+        # JAX requires operands of equal rank here; a scalar is used for every value.
         fits = all(len(v.aval.shape) in (0, ndim) for v in eqn.invars)
         return rows if fits and _same(eqn, other, "sharding") else None
     if name in _REDUCTIONS:
@@ -193,7 +193,7 @@ def _reshape(eqn: Any, other: Any, dim: int) -> Fact | None:
     places = [n for n, (a, b) in enumerate(zip(own, whole, strict=False)) if a != b]
     if len(own) != len(whole) or len(places) != 1:
         return None
-    # The rows are one block of the array, at the same place before and after.
+    # The rows are one block of the array, at the same position before and after.
     before = math.prod(eqn.invars[0].aval.shape[:dim])
     fits = math.prod(own[: places[0]]) == before
     return Fact(Kind.ROWS, places[0]) if fits else None
@@ -297,7 +297,7 @@ def _gather(eqn: Any, other: Any, facts: list[Fact]) -> Fact | None:
         return None
     if array.kind is not Kind.ROWS or indices.kind is not Kind.WHOLE:
         return None
-    # The same columns of each row.
+    # The same columns for each row.
     gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     shape, wide = eqn.invars[0].aval.shape, other.invars[0].aval.shape
     sizes, others = p["slice_sizes"], other.params["slice_sizes"]

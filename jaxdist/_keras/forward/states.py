@@ -1,4 +1,4 @@
-"""What a step does with the variables that are not trained, and that the replicas assign."""
+"""Merges the non-trainable variables that the replicas assign in a step."""
 
 import dataclasses
 import enum
@@ -28,12 +28,12 @@ from jaxdist.errors import StateDivergenceError
 
 
 class Law(enum.Enum):
-    """What the value of a variable is after a step, of the values of the replicas."""
+    """How the value of a variable after a step follows from the values of the replicas."""
 
-    KEEP = "keep"  # they are equal
-    MEAN = "mean"  # of the replicas, weighted by rows
-    ADD = "add"  # the old value, and what each replica adds
-    FIRST = "first"  # that of replica 0
+    KEEP = "keep"  # all replicas have this value
+    MEAN = "mean"  # the mean over the replicas, weighted by rows
+    ADD = "add"  # the old value plus the additions of all replicas
+    FIRST = "first"  # the value of replica 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,22 +41,22 @@ class Laws:
     """The laws of the variables that a step has assigned.
 
     Args:
-        by_number: The law of each of them, by its number among those that are not trained.
-        together: Of those that are added to: the ones whose additions do not depend on the old
-            value of another one.
+        by_number: The law of each variable, by its number among the non-trainable ones.
+        together: The variables with the law `ADD` whose additions do not depend on the old value of
+            another such variable.
     """
 
     by_number: Mapping[int, Law]
     together: frozenset[int] = frozenset()
 
     def find_groups(self) -> list[list[int]]:
-        """Return the variables that are added to, in groups that can be zero at once."""
+        """Return the variables with the law `ADD`, in groups that can be set to zero together."""
         numbers = [n for n, law in self.by_number.items() if law is Law.ADD]
         groups = [[n] for n in numbers if n not in self.together]
         return [*groups, sorted(self.together)] if self.together else groups
 
     def take_kept_of_first(self) -> "Laws":
-        """Return laws that take equal values from replica 0."""
+        """Return laws that take the equal values of `KEEP` from replica 0."""
         return Laws({n: Law.FIRST for n, law in self.by_number.items() if law is Law.KEEP})
 
 
@@ -70,21 +70,21 @@ def find_laws(
     rows: Rows,
     training: bool,
 ) -> Laws:
-    """Return the laws of the variables that a call of the model has assigned.
+    """Return the laws of the variables that a call of the model assigned.
 
     Args:
         model: The model.
         pairs: Its traces.
-        trainable: The values of the variables that are trained.
-        fixed: Those of the others before the call.
-        new: Those of the others after the call.
+        trainable: The values of the trainable variables.
+        fixed: The values of the other variables before the call.
+        new: The values of the other variables after the call.
         x: The rows of this replica.
-        rows: How many rows these are.
+        rows: The number of rows.
         training: Whether the model is called for training.
 
     Raises:
-        StateDivergenceError: A variable of an own layer has a value on each replica, and no way to
-            bring them together.
+        StateDivergenceError: A variable of a user's layer has a different value on each replica,
+            and there is no way to merge them.
     """
     changed = [n for n, (a, b) in enumerate(zip(fixed, new, strict=True)) if a is not b]
     aggregations = find_aggregations(model)
@@ -93,7 +93,7 @@ def find_laws(
     others = [n for n in changed if n in aggregations]
     if not others or rows.count == 1:
         return Laws({**found, **dict.fromkeys(others, Law.KEEP)})
-    # Every replica decides by the same two numbers of rows.
+    # Every replica decides from the same two numbers of rows.
     size = max(rows.most, 2)
     sizes = size, rows.total if rows.total > size else size + 1
     pair = pairs.find(trainable, fixed, x, rows, sizes, training)
@@ -132,15 +132,15 @@ def _decide_all(
 
 
 def check_assigned_in_loss(model: Any, laws: Laws, numbers: frozenset[int]) -> None:
-    """Check the variables that `compute_loss` has assigned.
+    """Check the variables that `compute_loss` assigned.
 
     Args:
         model: The model.
-        laws: What the step does with variables.
-        numbers: Those that `compute_loss` has assigned.
+        laws: The laws of the variables that the step assigned.
+        numbers: The variables that `compute_loss` assigned.
 
     Raises:
-        StateDivergenceError: The layers have assigned one too, to a value of each replica.
+        StateDivergenceError: The layers also assigned one of them, differently on each replica.
     """
     own = find_aggregations(model)
     twice = [n for n in sorted(numbers) if n in own and laws.by_number[n] is not Law.KEEP]
@@ -157,7 +157,7 @@ def check_assigned_in_loss(model: Any, laws: Laws, numbers: frozenset[int]) -> N
 
 
 class _Proof:
-    """What two traces of one call show of its variables."""
+    """The facts that two traces of one call show about its variables."""
 
     def __init__(self, pair: Pair, axes: frozenset[str]) -> None:
         self._one, self._more, self._axes = pair.one, pair.more, axes
@@ -182,7 +182,7 @@ class _Proof:
         return {n for kind, n in found if kind == "old"}
 
     def decide(self, number: int, aggregation: str, dtype: Any) -> tuple[Law | None, str]:
-        """Return the law of a variable that differs between replicas; None, and why, without."""
+        """Return the law of a variable that differs between replicas; or None, and the reason."""
         one = self._one
         jaxpr = open_jaxpr(one.closed)
         variable = jaxpr.invars[one.input_of(number)]
@@ -209,14 +209,14 @@ class _Proof:
         others = [r for n, r in enumerate(self._reads) if n != own]
         if any(("new", number) in r for r in others):
             return True
-        # To assign it twice is to read it again, but for additions.
+        # Assigning it twice means reading it again, except for additions.
         names = [marks.name_of_mark(e) for e in iterate_equations(self._one.closed)]
         assigned = [n for n in names if n and marks.number_of_assigned(n) == number]
         return len(assigned) > 1 and not is_added
 
 
 class _Reads(ForwardAnalysis[frozenset[tuple[str, int]]]):
-    """The analysis of which old and which assigned values of variables a value depends on."""
+    """Finds which old and which assigned values of variables a value depends on."""
 
     of_constants: frozenset[tuple[str, int]] = frozenset()
 
@@ -239,7 +239,7 @@ class _Reads(ForwardAnalysis[frozenset[tuple[str, int]]]):
 def share_states(
     laws: Laws, old: Sequence[Any], new: Sequence[Any], added: Mapping[int, Any], rows: Rows
 ) -> dict[int, Any]:
-    """Return what this replica sends of the variables that the replicas bring together."""
+    """Return the values that this replica sends for the variables to merge."""
     if rows.count == 1:
         return {}
     found: dict[int, Any] = {}
@@ -263,7 +263,7 @@ def share_states(
 def merge_states(
     laws: Laws, old: Sequence[Any], new: Sequence[Any], sums: Mapping[int, Any]
 ) -> list[Any]:
-    """Return the variables after the step; `sums` are those of what the replicas have sent."""
+    """Return the variables after the step; `sums` are the sums of the values that replicas sent."""
     merged = list(new)
     for n, value in sums.items():
         value = value.astype(old[n].dtype)
@@ -280,17 +280,17 @@ def compute_additions(
     rows: Rows,
     training: bool,
 ) -> dict[int, Any]:
-    """Return what this replica adds to variables: their values if they had been zero before.
+    """Return the additions of this replica to variables: their new values if they began at zero.
 
-    The difference of the new and the old value would lose what is added to a large sum.
+    The difference of new and old values would lose small additions to a large sum.
 
     Args:
         model: The model.
-        trainable: The values of the variables that are trained.
-        fixed: Those of the others before the call.
+        trainable: The values of the trainable variables.
+        fixed: The values of the other variables before the call.
         x: The rows of this replica.
-        groups: The numbers of the variables; those of a group are zero at once.
-        rows: How many rows these are.
+        groups: The numbers of the variables; those of a group are set to zero together.
+        rows: The number of rows.
         training: Whether the model is called for training.
     """
     if not groups:
@@ -309,7 +309,7 @@ def compute_additions(
 
 
 class _Evaluation(Interpreter[Any]):
-    """The evaluation of a program with marks."""
+    """Evaluates a program with marks."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -323,7 +323,7 @@ class _Evaluation(Interpreter[Any]):
     def equation(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         if marks.name_of_mark(eqn) == marks.ADD_UP:
             return [self._rows.add_up(x) for x in inputs]
-        # Only calls that JAX inlines too: the others have derivatives or loops.
+        # Inline only the calls that JAX inlines too: others have derivatives or loops.
         if eqn.primitive.name in ("jit", "pjit"):
             return self.call(eqn, inputs)
         return self.operation(eqn, inputs)

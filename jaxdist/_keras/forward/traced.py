@@ -1,4 +1,4 @@
-"""The call of a Keras model, traced as a program for a number of rows."""
+"""Traces the call of a Keras model as a program for a number of rows."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from jaxdist._keras.rows import Rows, use_rows
 
 @dataclasses.dataclass(frozen=True)
 class TracedReplica:
-    """A replica of a program that is traced for a proof: its number is an input."""
+    """A replica in a program that is traced for a proof: its number is an input."""
 
     strategy: Any
     num_replicas_in_sync: int
     replica_id_in_sync_group: Any
 
     def all_reduce(self, how: str, value: Any) -> Any:
-        """Mark a sum over the replicas; the layers of Keras have no other all-reduce."""
+        """Mark a sum over the replicas; layers of Keras use no other all-reduce."""
         del how
         return jax.tree.map(lambda x: mark(ADD_UP, lambda a: a, x), value)
 
@@ -30,9 +30,9 @@ class TracedReplica:
 class Forward:
     """A call of a model as a program.
 
-    The inputs are the number of the replica, the trained variables, the others, and the leaves of
-    the batch. The results are the leaves of the outputs, the other variables after the call, and
-    the sum of each loss that the call adds, without those of the regularizers of weights.
+    The inputs are the number of the replica, the trainable variables, the other variables, and the
+    leaves of the batch. The results are the leaves of the outputs, the other variables after the
+    call, and the sum of each loss that the call adds, without those of weight regularizers.
     """
 
     closed: Any
@@ -42,16 +42,16 @@ class Forward:
     num_losses: int
 
     def result_of(self, number: int) -> int:
-        """Return the number of the result that is the new value of a variable."""
+        """Return the number of the result with the new value of a variable."""
         return self.num_outputs + number
 
     def input_of(self, number: int) -> int:
-        """Return the number of the input that is the value of a variable that is not trained."""
+        """Return the number of the input with the value of a non-trainable variable."""
         return 1 + self.num_trainable + number
 
     @property
     def first_of_rows(self) -> int:
-        """The number of the first input that has the rows."""
+        """The number of the first input that has rows."""
         return 1 + self.num_trainable + self.num_fixed
 
     @property
@@ -61,7 +61,7 @@ class Forward:
         return list(range(start, start + self.num_losses))
 
     def is_changed(self, number: int) -> bool:
-        """Whether the call assigns a variable that is not trained."""
+        """Whether the call assigns a non-trainable variable."""
         jaxpr = self.closed.jaxpr
         return jaxpr.outvars[self.result_of(number)] is not jaxpr.invars[self.input_of(number)]
 
@@ -73,10 +73,10 @@ def trace_forward(
 
     Args:
         model: The model.
-        trainable: The values of its variables that are trained, or their shapes.
-        fixed: Those of the others.
-        x: A batch, of which only the shapes without the rows count.
-        rows: The number of rows, and of the replicas.
+        trainable: The values or shapes of the trainable variables.
+        fixed: The values or shapes of the other variables.
+        x: A batch; only its shapes without the rows count.
+        rows: The numbers of rows and of replicas.
         training: Whether the model is called for training.
     """
     kwargs = {"training": training} if model._call_has_training_arg else {}

@@ -1,4 +1,4 @@
-"""Whether a value of a traced step may be another one for other rows, or on another replica."""
+"""Decides whether a value of a traced step may vary with the rows or between replicas."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +11,8 @@ from jaxdist._keras.forward.aligned import NotAlignedError, find_differences
 from jaxdist._program import ReplicationAnalysis
 from jaxdist._program import primitives as known
 
-# Operations whose parameters may follow the number of rows, and whose values do not: they are those
-# of the operands. A collective gives the rows of all replicas, and their number is that of all.
+# Operations whose parameters may depend on the number of rows while their values do not: these
+# depend on the operands only. A collective gives the rows of all replicas, and the same count.
 _WITHOUT_NUMBERS = known.REPLICATING | {"reshape"}
 
 
@@ -24,7 +24,7 @@ def may_vary(
     Args:
         one: The program of a function for some number of rows, and the number of the result.
         more: The same for another number of rows.
-        own: For each input, whether it has the rows, or is the number of the replica.
+        own: For each input, whether it has the rows or is the number of the replica.
         axes: The replica axes.
     """
     (first, used), (second, others) = (
@@ -41,7 +41,7 @@ def may_vary(
 
 
 class _Varies(ReplicationAnalysis):
-    """The replication analysis, for which the number of rows of a replica is its own too."""
+    """The replication analysis, in which the number of rows differs between replicas too."""
 
     def __init__(self, axes: frozenset[str], differences: frozenset[int]) -> None:
         super().__init__(axes)

@@ -1,9 +1,9 @@
-"""Evaluation of the program of all rows by replicas that have some of the rows each.
+"""Evaluates the program of all rows on replicas that each have some of the rows.
 
-Each value is evaluated in one of the ways of `row_rules.Kind`. An operation that has no rule gets
+Each value is evaluated in one of the ways of `row_rules.Kind`. An operation without a rule gets
 whole values: the replicas gather the rows, add up the parts, and compute what the program of all
-rows computes. What belongs to each replica by design, such as its random numbers and the statistics
-of its `BatchNormalization`, must belong to its rows; a value of all rows cannot depend on it.
+rows computes. Values that differ between replicas by design, such as random numbers and the
+statistics of `BatchNormalization`, must stay with the rows; a whole value cannot depend on them.
 """
 
 import dataclasses
@@ -31,19 +31,19 @@ _SMALL = 1024
 
 
 class NotProvedError(Exception):
-    """A value of all rows cannot be computed: the text says at which operation, and why."""
+    """A value of all rows cannot be computed. The message has the operation and the reason."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Value:
-    """A value, and how it belongs to that of the program of all rows."""
+    """A value, and how it relates to that in the program of all rows."""
 
     fact: Fact
     array: Any
 
 
 class WholeProgram:
-    """The evaluation of a program of all rows.
+    """Evaluates a program of all rows.
 
     Args:
         conversions: The conversions of this replica.
@@ -63,8 +63,8 @@ class WholeProgram:
             inputs: The values of the inputs.
 
         Raises:
-            NotProvedError: A result depends on what belongs to each replica, or the programs are
-                not the same one.
+            NotProvedError: A result depends on a value that differs between replicas, or the
+                programs are not the same.
         """
         try:
             find_differences(own, whole)
@@ -114,7 +114,7 @@ class WholeProgram:
         return self._compute_whole(eqn, other, [self.to_whole(v, eqn) for v in given])
 
     def _find_facts(self, eqn: Any, other: Any, given: list[Value]) -> list[Fact] | None:
-        """Return the facts of the results of the own operation on own operands, or None."""
+        """Return the facts of the results of the own operation on own operands; None if unknown."""
         facts: list[Fact] = []
         sizes = self._to.sizes
         for value, a, b in zip(given, eqn.invars, other.invars, strict=True):
@@ -131,12 +131,12 @@ class WholeProgram:
         return None if fact is None else [fact] * len(eqn.outvars)
 
     def _bind(self, eqn: Any, other: Any, given: list[Value], facts: list[Fact]) -> list[Value]:
-        """Return the results of the own operation on own operands."""
+        """Run the own operation on own operands, and return its results."""
         operands = []
         for value, a, b in zip(given, eqn.invars, other.invars, strict=True):
             operands.append(self._to_own(value, a, b))
         if facts == [PART] and any(v.fact.kind is Kind.ROWS for v in given):
-            # Rows that are not real do not count in a sum over the rows.
+            # Padding does not count in a sum over the rows.
             operands[0] = self._to.keep_real(operands[0], self._dim_of(given[0], eqn, other, 0))
         results = _compat.bind_like(eqn, operands, eqn.params)
         return [Value(f, r) for f, r in zip(facts, results, strict=True)]
@@ -154,7 +154,7 @@ class WholeProgram:
         return self._to.take_rows(value.array, 0 if dim is None else dim)
 
     def _compute_whole(self, eqn: Any, other: Any, given: list[Value]) -> list[Value]:
-        """Return the results of the operation of all rows."""
+        """Run the operation of all rows, and return its results."""
         for inner in iterate_with_inner(other):
             is_mark = marks.name_of_mark(inner) in (marks.ADD_UP, marks.OWN_STATISTICS)
             if is_mark or inner.effects or inner.primitive.name not in _DETERMINISTIC:
@@ -172,7 +172,7 @@ class WholeProgram:
         """Return a value of all rows.
 
         Raises:
-            NotProvedError: Each replica has its own.
+            NotProvedError: Each replica has its own value.
         """
         if value.fact is WHOLE:
             return value
@@ -202,13 +202,13 @@ class WholeProgram:
 
 def _make_constant(own: Any, whole: Any) -> Value:
     if isinstance(own, jax.core.Tracer):
-        # Of the step around: it may be the number of the replica.
+        # A value of the outer step: it may be the number of the replica.
         return Value(OWN, own)
     return Value(WHOLE, whole)
 
 
 def _choose(given: list[Value]) -> Value | None:
-    """Return the value that a known condition selects, or None."""
+    """Return the value that a known condition selects; None if it is unknown."""
     which = given[0].array
     if given[0].fact is not WHOLE or isinstance(which, jax.core.Tracer) or np.ndim(which):
         return None
@@ -244,14 +244,14 @@ def _is_zero(value: Value) -> bool:
 
 
 def _is_spread(eqn: Any, other: Any) -> bool:
-    """Whether one value is repeated for each row: the replica repeats it for its own."""
+    """Whether a value is repeated for each row: the replica repeats it for its own rows."""
     if eqn.primitive.name != "broadcast_in_dim":
         return False
     return bool(eqn.outvars[0].aval.shape != other.outvars[0].aval.shape)
 
 
 def _fold(eqn: Any, operands: list[Any]) -> list[Any] | None:
-    """Return the results of an operation on known numbers as known numbers, or None."""
+    """Compute an operation on known numbers while tracing; None if that is not possible."""
     if eqn.primitive.name not in known.FIRST_ORDER:
         return None
     sizes = [v.aval.size for v in (*eqn.invars, *eqn.outvars)]

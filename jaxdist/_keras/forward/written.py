@@ -1,4 +1,4 @@
-"""What a step that the user wrote does with state of own layers and with metrics."""
+"""Checks a user's step: its changes to the state of the user's layers, and to metrics."""
 
 import dataclasses
 import functools
@@ -29,15 +29,15 @@ _TRACE = "Let the step and its layers be functions that JAX can trace for every 
 
 @dataclasses.dataclass(frozen=True)
 class WrittenStep:
-    """A step that the user wrote, with what one replica gives it.
+    """A step that the user wrote, and the inputs of one replica.
 
     Attributes:
         model: The model.
-        run: Returns the variables that are not trained and those of the metrics, after the step.
-        state: What it is given: the variables that are not trained at place 1, and those of the
-            metrics, which `predict` does not have, at the last place.
+        run: Returns the non-trainable variables and those of the metrics after the step.
+        state: The state of the step: the non-trainable variables are at place 1. The variables of
+            the metrics, which `predict` does not have, are at the last place.
         batch: The rows of this replica.
-        rows: How many rows these are.
+        rows: The number of rows.
     """
 
     model: Any
@@ -59,9 +59,9 @@ class WrittenStep:
         return max(self.rows.most, 2)
 
     def list_counts(self, numbers: Sequence[int]) -> list[int]:
-        """Return those of the results that depend on the number of rows of a replica."""
+        """Return the results that depend on the number of rows of a replica."""
         one, more = self.traces
-        # The rows differ between replicas too. What `run` finds of them has errors of its own.
+        # The rows also differ between replicas, but `run` has its own errors for that.
         inputs = [False] * len(one.jaxpr.invars)
         axes = frozenset(self.rows.replica.strategy.layout.replica_axes)
         return [n for n in numbers if may_vary((one, n), (more, n), inputs, axes)]
@@ -95,19 +95,19 @@ class WrittenStep:
 
 
 def check_written_step(step: WrittenStep, new: Sequence[Any]) -> None:
-    """Check what a step of the user has changed in the state of own layers.
+    """Check the changes of a user's step to the state of the user's layers.
 
     `run` proves that the values of the replicas are equal. A number of rows is equal on replicas
-    with equally many rows, and Keras alone would have that of all rows. So the step is traced for
+    with equally many rows, but Keras alone would use that of all rows. So the step is traced for
     two numbers of rows: see `forward/variation.py`.
 
     Args:
         step: The step.
-        new: The variables that are not trained after the step, whose trace this is.
+        new: The non-trainable variables after the step, from whose trace they come.
 
     Raises:
-        StateDivergenceError: It has changed state that is summed over the replicas, or whose value
-            depends on the number of rows of a replica.
+        StateDivergenceError: The step changed state that is summed over the replicas, or whose
+            value depends on the number of rows of a replica.
     """
     aggregations = find_aggregations(step.model)
     changed = [n for n, (a, b) in enumerate(zip(step.state[1], new, strict=True)) if a is not b]
@@ -133,21 +133,22 @@ def check_written_step(step: WrittenStep, new: Sequence[Any]) -> None:
 
 
 def check_written_metrics(step: WrittenStep, new: Sequence[Any]) -> None:
-    """Check that a step of the user updates no metric with the number of rows of one replica.
+    """Check that a user's step updates no metric with the number of rows of one replica.
 
-    It is equal on replicas with equally many rows, so `run` finds nothing. A mean whose values and
-    weights both have it as a factor is right. Where the step gathers rows, the trace does not show
-    whose number it is, and so for a step that cannot be traced for other rows.
+    This number is equal on replicas with equally many rows, so `run` finds nothing. A mean is right
+    if its values and its weights both have it as a factor. A metric that is computed from gathered
+    rows is not checked, since the trace does not show whose number it is. Nothing is checked if the
+    step cannot be traced for other rows.
 
     Args:
         step: The step.
-        new: The variables of the metrics after the step, whose trace this is.
+        new: The variables of the metrics after the step, from whose trace they come.
 
     Raises:
-        StateDivergenceError: It updates one with such a number.
+        StateDivergenceError: The step updates a metric with such a number.
     """
     model, variables = step.model, step.model.metrics_variables
-    # The results of the traces begin with the variables that are not trained.
+    # The results of the traces begin with the non-trainable variables.
     first = len(step.state[1])
     pairs = enumerate(zip(step.state[-1], new, strict=True), first)
     changed = [n for n, (a, b) in pairs if a is not b]

@@ -1,1 +1,1 @@
-"""Where the values of variables and batches of Keras are."""
+"""Places the values of variables and batches of Keras."""

@@ -1,4 +1,4 @@
-"""Batches that Keras takes out of arrays."""
+"""Reads the batches that Keras takes out of arrays."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,8 +15,8 @@ def read_batches(adapter: Any) -> Iterator[Any]:
     Keras would copy each batch to the default device first.
 
     Cost:
-        Rows of NumPy arrays in another order: one copy on the host, and no further one before the
-        step. Other batches: what Keras does.
+        Shuffled rows of NumPy arrays: one copy on the host, and no further copy before the step.
+        Other batches: as in Keras.
     """
     adapters = keras_module("trainers.data_adapters")
     if type(adapter) is not adapters.array_data_adapter.ArrayDataAdapter:
@@ -25,7 +25,7 @@ def read_batches(adapter: Any) -> Iterator[Any]:
     slicing = keras_module("trainers.data_adapters.array_slicing")
     arrays = slicing.convert_to_sliceable(adapter._inputs, target_backend="jax")
     sources, structure = jax.tree.flatten(arrays)
-    # A number in the place of the arrays: Keras' way through a structure costs more than the rows.
+    # A number instead of the arrays: Keras' handling of structures costs more than the rows.
     places = adapter._get_iterator(_return_indices, 0)
     return (structure.unflatten([_take_rows(s, i) for s in sources]) for i in places)
 
@@ -38,8 +38,8 @@ def _take_rows(source: Any, indices: Any) -> Any:
     array = source.array
     if type(array) is not np.ndarray or isinstance(indices, slice):
         return source.convert_to_jax_compatible(source[indices])
-    # `take` needs a third of the time of `array[indices]`, which Keras calls, for short rows.
+    # For short rows, `take` needs a third of the time of `array[indices]`, which Keras uses.
     rows = array.take(indices, 0)
-    # Nobody else has it. See Note [Who owns host memory]
+    # No one else uses this array. See Note [Who owns host memory]
     rows.flags.writeable = False
     return rows

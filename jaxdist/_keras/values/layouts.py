@@ -1,11 +1,11 @@
-"""Layouts of variables of Keras that partition rules have placed.
+"""Layouts of Keras variables that partition rules placed.
 
 # Note [Layouts of variables]
-Keras keeps a variable on one device between the calls of `fit`. A variable that rules have placed
-is on the logical devices of one replica there: the first replica of this process, whose mesh is
-`mesh_of_one`. Keras itself knows this layout (`variable._layout`): what is assigned gets it, and an
-optimizer makes the slots of a variable with its layout. In a step, the same spec is one over the
-mesh of all replicas, so nothing is copied at its end.
+Keras keeps a variable on one device between the calls of `fit`. A variable that rules placed is
+then on the logical devices of one replica: the first replica of this process, with the mesh
+`mesh_of_one`. Keras knows this layout (`variable._layout`): assigned values get it, and an
+optimizer makes the slots of a variable with it. In a step, the same spec applies to the mesh of
+all replicas, so nothing is copied at the end of the step.
 """
 
 import functools
@@ -18,7 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxdist._mesh import ReplicaMesh
 from jaxdist.errors import MixedStrategyError, UnsupportedError
 
-# Every mesh that `mesh_of_one` has made, so that layouts of other libraries are no error.
+# Every mesh from `mesh_of_one`, so that layouts of other libraries are not an error.
 _MADE: set[Mesh] = set()
 
 
@@ -27,7 +27,7 @@ def mesh_of_one(layout: ReplicaMesh) -> Mesh:
     """Return the mesh of the logical devices of the first replica of this process.
 
     Raises:
-        UnsupportedError: Other processes have some of them.
+        UnsupportedError: Some of them belong to other processes.
     """
     own = layout.local_replicas[:1]
     grid = layout.device_grid[own[0]] if own else layout.device_grid[0]
@@ -49,7 +49,7 @@ def mesh_of_one(layout: ReplicaMesh) -> Mesh:
 
 
 def is_placed(variable: Any) -> bool:
-    """Whether partition rules have placed a variable of Keras."""
+    """Whether partition rules placed a variable of Keras."""
     own = getattr(variable, "_layout", None)
     return isinstance(own, NamedSharding) and own.mesh in _MADE
 
@@ -75,7 +75,7 @@ def sharding_in_step(variable: Any, layout: ReplicaMesh) -> NamedSharding:
 
 
 def set_spec(variable: Any, spec: PartitionSpec, layout: ReplicaMesh) -> None:
-    """Set the layout of a variable; one logical device needs none."""
+    """Set the layout of a variable; with one logical device, to None."""
     one = layout.num_logical == 1
     variable._layout = None if one else NamedSharding(mesh_of_one(layout), spec)
 
@@ -83,7 +83,7 @@ def set_spec(variable: Any, spec: PartitionSpec, layout: ReplicaMesh) -> None:
 def place_others(variables: Sequence[Sequence[Any]], layout: ReplicaMesh) -> None:
     """Give variables without a layout the devices of the others, if some were placed.
 
-    JAX does not compute with arrays of different devices, and the code of users may use both.
+    JAX cannot compute with arrays on different devices, and user code may use both.
     """
     each = [v for group in variables for v in group]
     if any(map(is_placed, each)):
@@ -93,7 +93,7 @@ def place_others(variables: Sequence[Sequence[Any]], layout: ReplicaMesh) -> Non
 
 
 def take_own(variable: Any, array: Any) -> Any:
-    """Return the part of an array that Keras keeps between calls; nothing is copied.
+    """Return the part of an array that Keras keeps between calls. Copies nothing.
 
     Args:
         variable: The variable of Keras.

@@ -1,4 +1,4 @@
-"""Variables of Keras models and optimizers, as `partition.place` and `explain` see them."""
+"""Lists variables of Keras models and optimizers for `partition.place` and `explain`."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ class Named:
     """A variable of Keras.
 
     Args:
-        path: Its path; that of the slot of an optimizer ends with the path of its variable.
+        path: Its path. The path of an optimizer's slot ends with the path of its variable.
         role: "parameter", "optimizer" or "other".
         variable: The variable itself.
     """
@@ -32,20 +32,20 @@ class Named:
 
     @property
     def array(self) -> Any:
-        """Its value, on all devices that have a copy; None while `fit` has it."""
+        """Its value, on all devices that have a copy; None while `fit` holds it."""
         return read_copies(self.variable)
 
 
 def is_keras_object(value: Any) -> bool:
     """Whether a value is a layer, an optimizer, a metric or a variable of Keras."""
-    # With Keras in Flax NNX they are NNX objects.
+    # In Flax NNX mode, objects of Keras are NNX objects.
     if not is_keras_imported() or isinstance(value, nnx.Pytree):
         return False
     return any(isinstance(value, getattr(keras_module(m), kind)) for m, kind in WITH_VARIABLES)
 
 
 def list_variables(node: Any) -> Iterator[Named]:
-    """Yield the variables of an object of Keras, those of the optimizer of a model too."""
+    """Yield the variables of an object of Keras, including those of a model's optimizer."""
     if isinstance(node, keras_module("backend.common.variables").Variable):
         yield Named(node.path, "parameter" if node.trainable else "other", node)
         return
@@ -56,7 +56,7 @@ def list_variables(node: Any) -> Iterator[Named]:
         held = [node.state] if hasattr(node, "state") else node.variables
         yield from (Named(v.path, "other", v) for v in held)
         return
-    # A frozen layer keeps its variables in this list.
+    # A frozen layer also keeps its variables in this list.
     layers = node._flatten_layers()
     own = {id(v) for layer in layers for v in layer._trainable_variables}
     for variable in node.variables:
@@ -93,7 +93,7 @@ def _flatten(path: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Assign:
-    """Puts the array that `partition.place` has placed into a variable."""
+    """Puts an array placed by `partition.place` into a variable."""
 
     strategy: Any
     node: Any
@@ -105,7 +105,7 @@ class Assign:
             with _replica.enter_frame(_replica.Frame(self.strategy)):
                 remember_strategy(self.node, "placed")
         variable = self.variable
-        sharding: Any = array.sharding  # one of the mesh of the strategy
+        sharding: Any = array.sharding  # on the mesh of the strategy
         set_spec(variable, sharding.spec, self.strategy.layout)
         drop_copies(variable)
         variable._value = take_own(variable, array)
@@ -120,12 +120,12 @@ def list_for_rules(
     Args:
         strategy: The strategy that places them.
         node: The object.
-        seen: The identities of variables that are left out; those of this object are added.
+        seen: The identities of variables to skip; those of this object are added.
 
     Raises:
-        ArgumentError: A layer is not built, or a step of `strategy.run` has the variables already.
+        ArgumentError: A layer is not built, or a step of `strategy.run` already uses the variables.
         MixedStrategyError: The model has another strategy.
-        ContextError: Called while the model trains.
+        ContextError: The model is being trained.
         UnsupportedError: The strategy has parameter servers, or a replica has devices of several
             processes.
     """

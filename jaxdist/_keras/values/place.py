@@ -1,4 +1,4 @@
-"""Batches and state of Keras on the devices of a strategy."""
+"""Places batches and state of Keras on the devices of a strategy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,13 +14,13 @@ from jaxdist.errors import ShapeError, UnsupportedError
 
 
 def count_rows(batch: Any) -> int:
-    """Return the number of rows of a batch, which all its arrays have.
+    """Return the number of rows of a batch, which is the same in all its arrays.
 
     Raises:
-        UnsupportedError: A leaf is no dense array.
-        ShapeError: The arrays have different numbers of rows, or none.
+        UnsupportedError: A leaf is not a dense array.
+        ShapeError: The arrays have different numbers of rows, or there are none.
     """
-    # The usual batch, without the names of its leaves: this runs at each step.
+    # A fast path for the usual batch, without the names of its leaves: this runs at each step.
     counts = {leaf.shape[0] if _is_dense(leaf) else None for leaf in jax.tree.leaves(batch)}
     if len(counts) == 1 and (count := counts.pop()):
         return int(count)
@@ -56,8 +56,8 @@ def _is_dense(leaf: Any) -> bool:
 def place_batch(batch: Any, rows: int, layout: ReplicaMesh) -> Any:
     """Return a batch whose rows are split over the replicas.
 
-    Every process has the whole batch, and places the rows of its own replicas. Where the replicas
-    have several devices each, a batch that they do not divide is whole on every replica.
+    Every process has the whole batch, and places the rows of its own replicas. If the replicas
+    have several devices each and do not divide a batch, every replica gets the whole batch.
     """
     check_all_fit("fit, evaluate or predict of Keras", "data", batch)
     if is_whole(rows, layout):
@@ -73,7 +73,7 @@ def is_whole(rows: int, layout: ReplicaMesh) -> bool:
 def _place_rows(leaf: Any, rows: int, layout: ReplicaMesh) -> Any:
     count = layout.num_replicas
     if count == 1:
-        # So that `run` has no arrays to copy, which costs more the more variables there are.
+        # So that `run` has no arrays to copy, which costs more with more variables.
         return copy_if_writable(leaf)
     if not isinstance(leaf, jax.Array):
         dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
@@ -95,7 +95,7 @@ def _place_rows(leaf: Any, rows: int, layout: ReplicaMesh) -> Any:
 
 
 def place_state(state: Any, variables: Sequence[Sequence[Any]], layout: ReplicaMesh) -> Any:
-    """Return state of Keras on all devices; that of process 0, where they differ.
+    """Return state of Keras on all devices; that of process 0 where processes differ.
 
     Args:
         state: For each group of variables, a list of their values.
@@ -106,7 +106,7 @@ def place_state(state: Any, variables: Sequence[Sequence[Any]], layout: ReplicaM
     leaves = [_find_copies(v, x) for v, x in pairs]
     wanted = [sharding_in_step(v, layout) for v, _ in pairs]
     missing = [n for n, x in enumerate(leaves) if x.sharding != wanted[n]]
-    # Every process compares all variables, since another one may have to place others.
+    # Every process compares all variables, since another process may have to place others.
     named = {f"variable {n}": x for n, x in enumerate(leaves)} if layout.is_shared else {}
     equal = make_equal("fit, evaluate or predict of Keras", named, layout) if missing else {}
     for n in missing:
@@ -116,26 +116,26 @@ def place_state(state: Any, variables: Sequence[Sequence[Any]], layout: ReplicaM
 
 # Note [Copies of variables between calls]
 # Between calls of `fit`, a variable of Keras is an array on one device, as without a strategy, or
-# on those of one replica (Note [Layouts of variables]). Its copies on the other devices stay in an
-# attribute of the variable, so that the next call copies nothing. They count only while the
-# variable has the array that is a part of them.
+# on the devices of one replica (Note [Layouts of variables]). Its copies on the other devices stay
+# in an attribute of the variable, so that the next call copies nothing. They are valid only while
+# the variable has the array that is a part of them.
 _COPIES = "_jaxdist_copies"
 
 
 def keep_copies(variables: Sequence[Any], arrays: Sequence[Any]) -> None:
-    """Remember the copies of variables that were just assigned their parts on one device."""
+    """Keep the copies of variables that were just assigned their parts on one device."""
     for variable, array in zip(variables, arrays, strict=True):
         if isinstance(array, jax.Array) and array.is_fully_addressable:
             setattr(variable, _COPIES, (variable._value, array))
 
 
 def drop_copies(variable: Any) -> None:
-    """Forget the copies of a variable that is assigned."""
+    """Drop the copies of a variable that is being assigned."""
     variable.__dict__.pop(_COPIES, None)
 
 
 def read_copies(variable: Any) -> Any:
-    """Return the value of a variable with all its copies; None while `fit` has it."""
+    """Return the value of a variable with all its copies; None while `fit` holds it."""
     local, copies = variable.__dict__.get(_COPIES, (None, None))
     value = variable._value
     is_whole = local is not None and local is value and not copies.is_deleted()
@@ -143,6 +143,6 @@ def read_copies(variable: Any) -> Any:
 
 
 def _find_copies(variable: Any, value: Any) -> Any:
-    """Return an array with a copy on each device if the variable still has one."""
+    """Return an array with a copy on each device, if the variable still has one."""
     local, copies = variable.__dict__.pop(_COPIES, (None, None))
     return copies if local is value and not copies.is_deleted() else value

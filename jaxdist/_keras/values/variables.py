@@ -1,7 +1,7 @@
 """Variables of Keras in steps that `strategy.run` runs.
 
-A step reads and assigns them as it does with a `jaxdist.Variable`: see Note [Lifted variables].
-The first step that uses one makes a `jaxdist.Variable` with its value, which holds it from then on.
+A step reads and assigns them like a `jaxdist.Variable`: see Note [Lifted variables]. The first
+step that uses one makes a `jaxdist.Variable`, which holds its value from then on.
 """
 
 import functools
@@ -22,7 +22,7 @@ _HELD = "_jaxdist_variable"
 
 
 class _OfMetric(Variable):
-    """A `jaxdist.Variable` that has the value of a variable of a Keras metric."""
+    """A `jaxdist.Variable` that holds the value of a variable of a Keras metric."""
 
     __slots__ = ()
 
@@ -38,12 +38,12 @@ class _OfMetric(Variable):
 
 
 def is_held(variable: Any) -> bool:
-    """Whether a step of the user has used a variable, and a `jaxdist.Variable` has its value."""
+    """Whether a step of the user used a variable, so that a `jaxdist.Variable` has its value."""
     return getattr(variable, _HELD, None) is not None
 
 
 def _current_step() -> Any:
-    """Return the frame of the step of the user that is traced around the caller, or None."""
+    """Return the frame of the user's step being traced around the caller, or None."""
     frame = _replica.innermost_explicit_frame()
     # `fit` passes the variables of the model as arguments of its steps.
     is_users = frame is not None and frame.is_inside_step and current_rows() is None
@@ -51,7 +51,7 @@ def _current_step() -> Any:
 
 
 def read_in_step(value: Any) -> Any:
-    """Return the property `value` of Keras' variables so that a step reads what it is now."""
+    """Return a property `value` of Keras' variables that reads the current value in a step."""
 
     def read(self: Any) -> Any:
         held: Variable | None = getattr(self, _HELD, None)
@@ -67,7 +67,7 @@ def read_in_step(value: Any) -> Any:
             return self._maybe_autocast(_hold(self, frame.strategy).value())
         if held is None:
             raise _make_function_error(self, "read")
-        # Of a function that is traced, the binding has the value.
+        # While a function is traced, the binding has the value.
         own = take_own(self, held.held) if current_binding() is None else held.value()
         return self._maybe_autocast(own)
 
@@ -75,7 +75,7 @@ def read_in_step(value: Any) -> Any:
 
 
 def assign_in_step(assign: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `_direct_assign` of Keras' variables so that a step assigns a result of `run`."""
+    """Return a `_direct_assign` of Keras' variables that works in a step of `run`."""
 
     @functools.wraps(assign)
     def set_value(self: Any, value: Any) -> None:
@@ -104,7 +104,7 @@ def _make_function_error(variable: Any, what: str) -> ContextError:
 
 
 def make_outside(initialize: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `__init__` of Keras' variables so that one made in a step has a value at once."""
+    """Return an `__init__` of Keras' variables that gives those made in a step a value at once."""
 
     @functools.wraps(initialize)
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -112,7 +112,7 @@ def make_outside(initialize: Callable[..., Any]) -> Callable[..., Any]:
             initialize(self, *args, **kwargs)
             return
         # An optimizer makes its variables when it is first applied, and some metrics when they are
-        # first updated. Op by op, a replica computes in a trace of its own.
+        # first updated. Op by op, a replica computes in its own trace.
         with _replica.enter_frame(None), use_binding(None):
             _compat.call_outside_traces(lambda: initialize(self, *args, **kwargs))
 
@@ -130,13 +130,13 @@ def _hold(variable: Any, strategy: Any) -> Variable:
                 "Run all steps of a model on one strategy, or make another model."
             )
         return held
-    # It is made outside of a `jaxdist.function` too, which then has it as an input.
+    # Make it outside a `jaxdist.function` too; the function then has it as an input.
     outside = _replica.enter_frame(_replica.Frame(strategy))
     with jax.ensure_compile_time_eval(), outside, use_binding(None):
         value = variable._value
         if is_placed(variable):
             value = put(value, sharding_in_step(variable, strategy.layout))
-        # Keras makes only the variables of metrics with this mode.
+        # Keras uses this mode only for variables of metrics.
         kind = _OfMetric if variable.synchronization == "on_read" else Variable
         held = kind(value, name=variable.path, trainable=variable.trainable)
     setattr(variable, _HELD, held)

@@ -1,4 +1,4 @@
-"""What a program does, read without running it."""
+"""Reads what a program does, without running it."""
 
 from jaxdist._lint.flow.events import Events as Events
 from jaxdist._lint.flow.events import MetricUpdate as MetricUpdate

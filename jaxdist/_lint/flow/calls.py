@@ -1,4 +1,4 @@
-"""What is known of the results of calls."""
+"""Reads calls, and the facts about their results."""
 
 import ast
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ RUNS = {"run", "experimental_run_v2", "call_for_each_replica"}
 _JOINT = RUNS | {"reduce", "gather"}
 _JOINT_OF_JAX = {"process_allgather", "sync_global_devices", "broadcast_one_to_all", "assert_equal"}
 _JOINT_OF_LAX = {"psum", "pmean", "pmax", "pmin", "all_gather", "psum_scatter", "ppermute"}
-# Functions whose result is their argument, for all that rules want to know.
+# Functions whose result is the same as their argument, as far as rules are concerned.
 _SAME = {"jit", "function", "multi_step", "accumulate_gradients", "checkpoint", "remat", "float"}
 _UPDATES_METRIC = {"update", "update_state"}
 _KEEPS = {"astype", "reshape", "squeeze"}
@@ -47,7 +47,7 @@ class Calls(Expressions):
     """Reads calls; a subclass reads functions."""
 
     def read_call(self, node: ast.Call) -> Fact | None:
-        """Return what is known of the result of a call, and note its events."""
+        """Return the fact about the result of a call, and note its events."""
         name = self.names.find(node.func, self.scope)
         owner = self._read_owner(node) if not name else None
         facts: dict[object, Fact | None] = dict(enumerate(map(self.read, node.args)))
@@ -71,7 +71,7 @@ class Calls(Expressions):
         return self._read_other_call(node, name, owner, facts)
 
     def _read_owner(self, node: ast.Call) -> Fact | None:
-        """Return what is known of `x` in `x.method()`; a strategy is known by its name too."""
+        """Return the fact about `x` in `x.method()`; a strategy is also recognized by its name."""
         if not isinstance(node.func, ast.Attribute):
             return None
         owner = self.read(node.func.value)
@@ -145,7 +145,7 @@ class Calls(Expressions):
         return Batch() if any(map(depends_on_batch, [owner, *facts.values()])) else None
 
     def _read_wrapper(self, node: ast.Call, first: Fact | None) -> Fact | None:
-        """Return what is known of the result of functions that hand on their first argument."""
+        """Return the fact about the result of functions that pass on their first argument."""
         last = written(node)
         if last in {"grad", "value_and_grad"} and isinstance(first, Function):
             has_aux = any(k.arg == "has_aux" for k in node.keywords)
@@ -163,12 +163,12 @@ class Calls(Expressions):
         given: Sequence[Fact | None],
         named: dict[str, Fact | None],
     ) -> Fact | None:
-        """Return what is known of the result of a function, or of its gradient."""
+        """Return the fact about the result of a function, or about its gradient."""
         if isinstance(callee, Function):
             return self.call(callee, given, named)
         result = self.call(callee.function, given, named)
         loss = result.find(0) if callee.has_aux and isinstance(result, Parts) else result
-        # The gradient of a value that is reduced already still has to be reduced.
+        # The gradient of a reduced value must still be reduced.
         keeps = isinstance(loss, Averaged | LocalMean)
         gradient = loss if keeps else only_batch(loss)
         if callee.with_value:
@@ -179,7 +179,7 @@ class Calls(Expressions):
 def _read_arguments(
     node: ast.Call, given: Fact | None, function: Function
 ) -> Sequence[Fact | None]:
-    """Return what is known of the arguments that a step gets."""
+    """Return the facts about the arguments of a step."""
     if not isinstance(given, Batch):
         return [fact for _, fact in given.items] if isinstance(given, Parts) else []
     # The batch is the tuple of all arguments, `run(step, batch)`, or of the last ones,
@@ -192,7 +192,7 @@ def _read_arguments(
 
 
 def _read_method(node: ast.Call, owner: Fact | None) -> Fact | None:
-    """Return what is known of the result of a method of a value."""
+    """Return the fact about the result of a method of a value."""
     last = written(node)
     if last == "get_next" and isinstance(owner, Dataset):
         return Batch() if owner.is_uneven else None
@@ -203,5 +203,5 @@ def _read_method(node: ast.Call, owner: Fact | None) -> Fact | None:
 
 
 def _is_local(strategy: Strategy) -> bool:
-    """Return whether the devices of a strategy may be those of one process."""
+    """Return whether the devices of a strategy may belong to one process."""
     return strategy.kind.startswith(("OneDevice", "Mirrored", "CentralStorage", "ParameterServer"))

@@ -1,4 +1,4 @@
-"""What a program does that rules look at."""
+"""Events: the parts of a program that rules check."""
 
 import ast
 import dataclasses
@@ -8,23 +8,23 @@ from jaxdist._lint.flow.facts import Fact, Function, Strategy
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """One reduction over replicas, and what is known of the value before it."""
+    """A reduction over replicas, and the fact about the value before it."""
 
     node: ast.Call
-    call: str  # as a reader knows it: 'all_reduce', 'lax.pmean', 'strategy.reduce'
-    op: str  # 'sum', 'mean', or '' for another one
+    call: str  # the name that a reader knows: 'all_reduce', 'lax.pmean', 'strategy.reduce'
+    op: str  # 'sum', 'mean', or '' for other ops
     axes: frozenset[str]
     before: Fact | None
 
     @property
     def is_mean_of_replicas(self) -> bool:
-        """Whether it is a mean, and over replicas: a mesh may have other axes as well."""
+        """Whether it is a mean, and over replicas: a mesh may have other axes too."""
         return self.op == "mean" and bool(self.axes & {"replicas", "data", "batch"})
 
 
 @dataclasses.dataclass(frozen=True)
 class Test:
-    """A condition in a step that Python evaluates, and what is known of a value in it."""
+    """A condition in a step that Python evaluates, and the fact about a value in it."""
 
     node: ast.expr
     value: ast.expr
@@ -33,7 +33,7 @@ class Test:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A call of `strategy.run`, with its step where that is a function of the program."""
+    """A call of `strategy.run`, with its step if that is a function of the program."""
 
     node: ast.Call
     strategy: Strategy
@@ -42,7 +42,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class MetricUpdate:
-    """A call that gives a metric a value, and what is known of the value."""
+    """A call that passes a value to a metric, and the fact about the value."""
 
     node: ast.Call
     value: ast.expr

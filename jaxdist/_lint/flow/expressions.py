@@ -1,4 +1,4 @@
-"""What is known of expressions."""
+"""Reads expressions, and the facts about them."""
 
 import ast
 from collections.abc import Sequence
@@ -38,17 +38,17 @@ class Expressions:
         self.knows_strategies = bool(names.modules & {"jaxdist", "tensorflow"})
 
     def read_call(self, node: ast.Call) -> Fact | None:
-        """Return what is known of the result of a call."""
+        """Return the fact about the result of a call."""
         raise NotImplementedError
 
     def call(
         self, function: Function, given: Sequence[Fact | None], named: dict[str, Fact | None]
     ) -> Fact | None:
-        """Return what is known of the result of a function of the program."""
+        """Return the fact about the result of a function of the program."""
         raise NotImplementedError
 
     def read(self, node: ast.expr | None) -> Fact | None:
-        """Return what is known of an expression, and note its events."""
+        """Return the fact about an expression, and note its events."""
         match node:
             case None | ast.Constant():
                 return None
@@ -120,7 +120,7 @@ class Expressions:
         return element if isinstance(element, Reduced) else only_batch(element)
 
     def read_element(self, node: ast.expr) -> Fact | None:
-        """Return what is known of an element of an iterable."""
+        """Return the fact about an element of an iterable."""
         if isinstance(node, ast.Call) and written(node) in {"enumerate", "zip"}:
             elements = [self.read_element(argument) for argument in node.args]
             return Parts(
@@ -134,7 +134,7 @@ class Expressions:
         return whole if isinstance(whole, Reduced | Batch) else None
 
     def bind(self, target: ast.AST, fact: Fact | None) -> None:
-        """Assign what is known of a value to a target of an assignment."""
+        """Assign the fact about a value to a target of an assignment."""
         match target:
             case ast.Name(id=name):
                 self.scope.names[name] = fact
@@ -160,5 +160,5 @@ class Expressions:
 
 
 def only_batch(fact: Fact | None) -> Fact | None:
-    """Return whether a value depends on a batch, and nothing else of what is known of it."""
+    """Return `Batch` if a value depends on a batch, and drop all other facts about it."""
     return Batch() if depends_on_batch(fact) else None

@@ -1,35 +1,35 @@
-"""What is known of a value while a program is read, without running it."""
+"""Facts about values, found by reading a program without running it."""
 
 import ast
 import dataclasses
 from collections.abc import Callable, Iterator
 
 # Note [Facts]
-# The reader (`reader.py`) goes through a program statement by statement, and knows a fact or
-# nothing of each name. Nothing is always a valid answer: rules only report what they know. Lines
-# take no part in comparisons, since both branches of an `if` may give the same fact.
+# The reader (`reader.py`) goes through a program statement by statement, and has a fact or None
+# for each name. None is always a valid answer: rules only report what they know. Comparisons
+# ignore lines, since both branches of an `if` may give the same fact.
 
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-    """Something that is known of a value."""
+    """A fact about a value."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch(Fact):
-    """A value that depends on the rows of a batch whose last one may be uneven."""
+    """The value depends on the rows of a batch, and the last batch may be uneven."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LocalMean(Fact):
-    """The mean over the rows that one replica has of such a batch, or a gradient of it."""
+    """The mean over the rows of such a batch on one replica, or its gradient."""
 
     line: int = dataclasses.field(compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Averaged(Fact):
-    """A loss that is divided by the size of the global batch already, or a gradient of it."""
+    """A loss already divided by the size of the global batch, or its gradient."""
 
     line: int = dataclasses.field(compare=False)
 
@@ -38,7 +38,7 @@ class Averaged(Fact):
 class Reduced(Fact):
     """The result of a reduction over replicas."""
 
-    op: str  # 'sum', 'mean', or '' for another one
+    op: str  # 'sum', 'mean', or '' for other ops
     axes: frozenset[str]
     by: ast.Call = dataclasses.field(compare=False)
 
@@ -50,18 +50,18 @@ class Reduced(Fact):
 
 @dataclasses.dataclass(frozen=True)
 class Parts(Fact):
-    """A tuple, list or dict that is written out."""
+    """A tuple, list or dict that the program writes out."""
 
     items: tuple[tuple[object, Fact | None], ...]
 
     def find(self, key: object) -> Fact | None:
-        """Return the fact of one part."""
+        """Return the fact about one part."""
         return next((fact for name, fact in self.items if name == key), None)
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset(Fact):
-    """A distributed dataset, or an iterator of one."""
+    """A distributed dataset, or its iterator."""
 
     is_uneven: bool
 
@@ -75,7 +75,7 @@ class Batched(Fact):
 class Options(Fact):
     """Options of a dataset."""
 
-    is_even: bool  # a batch that cannot be split evenly is dropped, or an error
+    is_even: bool  # a batch that cannot be split evenly is dropped or an error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Function(Fact):
 
 @dataclasses.dataclass(frozen=True)
 class Gradient(Fact):
-    """What `jax.grad` or `jax.value_and_grad` returns."""
+    """The result of `jax.grad` or `jax.value_and_grad`."""
 
     function: Function
     with_value: bool
@@ -134,13 +134,13 @@ class Gradient(Fact):
 
 @dataclasses.dataclass
 class Scope:
-    """The names of a function or module, and those around it."""
+    """The names of a function or module, and of the scopes around it."""
 
     names: dict[str, Fact | None]
     parent: "Scope | None" = None
 
     def find(self, name: str) -> Fact | None:
-        """Return what is known of a name."""
+        """Return the fact about a name."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.names:
@@ -149,7 +149,7 @@ class Scope:
         return None
 
     def __contains__(self, name: object) -> bool:
-        """Return whether the program has assigned a name that is visible here."""
+        """Return whether the program assigns a name that is visible here."""
         return name in self.names or (self.parent is not None and name in self.parent)
 
 
@@ -161,7 +161,7 @@ def depends_on_batch(fact: Fact | None) -> bool:
 
 
 def join(one: Fact | None, other: Fact | None) -> Fact | None:
-    """Return what is known of a value that is either of the two."""
+    """Return the fact about a value that is one of the two."""
     if one == other:
         return one
     return Batch() if depends_on_batch(one) or depends_on_batch(other) else None
@@ -177,7 +177,7 @@ def read_leaves(fact: Fact | None) -> Iterator[Fact | None]:
 
 
 def map_leaves(function: Callable[[Fact | None], Fact | None], fact: Fact | None) -> Fact | None:
-    """Return the parts of a value with new facts."""
+    """Apply a function to the facts of all parts of a value."""
     if isinstance(fact, Parts):
         return Parts(tuple((key, map_leaves(function, part)) for key, part in fact.items))
     return function(fact)

@@ -1,4 +1,4 @@
-"""Calls that average over the rows of a batch."""
+"""Reads calls that average over the rows of a batch."""
 
 import ast
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _MEANS = {
 def read_mean(
     node: ast.Call, name: str, receiver: Fact | None, arguments: Mapping[object, Fact | None]
 ) -> Fact | None:
-    """Return what is known of the result of a call that averages, or None for other calls."""
+    """Return the fact about the result of a call that averages; None for other calls."""
     for last in ("nn.compute_average_loss", "nn.scale_regularization_loss"):
         if is_of(name, last=last):
             return Averaged(node.lineno)
@@ -45,7 +45,7 @@ def _is_over_rows(axis: ast.expr | None) -> bool:
 
 
 def read_division(node: ast.BinOp, left: Fact | None) -> Fact | None:
-    """Return the mean that `jnp.sum(losses) / losses.shape[0]` is, or None."""
+    """Return the fact about a mean such as `jnp.sum(losses) / losses.shape[0]`, or None."""
     if not isinstance(node.op, ast.Div) or not isinstance(left, Batch):
         return None
     below = node.right

@@ -1,4 +1,4 @@
-"""What is known of objects of jaxdist, from the calls that make them."""
+"""Reads calls that make objects of jaxdist, and the facts about these objects."""
 
 import ast
 from collections.abc import Callable, Mapping
@@ -25,20 +25,20 @@ _KEEPS_ROWS = {"map", "shuffle", "prefetch", "cache", "repeat", "with_options", 
 
 
 def is_of(name: str, *, last: str) -> bool:
-    """Return whether a full name is `last`, of jaxdist or TensorFlow."""
+    """Return whether a full name is `last`, in jaxdist or TensorFlow."""
     return name.split(".")[0] in _LIBRARIES and name.endswith(f".{last}")
 
 
 def read_object(
     node: ast.Call, name: str, receiver: Fact | None, arguments: Mapping[object, Fact | None]
 ) -> Fact | None:
-    """Return what is known of the object that a call makes.
+    """Return the fact about the object that a call makes.
 
     Args:
         node: The call.
-        name: The full name of what is called, or ''.
-        receiver: What is known of `x` in `x.method()`.
-        arguments: What is known of the arguments, by position or name.
+        name: The full name of the called function, or ''.
+        receiver: The fact about `x` in `x.method()`.
+        arguments: The facts about the arguments, by position or name.
     """
     library = name.split(".")[0] if name else ""
     last = written(node.func)
@@ -55,7 +55,7 @@ def read_object(
     if last in DISTRIBUTE:
         options = arguments.get(1, arguments.get("options"))
         has_options = len(node.args) + len(node.keywords) > 1
-        # Nothing is known of options that come from elsewhere.
+        # Options from elsewhere are unknown.
         is_split = not has_options or (isinstance(options, Options) and not options.is_even)
         return Dataset(is_uneven=isinstance(arguments.get(0), Batched) and is_split)
     return _read_dataset(node, last, receiver)
@@ -108,7 +108,7 @@ def _read_update(node: ast.Call) -> Fact:
 
 
 def read_op(node: ast.expr | None) -> str:
-    """Return 'sum' or 'mean' for a reduce op as it is written, or ''."""
+    """Return 'sum' or 'mean' for a reduce op in the program's text, or ''."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         text = node.value.lower()
     else:

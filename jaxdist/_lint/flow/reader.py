@@ -1,4 +1,4 @@
-"""Read a program: its statements, its functions, and what they do."""
+"""Reads a program: its statements and its functions."""
 
 import ast
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from jaxdist._lint.flow.facts import (
 )
 from jaxdist._lint.names import Names
 
-# A program that calls functions in circles, or in very many ways, is read only so far.
+# If a program calls functions in circles, or in very many ways, reading stops at this limit.
 MOST_CALLS = 2_000
 MOST_DEPTH = 20
 
@@ -26,7 +26,7 @@ _COMPARED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
 
 
 def read_program(tree: ast.Module, names: Names) -> Events:
-    """Return what a program does, without running it."""
+    """Return the events of a program, without running it."""
     reader = Reader(names)
     reader.read_module(tree)
     return reader.events
@@ -44,14 +44,14 @@ class Reader(Calls):
         self._defined: list[Function] = []
 
     def read_module(self, tree: ast.Module) -> None:
-        """Read the module, then each function that nothing in it has called."""
+        """Read the module, then each function that nothing in it calls."""
         self.read_block(tree.body)
         for function in self._defined:
             if id(function.node) not in self._read:
                 self.call(function, [], {})
 
     def read_block(self, block: Sequence[ast.stmt]) -> None:
-        """Read statements one after the other."""
+        """Read statements one after another."""
         for statement in block:
             self._read_statement(statement)
 
@@ -101,7 +101,7 @@ class Reader(Calls):
                 self.read(node.value)
 
     def _read_branches(self, blocks: Sequence[Sequence[ast.stmt]]) -> None:
-        """Read blocks of which one runs, and keep what is known after each of them."""
+        """Read blocks, one of which runs, and merge the facts after each of them."""
         before = dict(self.scope.names)
         ends: list[dict[str, Fact | None]] = []
         for block in blocks:
@@ -115,13 +115,13 @@ class Reader(Calls):
         merged = dict(ends[0])
         for end in ends[1:]:
             for name in merged.keys() | end.keys():
-                # A name that only one branch defines has its value where it is used at all.
+                # If only one branch defines a name, any use of the name has that value.
                 one, other = merged.get(name, end.get(name)), end.get(name, merged.get(name))
                 merged[name] = join(one, other)
         self.scope.names = merged
 
     def note_test(self, node: ast.expr) -> None:
-        """Read a condition, and note the values in it that a step does not have yet."""
+        """Read a condition, and note values in it that are unknown while a step is traced."""
         fact = self.read(node)
         if not self.depth_of_steps:
             return
@@ -181,7 +181,7 @@ class Reader(Calls):
     def call(
         self, function: Function, given: Sequence[Fact | None], named: dict[str, Fact | None]
     ) -> Fact | None:
-        """Return what is known of the result of a function of the program."""
+        """Return the fact about the result of a function of the program."""
         node = function.node
         is_circle = id(node) in self._active
         if is_circle or self._calls >= MOST_CALLS or len(self._active) >= MOST_DEPTH:
@@ -202,7 +202,7 @@ class Reader(Calls):
         return _only_result(results)
 
     def _keep_attributes(self, function: Function) -> None:
-        """Hand `self.x = value` of a method to the other methods."""
+        """Pass `self.x = value` in a method on to the other methods."""
         if function.is_method:
             attributes = {k: v for k, v in self.scope.names.items() if k.startswith("self.")}
             function.scope.names.update(attributes)
@@ -226,7 +226,7 @@ def _bind(
 
 
 def _only_result(results: list[Fact | None]) -> Fact | None:
-    """Return what is known of all results of a function."""
+    """Return the fact about all results of a function."""
     if not results:
         return None
     found = results[0]

@@ -1,4 +1,4 @@
-"""Calls that reduce a value over replicas, and what is known of their results."""
+"""Reads calls that reduce a value over replicas, and the facts about their results."""
 
 import ast
 import dataclasses
@@ -23,7 +23,7 @@ _UPDATES = {"update", "apply_gradients"}
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A reduction: what it is called, its op, its axes, and the value that it reduces."""
+    """A reduction: its name, its op, its axes, and the value that it reduces."""
 
     name: str
     op: str
@@ -40,13 +40,13 @@ def _find_argument(node: ast.Call, position: int, *names: str) -> ast.expr | Non
 
 
 def read_reduction(node: ast.Call, name: str, receiver: Fact | None, scope: int) -> Call | None:
-    """Return the reduction that a call is, or None.
+    """Return the reduction that a call makes, or None.
 
     Args:
         node: The call.
-        name: The full name of what is called, or ''.
-        receiver: What is known of `x` in `x.method()`.
-        scope: A number of the function whose local names `axis_name=axis` may use.
+        name: The full name of the called function, or ''.
+        receiver: The fact about `x` in `x.method()`.
+        scope: The number of the function whose local names `axis_name=axis` may use.
     """
     last = written(node.func)
     if name in {f"jax.lax.{last}"} and last in _OF_LAX:
@@ -59,7 +59,7 @@ def read_reduction(node: ast.Call, name: str, receiver: Fact | None, scope: int)
     if last == "all_reduce" and isinstance(node.func, ast.Attribute):
         value = _find_argument(node, 1, "value")
         op = read_op(_find_argument(node, 0, "reduce_op"))
-        # Other libraries have functions of this name, whose first argument is no such op.
+        # Other libraries have functions of this name, whose first argument is not a reduce op.
         return Call("all_reduce", op, frozenset({REPLICAS}), value) if op and value else None
     if last == "reduce" and isinstance(receiver, Strategy):
         axis = _find_argument(node, 2, "axis")
@@ -78,7 +78,7 @@ def read_reduction(node: ast.Call, name: str, receiver: Fact | None, scope: int)
 
 
 def _read_axes(node: ast.expr, scope: int) -> frozenset[str]:
-    """Return the axes of a collective; a local name is an axis of its own in each function."""
+    """Return the axes of a collective. A local name is a separate axis in each function."""
     elements = node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
     found: set[str] = set()
     for element in elements:
@@ -90,13 +90,13 @@ def _read_axes(node: ast.expr, scope: int) -> frozenset[str]:
 
 
 def reduced(call: Call, before: Fact | None, node: ast.Call) -> Fact:
-    """Return what is known of the result of a reduction, for one leaf."""
+    """Return the fact about the result of a reduction, for one leaf."""
     axes = call.axes | (before.axes if isinstance(before, Reduced) else frozenset())
     return Reduced(call.op, axes, node)
 
 
 def after_operator(op: ast.operator, left: Fact | None, right: Fact | None) -> Fact | None:
-    """Return what is known of `left op right`."""
+    """Return the fact about `left op right`."""
     is_sum = isinstance(op, ast.Add | ast.Sub)
     for kind in (Averaged, LocalMean):
         if is_sum and isinstance(left, kind):

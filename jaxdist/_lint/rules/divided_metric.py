@@ -1,4 +1,4 @@
-"""JD010: a metric that is given a loss which is divided by the rows of all replicas."""
+"""JD010: a metric gets a loss that is divided by the rows of all replicas."""
 
 import ast
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ RULE = Rule(
 
 
 def find(program: Program) -> Iterator[Finding]:
-    """Find metrics that are given what `nn.compute_average_loss` returned."""
+    """Find metrics that get a result of `nn.compute_average_loss`."""
     for update in program.events.metric_updates:
         for before in read_leaves(update.before):
             if isinstance(before, Averaged):

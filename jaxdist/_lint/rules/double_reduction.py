@@ -1,4 +1,4 @@
-"""JD001: a value that is reduced over replicas twice."""
+"""JD001: a value is reduced over replicas twice."""
 
 from collections.abc import Iterator
 
@@ -16,14 +16,14 @@ _UPDATES = {"sharded_update", "compressed_update"}
 
 
 def find(program: Program) -> Iterator[Finding]:
-    """Find values that are reduced already, and losses that would be averaged twice."""
-    # Gradients of sharded parameters are shards, which every all-reduce with "mean" leaves alone.
+    """Find reductions of values that are already reduced, and losses that are averaged twice."""
+    # Gradients of sharded parameters are shards; an all-reduce with "mean" does not change them.
     has_shards = program.uses("partition", "fsdp")
     for reduction in program.events.reductions:
         is_harmless = reduction.call in _UPDATES and reduction.op == "mean" and has_shards
         for before in read_leaves(reduction.before):
             if isinstance(before, Reduced) and reduction.axes & before.axes:
-                # A step whose result is its next argument reduces in the same place again.
+                # A step whose result is its next argument repeats the same reduction.
                 if before.by is not reduction.node and not is_harmless:
                     yield _report_reduced(reduction, before)
             elif isinstance(before, Averaged) and reduction.is_mean_of_replicas:

@@ -1,4 +1,4 @@
-"""JD003: taking the first copy of a state that has no copies here."""
+"""JD003: a program takes the first copy of a state that has no copies here."""
 
 import ast
 import re
@@ -18,7 +18,7 @@ _TREE_MAPS = {"jax.tree.map", "jax.tree_util.tree_map", "jax.tree_map", "jax.tre
 _UNREPLICATE = "flax.jax_utils.unreplicate"
 _STATE = re.compile(r"(\w+_)?(state|params|parameters|variables|weights|batch_stats)$")
 _FIX = "use the state itself. It has no leading dim, so [0] would take its first row."
-# In these programs a leading dim may be something else: members of an ensemble, layers, steps.
+# In these programs, a leading dim may be something else: members of an ensemble, layers, steps.
 _STACKS = ("vmap", "scan", "stack", "multi_step")
 
 

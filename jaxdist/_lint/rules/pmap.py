@@ -1,4 +1,4 @@
-"""JD004: what `jax.pmap` needed, and a strategy does not."""
+"""JD004: code that `jax.pmap` needs, and a strategy does not."""
 
 import ast
 from collections.abc import Iterator
@@ -38,9 +38,9 @@ _MESHES = ("Mesh", "make_mesh", "AbstractMesh", "mesh", "create_device_mesh")
 
 
 def find(program: Program) -> Iterator[Finding]:
-    """Find calls that belong to pmap, and collectives over the axis of a pmap that is gone."""
+    """Find calls that belong to pmap, and collectives over the axis of a removed pmap."""
     for node in ast.walk(program.tree):
-        # The name itself: `@jax.pmap` and functools.partial(jax.pmap, ...) do not call it here.
+        # Check names, not only calls, to find `@jax.pmap` and functools.partial(jax.pmap, ...) too.
         name = program.names.find(node) if isinstance(node, ast.Attribute | ast.Name) else ""
         if name in _FIXES:
             found = f"{name} is one array for each device, with a leading dim for devices."
@@ -58,7 +58,7 @@ def _has_keyword(tree: ast.AST, name: str) -> bool:
 
 
 def _named_axes(tree: ast.AST) -> set[str]:
-    """Return the axes that `axis_name="batch"` of vmap or pmap makes."""
+    """Return the axes that vmap or pmap makes with `axis_name="batch"`."""
     makers = ("vmap", "pmap", "shard_map", "xmap", "partial")
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return {

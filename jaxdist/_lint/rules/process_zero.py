@@ -1,4 +1,4 @@
-"""JD005: calls that all processes have to make, made by one of them."""
+"""JD005: only one process makes a call that all processes have to make."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ _Functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 def find(program: Program) -> Iterator[Finding]:
-    """Find joint calls under `if jax.process_index() == 0` and conditions like it."""
+    """Find joint calls under `if jax.process_index() == 0` and similar conditions."""
     # With parameter servers one process runs the program, and the others serve it.
     if program.is_distributed and not program.uses("ParameterServerStrategy"):
         yield from _Search(program).search(program.tree)
@@ -35,7 +35,7 @@ class _Search:
         self._add_functions(program.tree)
 
     def _add_functions(self, tree: ast.Module) -> None:
-        """Count calls of functions of the module that make such calls."""
+        """Also count calls of module functions that make such calls."""
         makers = {
             node.name
             for node in tree.body
@@ -59,7 +59,7 @@ class _Search:
                 continue
             one, others = (node.body, node.orelse) if choice else (node.orelse, node.body)
             if not choice and isinstance(node.body[-1], ast.Return | ast.Continue):
-                # The others leave here, so one process goes on alone.
+                # The others leave here, so one process continues alone.
                 one = [*one, *block[position + 1 :]]
             elif choice and isinstance(node.body[-1], ast.Return | ast.Continue):
                 others = [*others, *block[position + 1 :]]
@@ -80,7 +80,7 @@ class _Search:
             yield RULE.at(call, found, fix)
 
     def _find_calls(self, block: Sequence[ast.stmt]) -> Iterator[ast.Call]:
-        """Iterate over the joint calls of statements, without those of functions in them."""
+        """Iterate over the joint calls of statements, without those of nested functions."""
         waiting: list[ast.AST] = list(block)
         while waiting:
             node = waiting.pop(0)
@@ -91,7 +91,7 @@ class _Search:
             waiting += ast.iter_child_nodes(node)
 
     def _is_first(self, test: ast.expr) -> bool | None:
-        """Return True if only process 0 passes a test, False if only the others, else None."""
+        """Return True if only process 0 passes a test, False if only the others do; else None."""
         match test:
             case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as op], comparators=[right]):
                 if isinstance(left, ast.Constant):

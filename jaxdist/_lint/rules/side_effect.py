@@ -1,4 +1,4 @@
-"""JD008: Python side effects in a step, which happen once, when it is traced."""
+"""JD008: Python side effects in a step happen only once, when it is traced."""
 
 import ast
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _CALLBACKS = ("callback", "print")
 
 
 def find(program: Program) -> Iterator[Finding]:
-    """Find prints, changes of lists and counters outside, clocks and random numbers in steps."""
+    """Find prints, changes of outer lists and counters, clocks and random numbers in steps."""
     if program.uses("run_eagerly", "run_functions_eagerly"):
         return
     for step in program.events.steps:
@@ -111,7 +111,7 @@ class _Search:
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
-    """Iterate over the nodes of a function, without what it hands to callbacks."""
+    """Iterate over the nodes of a function, without those that it passes to callbacks."""
     hosts = {
         ast.unparse(call.args[0])
         for call in ast.walk(node)
@@ -132,7 +132,7 @@ def _is_callback(node: ast.Call) -> bool:
 
 
 def _find_traced(node: ast.AST) -> set[str]:
-    """Return the arguments of a step, and the names that are computed from them."""
+    """Return the arguments of a step, and the names computed from them."""
     found = {argument.arg for argument in ast.walk(node) if isinstance(argument, ast.arg)}
     for statement in ast.walk(node):
         match statement:
@@ -147,7 +147,7 @@ def _find_traced(node: ast.AST) -> set[str]:
 
 
 def _uses(node: ast.expr, names: set[str]) -> bool:
-    """Return whether an expression has one of the names, for more than its shape."""
+    """Return whether an expression uses one of the names for more than its shape."""
     waiting: list[ast.AST] = [node]
     while waiting:
         one = waiting.pop()

@@ -1,4 +1,4 @@
-"""JD009: the mean of a function of gradients that FSDP has reduced already."""
+"""JD009: the mean of a function of gradients that FSDP has already reduced."""
 
 import ast
 import re
@@ -20,7 +20,7 @@ _NOT_LINEAR = re.compile(r"(jax\.numpy|jax\.lax|numpy)\.(square|sign|abs|clip|sq
 
 def find(program: Program) -> Iterator[Finding]:
     """Find means over replicas of squares, signs, sizes and clipped values of gradients."""
-    # With gathered parameters the gradients are those of one replica.
+    # With gathered parameters, the gradients are those of one replica.
     if not program.uses("fsdp") or program.uses("gather"):
         return
     for reduction in program.events.reductions:
@@ -41,13 +41,13 @@ def find(program: Program) -> Iterator[Finding]:
 
 
 def _find_gradient(call: ast.Call) -> str:
-    """Return the first name in a call that is one of gradients; empty without one."""
+    """Return the first name in a call that looks like gradients; empty if there is none."""
     names = (written(node) for node in ast.walk(call) if isinstance(node, ast.Name))
     return next((name for name in names if _GRADIENT.match(name)), "")
 
 
 def _find_operation(program: Program, call: ast.Call) -> str:
-    """Return the first operation in a call that is not linear; empty without one."""
+    """Return the first operation in a call that is not linear; empty if there is none."""
     for node in ast.walk(call):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
             return f"the power {ast.unparse(node)}"

@@ -12,7 +12,7 @@ RULE = Rule(
     "jaxdist has the documented names of tf.distribute.",
     "docs/porting/coming-from-tf-distribute.md#names",
 )
-# Place in TensorFlow -> place in jaxdist. Longer places are looked for first.
+# Place in TensorFlow -> place in jaxdist. Longer places are tried first.
 PLACES = {
     "tensorflow.distribute": "",
     "tensorflow.compat.v2.distribute": "",
@@ -23,12 +23,12 @@ PLACES = {
     "tensorflow.contrib.tpu": "compat.v1.tpu",
     "tensorflow.estimator": "estimator",
 }
-# Single names, which are elsewhere in jaxdist.
+# Single names that are elsewhere in jaxdist.
 SINGLE = {
     "tensorflow.nn.compute_average_loss": "nn.compute_average_loss",
     "tensorflow.nn.scale_regularization_loss": "nn.scale_regularization_loss",
 }
-# Names that programs without tf.distribute use too, so they count beside it only.
+# Programs without tf.distribute use these names too, so they count only with it.
 BESIDE = {
     "tensorflow.config.experimental_connect_to_cluster": "config.experimental_connect_to_cluster",
     "tensorflow.config.set_logical_device_configuration": "testing.virtual_devices",
@@ -43,7 +43,7 @@ BESIDE = {
 
 
 def find(program: Program) -> Iterator[Finding]:
-    """Find each name of `tf.distribute` where the program writes it."""
+    """Find each name of `tf.distribute` that the program uses."""
     if "tensorflow" not in program.names.modules:
         return
     found = list(_read_names(program))
@@ -55,7 +55,7 @@ def find(program: Program) -> Iterator[Finding]:
 
 
 def _read_names(program: Program) -> Iterator[tuple[ast.AST, str]]:
-    """Iterate over the full names that the program writes, each as long as it is written."""
+    """Iterate over the full names in the program's text, each in its full length."""
     inner = {id(node.value) for node in ast.walk(program.tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(program.tree):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -67,7 +67,7 @@ def _read_names(program: Program) -> Iterator[tuple[ast.AST, str]]:
 
 
 def find_place(name: str, is_distributed: bool = True) -> str | None:
-    """Return the name in jaxdist for one of TensorFlow, or None for one that is not looked for.
+    """Return the name in jaxdist for a name of TensorFlow; None if the rule does not cover it.
 
     Args:
         name: A full name, such as `tensorflow.distribute.MirroredStrategy`.

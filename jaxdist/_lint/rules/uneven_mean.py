@@ -16,7 +16,7 @@ RULE = Rule(
 
 
 def find(program: Program) -> Iterator[Finding]:
-    """Find means of local means of a dataset whose last batch may be smaller."""
+    """Find means of local means over a dataset whose last batch may be smaller."""
     for reduction in program.events.reductions:
         for before in read_leaves(reduction.before):
             if isinstance(before, LocalMean) and reduction.is_mean_of_replicas:

@@ -1,4 +1,4 @@
-"""JD007: a Python condition on a value that a step does not have while it is traced."""
+"""JD007: a Python condition on a value that is unknown while a step is traced."""
 
 import ast
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ RULE = Rule(
 
 def find(program: Program) -> Iterator[Finding]:
     """Find `if variable > 3` in steps."""
-    # Op by op, a step has its values.
+    # Op by op, the values of a step are known.
     if program.uses("run_eagerly", "run_functions_eagerly"):
         return
     for test in program.events.tests:

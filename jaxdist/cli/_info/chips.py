@@ -1,4 +1,4 @@
-"""`jaxdist chips`: the table of chips, TPUs and GPUs, with the source of each row."""
+"""`jaxdist chips`: prints the table of chips, TPUs and GPUs, with the source of each row."""
 
 import sys
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ _UNITS = (
 
 
 def show_chips(console: Console | None = None) -> int:
-    """Print the peaks of all chips, and where they are published.
+    """Print the peaks of all chips, and their published sources.
 
     Cost:
-        None: it does not start JAX's backend.
+        None: this does not start JAX's backend.
     """
     console = console or Console(file=sys.stdout)
     rows = tuple(_describe(chip) for chip in CHIPS.values())

@@ -1,4 +1,4 @@
-"""The tables of `jaxdist info` about GPUs: driver, links, memory, and the recommended settings."""
+"""The tables of `jaxdist info` about GPUs: driver, links, memory, and recommended settings."""
 
 import collections
 import os
@@ -11,12 +11,12 @@ from pathlib import Path
 from jaxdist._gpu_settings import TRAININGS, generation_of_kind, list_settings
 from jaxdist.cli._info.processes import find_flag
 
-# Runs a command and returns what it printed, or why it did not.
+# Runs a command, and returns its output; empty if it failed.
 Run = Callable[[Sequence[str]], str]
 
-# JAX takes this share of the memory when nothing else is set.
+# JAX takes this share of the memory by default.
 _SHARE = "0.75 (as JAX has it)"
-# What the words of `nvidia-smi topo -m` mean. NV18 is 18 NVLinks.
+# The meanings of the words of `nvidia-smi topo -m`. NV18 is 18 NVLinks.
 _WORDS = {
     "PIX": "one PCIe switch",
     "PXB": "several PCIe switches",
@@ -27,7 +27,7 @@ _WORDS = {
 
 
 def run_command(command: Sequence[str]) -> str:
-    """Run a command of the system; the text is empty if there is none, or if it fails."""
+    """Run a command, and return its output; empty if the command does not exist or fails."""
     program = shutil.which(command[0])
     if program is None:
         return ""
@@ -46,13 +46,13 @@ def list_gpu_facts(
     run: Run = run_command,
     root: Path = Path("/"),
 ) -> list[tuple[str, str]]:
-    """List what the system tells of its GPUs: names and values.
+    """List facts about the GPUs of this system: names and values.
 
     Args:
-        platform_version: What JAX says of its backend.
+        platform_version: The platform version of JAX's backend.
         environment: The environment variables.
         run: Runs `nvidia-smi`.
-        root: Where `sys` is.
+        root: The folder that contains `sys`.
     """
     summary = run(["nvidia-smi"])
     share = environment.get("XLA_PYTHON_CLIENT_MEM_FRACTION", _SHARE)
@@ -75,7 +75,7 @@ def count_links(matrix: str) -> dict[str, int]:
     """Count the pairs of GPUs by link in the output of `nvidia-smi topo -m`."""
     lines = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", matrix).splitlines()]
     rows = [words for words in lines if words and re.fullmatch(r"GPU\d+", words[0])]
-    # The line of names above the matrix begins with GPU0, too. A row has an X for the GPU itself.
+    # The header line of the matrix begins with GPU0, too. A row has an X for the GPU itself.
     rows = [words for words in rows if "X" in words]
     cells = [
         words[1 + other]
@@ -108,10 +108,10 @@ def _find(pattern: str, text: str) -> str:
 def list_gpu_settings(
     device_kind: str, environment: Mapping[str, str] = os.environ
 ) -> list[tuple[str, str, str, str, str]]:
-    """List the recommended settings: name, recommended, what is set, for what, and when it helps.
+    """List the recommended settings: name, recommendation, value, purpose, and when it helps.
 
     Args:
-        device_kind: What JAX calls the GPU. Without a known generation, the settings that all
+        device_kind: JAX's name of the GPU. If its generation is unknown, only the settings that all
             generations share are listed.
         environment: The environment variables.
     """

@@ -1,4 +1,4 @@
-"""The table of `jaxdist info` about jobs of several processes: what jaxdist sets, and what you may.
+"""The table of `jaxdist info` for jobs of several processes: settings of jaxdist, and of users.
 
 Sources: JAX's pages on GPU performance and on multi-process programs.
 """
@@ -16,8 +16,8 @@ class Row:
 
     Args:
         name: Its name.
-        now: What this process has.
-        who: Who sets it: jaxdist, or you.
+        now: The value in this process.
+        who: Who sets it: jaxdist or the user.
         why: What it does, and when to set it.
     """
 
@@ -27,7 +27,7 @@ class Row:
     why: str
 
 
-# Flags inside of XLA_FLAGS, and variables of NCCL and JAX, that jaxdist never sets. Those that make
+# Flags in XLA_FLAGS, and variables of NCCL and JAX, that jaxdist never sets. Those that make
 # training faster are in `jaxdist/_gpu_settings.py`.
 _FOR_GPUS = (
     (
@@ -50,7 +50,7 @@ _VARIABLES_FOR_GPUS = (
 
 
 def list_settings(platform: str, environment: Mapping[str, str] = os.environ) -> list[Row]:
-    """List what matters to several processes on this machine.
+    """List the settings that matter to several processes on this machine.
 
     Args:
         platform: `"cpu"`, `"gpu"` or `"tpu"`.

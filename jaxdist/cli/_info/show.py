@@ -1,4 +1,4 @@
-"""`jaxdist info`: versions, devices, topology, and installed extras."""
+"""`jaxdist info`: prints versions, devices, topology, and installed extras."""
 
 import os
 import platform
@@ -21,12 +21,12 @@ def show_info(console: Console | None = None, *, shows_all: bool = False) -> int
     """Print versions, devices, topology, memory, and extras.
 
     Args:
-        console: Where to; its width decides how tables wrap. None is the standard output.
-        shows_all: Whether each device, each setting and the commands of all extras are listed. If
-            not, the text fits on a screen of 80 columns and 50 lines.
+        console: The console to print to; its width decides how tables wrap. None for stdout.
+        shows_all: Whether to list each device, each setting and the commands of all extras.
+            Otherwise the text fits on a screen of 80 columns and 50 lines.
 
     Cost:
-        Starts the backend of JAX. No collective.
+        Starts the backend of JAX. Runs no collective.
     """
     width = find_screen_width() if console is None else console.width
     console = console or Console(file=sys.stdout)
@@ -91,7 +91,7 @@ def _make_extras_table() -> Table:
 def describe_device_memory(device: jax.Device) -> str:
     """Describe the memory of a device. A CPU device has the memory of the host."""
     stats: dict[str, Any] | None = None
-    # JAX raises an error for the memory statistics of a device of another process.
+    # JAX raises an error for the memory statistics of another process's device.
     if device.process_index == get_current_process().index:
         stats = device.memory_stats()
     if stats and "bytes_limit" in stats:

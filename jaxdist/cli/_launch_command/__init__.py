@@ -1,1 +1,1 @@
-"""`jaxdist launch`: the processes or tasks of a job here, and files that start it on a cluster."""
+"""`jaxdist launch`: starts a job on this machine, or prints a file that starts it on a cluster."""

@@ -26,7 +26,7 @@ _ONLY_HERE = {
 
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
-    """Add `--ps`, `--workers` and what belongs to them."""
+    """Add `--ps`, `--workers` and related options."""
     group = parser.add_argument_group(
         "parameter servers",
         "--ps P --workers W starts P parameter servers, W workers and a chief, in place of N equal "
@@ -85,10 +85,10 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
 
 
 def is_cluster(arguments: argparse.Namespace) -> bool:
-    """Return whether a job with parameter servers is meant.
+    """Return whether the options describe a job with parameter servers.
 
     Raises:
-        ArgumentError: Options of two kinds of jobs, or one that is missing.
+        ArgumentError: Options belong to two kinds of jobs, or one is missing.
     """
     if arguments.ps is None and arguments.chief is None:
         given = [o for name, o in _ONLY_HERE.items() if getattr(arguments, name) is not None]
@@ -126,7 +126,7 @@ def launch_with_servers(arguments: argparse.Namespace, program: Program) -> int:
     """Start the tasks, and return the exit code when all have ended.
 
     Raises:
-        LaunchError: They cannot be started.
+        LaunchError: A task cannot be started.
         ArgumentError: A number is out of range.
     """
     if arguments.evaluator and (program.is_training or arguments.target or arguments.on):
@@ -156,7 +156,7 @@ def launch_with_servers(arguments: argparse.Namespace, program: Program) -> int:
     grace = arguments.grace_seconds
     job = ClusterJob(
         program.command,
-        # `jaxdist train` is the program of the chief alone.
+        # `jaxdist train` is the program of the chief only.
         plain if is_plain else program.command,
         arguments.ps,
         arguments.workers,

@@ -1,4 +1,4 @@
-"""`jaxdist launch --print`: a file that starts the same job on a cluster."""
+"""`jaxdist launch --print`: prints a file that starts the same job on a cluster."""
 
 import argparse
 from collections.abc import Callable
@@ -33,7 +33,7 @@ _ONLY_HERE = ("elastic", "report_seconds", "grace_seconds", "on")
 
 
 def add_file_options(parser: argparse.ArgumentParser) -> None:
-    """Add `--print`, and what a cluster has to know."""
+    """Add `--print`, and the options that a cluster needs."""
     group = parser.add_argument_group(
         "a file for a cluster", "--print starts nothing here; what follows it goes into the file"
     )
@@ -58,10 +58,10 @@ def add_file_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_options(arguments: argparse.Namespace) -> None:
-    """Raise if an option of a file was given without `--print`, or the other way round.
+    """Raise if an option for files comes without `--print`, or an option for processes with it.
 
     Raises:
-        ArgumentError: Such an option.
+        ArgumentError: There is such an option.
     """
     prints = arguments.target is not None
     for name in _ONLY_HERE if prints else _OPTIONS:
@@ -88,7 +88,7 @@ def print_file(arguments: argparse.Namespace, program: Program, count: int) -> i
 
     Raises:
         ArgumentError: A number is out of range.
-        LaunchError: The file would not do what was asked for.
+        LaunchError: The file would not do what the options request.
     """
     request = _make_request(arguments, program, count)
     print(_MAKERS[arguments.target](request), end="")
@@ -100,8 +100,8 @@ def print_task_file(arguments: argparse.Namespace, program: Program, job: Cluste
     """Print the file of a job with parameter servers. Return the exit code.
 
     Raises:
-        ArgumentError: A number is out of range, or there is a number of machines.
-        LaunchError: The file would not do what was asked for.
+        ArgumentError: A number is out of range, or a number of machines is given.
+        LaunchError: The file would not do what the options request.
     """
     if arguments.hosts is not None:
         raise ArgumentError(

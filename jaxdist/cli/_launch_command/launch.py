@@ -1,4 +1,4 @@
-"""`jaxdist launch`: several processes of one job, on this machine."""
+"""`jaxdist launch`: starts several processes of one job on this machine."""
 
 import argparse
 import sys
@@ -101,8 +101,8 @@ def launch_processes(arguments: argparse.Namespace, parse: ParseArguments) -> in
     """Start the processes, and return the exit code when all have ended.
 
     Raises:
-        LaunchError: They cannot be started.
-        ArgumentError: A number is out of range, or nothing was given to start.
+        LaunchError: A process cannot be started.
+        ArgumentError: A number is out of range, or there is no program to start.
         ConfigError: The configuration of `train` is not valid.
     """
     has_servers = is_cluster(arguments)
@@ -144,10 +144,10 @@ def _make_program(
     if is_module or program[0] != _TRAIN:
         command = make_command(program[0], program[1:], is_module=is_module)
         return Program(command, None if is_module else program[0])
-    # Mistakes are found here, and not once in each process.
+    # Find mistakes here, not once in each process.
     given = parse(program)
     kind = jobs.load_job_config(given.config, given.overrides).values.strategy.kind
-    # By its path, since a file for a cluster may hold its text.
+    # Pass the path, since a file for a cluster may contain the text of the configuration.
     file = find_config(given.config)
     place = list(program).index(given.config)
     if has_servers != (kind == _WITH_SERVERS):
@@ -166,7 +166,7 @@ def _make_program(
 
 
 def _read_numbers(count: int | None, elastic: str | None) -> tuple[int | None, int]:
-    """Return the least number of processes, if there is one, and how many are started."""
+    """Return the least number of processes, if there is one, and how many to start."""
     if count is not None and elastic is not None:
         raise ArgumentError(
             f"jaxdist launch was given -n {count} and --elastic {elastic}.\n\n"

@@ -9,34 +9,34 @@ from jaxdist.compat.v1._strategies import Strategy
 
 @final
 class ParameterServerStrategy(Strategy, WorkerStrategy):
-    """Variables on parameter servers; each worker runs the same script, and is not in step.
+    """Variables on parameter servers; workers run the same script, and are not in step.
 
     A worker's step reads variables, computes on the devices of the worker, and sends changes, which
-    the servers apply at once. The replicas of one worker are in step with each other. What only the
-    first replica does (`VariableAggregation.ONLY_FIRST_REPLICA`) is done once by every worker.
+    the servers apply at once. The replicas of one worker are in step with each other. Work of only
+    the first replica (`VariableAggregation.ONLY_FIRST_REPLICA`) is done once by every worker.
 
     Variables are placed on the servers in turn, in the order in which the script makes them, which
-    is the same in all workers. The chief's first values count (the task of the job `chief`, or
-    worker 0 if there is none): the other workers wait until it has made the variable.
+    must be the same in all workers. The initial values come from the chief (the task of the job
+    `chief`, or worker 0 without one): other workers wait until it has made the variable.
 
     A step whose server does not answer waits for it (`JAXDIST_SERVER_SECONDS`), and counts once.
 
-    Without a cluster the variables are on the device of the replica if there is one, and else on
+    Without a cluster, the variables are on the device of the replica if there is only one, else on
     the first CPU device. The same holds for an evaluator, which restores them from checkpoints.
 
     Cost:
-        A step is one exchange with each server that it changes variables of.
+        A step is one exchange with each server whose variables it changes.
 
     Args:
         cluster_resolver: The cluster, and which task this process is; None reads `TF_CONFIG`. With
             `rpc_layer="local"` the servers are in this process, and each of its threads may be a
-            worker. `num_accelerators` is the number of replicas of a worker; without it they are
-            its accelerators, or one CPU device.
+            worker. `num_accelerators` is the number of replicas of a worker; by default, one for
+            each of its accelerators, or one on the CPU.
 
     Raises:
-        ClusterError: The cluster has no servers, or other jobs, or this process is none of its
-            tasks.
-        ArgumentTypeError: `cluster_resolver` is no resolver.
+        ClusterError: The cluster has no servers, or has other jobs, or this process is not one of
+            its tasks.
+        ArgumentTypeError: `cluster_resolver` is not a resolver.
         DeviceError: There are fewer devices than replicas.
 
     Example:

@@ -36,7 +36,7 @@ class Strategy(_strategies.Strategy):
         *,
         experimental_hints: Any = None,
     ) -> PyTree:
-        """Reduce as `jaxdist.Strategy.reduce`; `axis` may be omitted.
+        """Reduce like `jaxdist.Strategy.reduce`; `axis` may be omitted.
 
         Example:
             >>> strategy = jaxdist.compat.v1.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -50,8 +50,8 @@ class Strategy(_strategies.Strategy):
             reduce_op, value, axis, options, experimental_hints=experimental_hints
         )
 
-    # `jaxdist.MirroredStrategy` and the others are final, so a strategy of version 1 cannot be a
-    # subclass of them. It takes over the mesh of an instance instead.
+    # `jaxdist.MirroredStrategy` and the others are final, so a strategy of version 1 cannot be
+    # a subclass of them. It takes over the mesh of an instance instead.
     def _copy_setup(self, other: _strategies.Strategy) -> None:
         self._set_up(other.layout, other.communication)
 
@@ -62,7 +62,7 @@ class MirroredStrategy(Strategy):
 
     Args:
         devices: As for `jaxdist.MirroredStrategy`.
-        cross_device_ops: Likewise.
+        cross_device_ops: As for `jaxdist.MirroredStrategy`.
 
     Raises:
         Everything that `jaxdist.MirroredStrategy` raises.
@@ -91,7 +91,7 @@ class OneDeviceStrategy(Strategy):
         device: As for `jaxdist.OneDeviceStrategy`.
 
     Raises:
-        DeviceError: No such device.
+        DeviceError: The device does not exist.
 
     Example:
         >>> jaxdist.compat.v1.OneDeviceStrategy("cpu:1").extended.worker_devices
@@ -115,7 +115,7 @@ class CentralStorageStrategy(Strategy):
 
     Args:
         compute_devices: As for `jaxdist.experimental.CentralStorageStrategy`.
-        parameter_device: Likewise.
+        parameter_device: As for `jaxdist.experimental.CentralStorageStrategy`.
 
     Raises:
         Everything that `jaxdist.experimental.CentralStorageStrategy` raises.
@@ -142,9 +142,9 @@ class TPUStrategy(Strategy):
     """`jaxdist.TPUStrategy` with the methods of version 1, without those for logical devices.
 
     Args:
-        tpu_cluster_resolver: The TPUs; None means those of this machine.
+        tpu_cluster_resolver: The TPUs; None for those of this machine.
         steps_per_run: Steps that Estimator and `fit` run on the TPUs before they return to the
-            host; None is 1. It has no effect on `run`, which is one step (`jaxdist.multi_step`
+            host; None for 1. It has no effect on `run`, which is one step (`jaxdist.multi_step`
             joins several), and a number other than 1 is logged.
         device_assignment: The core of each logical device of each replica.
 
@@ -195,7 +195,7 @@ class TPUStrategy(Strategy):
         return self._newer._hosts_of_replicas()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TPUStrategy":
-        # The base class copies the mesh only; this one also needs `_newer` and its resolver.
+        # The base class copies only the mesh; this one also needs `_newer` and its resolver.
         resolver, assignment = self._newer.cluster_resolver, self._newer.device_assignment
         other = TPUStrategy(resolver, self._steps_per_run, assignment)
         memo[id(self)] = other
@@ -226,7 +226,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     """`jaxdist.MultiWorkerMirroredStrategy` with the methods of version 1.
 
     Args:
-        communication: A `CommunicationImplementation`, as `implementation` of
+        communication: A `CommunicationImplementation`, like `implementation` of
             `CommunicationOptions`.
         cluster_resolver: The cluster; None reads `TF_CONFIG`.
 

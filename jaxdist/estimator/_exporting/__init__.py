@@ -1,4 +1,4 @@
-"""Exports: a model as one program and its weights, and when one is made."""
+"""Exports: writes a model as one program and its weights, and decides when."""
 
 from jaxdist.estimator._exporting.export import Exported as Exported
 from jaxdist.estimator._exporting.export import check_features as check_features

@@ -62,7 +62,7 @@ def write_export(
         "weights": jax.tree.map(lambda s: [str(s.dtype), list(s.shape)], weights),
     }
     (partial / _ABOUT).write_text(json.dumps(about, indent=1))
-    # Complete or absent, also when the process is killed.
+    # The rename makes it complete or absent, even if the process is killed.
     partial.rename(folder)
     return folder
 
@@ -72,14 +72,14 @@ def _take_shape(leaf: Any) -> Any:
 
 
 def _make_folder(base: pathlib.Path) -> pathlib.Path:
-    """Return the path of a new export: the time in seconds, as TensorFlow has it."""
+    """Return the path of a new export: the time in seconds, as in TensorFlow."""
     number = int(time.time())
     taken = [int(p.name) for p in base.glob("*") if p.name.isdigit()]
     return base / str(max([number, *(n + 1 for n in taken)]))
 
 
 class Exported:
-    """A model that was exported: call it with features.
+    """An exported model: call it with features.
 
     Attributes:
         global_step: The step of the checkpoint that was exported.
@@ -106,16 +106,16 @@ class Exported:
         """Return the predictions of a batch.
 
         Args:
-            features: Arrays of the shapes and dtypes that were exported.
+            features: Arrays of the shapes and dtypes of the export.
         """
         return self._program.call(self._weights, features)
 
 
 def load_export(path: Any) -> Exported:
-    """Return an exported model. It needs neither the model function nor Flax modules.
+    """Return an exported model, without the model function or Flax modules.
 
     Args:
-        path: What `Estimator.export` has returned.
+        path: The path that `Estimator.export` returned.
 
     Raises:
         CheckpointError: There is no export at the path, or it is damaged.
@@ -151,7 +151,7 @@ def check_features(caller: str, features: Any, *, any_batch: bool) -> None:
 
     Raises:
         ArgumentTypeError: A leaf has no shape and dtype.
-        ArgumentError: There is no leaf, or one without rows.
+        ArgumentError: There are no leaves, or a leaf has no rows.
     """
     leaves = jax.tree.leaves(features)
     for leaf in leaves:

@@ -1,4 +1,4 @@
-"""Exporters: which evaluations are followed by an export."""
+"""Exporters: decide which evaluations are followed by an export."""
 
 import json
 import pathlib
@@ -41,8 +41,8 @@ class Exporter:
             estimator: The estimator.
             export_path: The folder of this exporter.
             checkpoint_path: The checkpoint that was evaluated.
-            eval_result: What `evaluate` has returned.
-            is_the_final_export: Whether the training has ended.
+            eval_result: The results that `evaluate` returned.
+            is_the_final_export: Whether training has ended.
 
         Returns:
             The path of the export; None if nothing was exported.
@@ -51,7 +51,7 @@ class Exporter:
 
 
 class FinalExporter(Exporter):
-    """Exports once, when the training has ended.
+    """Exports once, when training has ended.
 
     Args:
         name: The name of the folder.
@@ -81,14 +81,14 @@ class FinalExporter(Exporter):
         eval_result: Mapping[str, Any],
         is_the_final_export: bool,
     ) -> str | None:
-        """Export if the training has ended; see `Exporter.export`.
+        """Export if training has ended; see `Exporter.export`.
 
         Args:
             estimator: The estimator.
             export_path: The folder of this exporter.
             checkpoint_path: The checkpoint that was evaluated.
-            eval_result: What `evaluate` has returned.
-            is_the_final_export: Whether the training has ended.
+            eval_result: The results that `evaluate` returned.
+            is_the_final_export: Whether training has ended.
         """
         if not is_the_final_export:
             return None
@@ -102,7 +102,7 @@ class LatestExporter(Exporter):
         name: The name of the folder.
         serving_input_receiver_fn: A function without arguments, which returns example features;
             see `Estimator.export`.
-        exports_to_keep: How many exports are kept; None for all.
+        exports_to_keep: How many exports to keep; None for all.
 
     Raises:
         ArgumentError: `exports_to_keep` is less than 1.
@@ -138,8 +138,8 @@ class LatestExporter(Exporter):
             estimator: The estimator.
             export_path: The folder of this exporter.
             checkpoint_path: The checkpoint that was evaluated.
-            eval_result: What `evaluate` has returned.
-            is_the_final_export: Whether the training has ended.
+            eval_result: The results that `evaluate` returned.
+            is_the_final_export: Whether training has ended.
         """
         found = _export(self, estimator, export_path, checkpoint_path, self._make_features)
         _delete_old(pathlib.Path(export_path), self._keep)
@@ -147,15 +147,15 @@ class LatestExporter(Exporter):
 
 
 class BestExporter(Exporter):
-    """Exports whenever an evaluation is better than all before, also in earlier runs.
+    """Exports whenever an evaluation is better than all before it, including earlier runs.
 
     Args:
         name: The name of the folder.
         serving_input_receiver_fn: A function without arguments, which returns example features;
             see `Estimator.export`.
-        compare_fn: `(best_eval_result, current_eval_result) -> bool`, whether the second is better.
-            Both are dicts, with these names. None means a smaller loss.
-        exports_to_keep: How many exports are kept; None for all.
+        compare_fn: `(best_eval_result, current_eval_result) -> bool`: whether the second is better.
+            Both are dicts, passed by these names. None compares the loss: smaller is better.
+        exports_to_keep: How many exports to keep; None for all.
 
     Raises:
         ArgumentError: `exports_to_keep` is less than 1.
@@ -196,8 +196,8 @@ class BestExporter(Exporter):
             estimator: The estimator.
             export_path: The folder of this exporter.
             checkpoint_path: The checkpoint that was evaluated.
-            eval_result: What `evaluate` has returned.
-            is_the_final_export: Whether the training has ended.
+            eval_result: The results that `evaluate` returned.
+            is_the_final_export: Whether training has ended.
         """
         folder = pathlib.Path(export_path)
         best = read_dict(folder / _BEST)
@@ -206,7 +206,7 @@ class BestExporter(Exporter):
         ):
             return None
         found = _export(self, estimator, export_path, checkpoint_path, self._make_features)
-        # After the export: a process that is killed between the two exports again.
+        # After the export: a process that is killed between the two repeats the export.
         plain = {name: float(value) for name, value in eval_result.items()}
         replace_file(folder / _BEST, json.dumps(plain).encode())
         _delete_old(folder, self._keep)
@@ -259,7 +259,7 @@ def check_exporters(caller: str, exporters: Any) -> tuple[Exporter, ...]:
     """Return exporters as a tuple.
 
     Raises:
-        ArgumentTypeError: Something is no exporter.
+        ArgumentTypeError: A value is not an exporter.
         ArgumentError: Two have the same name.
     """
     if exporters is None:

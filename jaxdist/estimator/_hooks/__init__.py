@@ -1,4 +1,4 @@
-"""Hooks: what a user adds to a training, an evaluation or a prediction."""
+"""Hooks: user code that runs around training, evaluation and prediction."""
 
 from jaxdist.estimator._hooks.chain import HookChain as HookChain
 from jaxdist.estimator._hooks.chain import NameFailure as NameFailure

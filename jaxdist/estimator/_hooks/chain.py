@@ -1,4 +1,4 @@
-"""`HookChain`: calls all hooks, and says which one has failed."""
+"""`HookChain`: calls all hooks, and names the one that fails."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ def check_hooks(caller: str, name: str, hooks: Any, kind: type[Any] = SessionRun
     """Return hooks, or listeners, as a list.
 
     Raises:
-        ArgumentTypeError: It is no list of these.
+        ArgumentTypeError: The value is not a list of objects of this kind.
     """
     if hooks is None:
         return []
@@ -22,7 +22,7 @@ def check_hooks(caller: str, name: str, hooks: Any, kind: type[Any] = SessionRun
 
 
 class NameFailure:
-    """A context manager that adds to an error which hook has raised it, and what is left."""
+    """A context manager that adds to an error the hook that raised it, and how to continue."""
 
     def __init__(self, hook: Any, method: str) -> None:
         self._hook, self._method = hook, method
@@ -40,7 +40,7 @@ class NameFailure:
         )
         error.add_note(note)
         if isinstance(error, StopIteration):
-            # An iterator that the hook reads has ended. Loops around would take it for their end.
+            # An iterator that the hook reads has ended. Loops outside would end as well.
             raise UnknownError(
                 f"{error!r} left a hook.\n\n{note}\n\n"
                 "Let the hook call run_context.request_stop() to end the loop."
@@ -65,13 +65,13 @@ class HookChain:
                 hook.begin()
 
     def add(self, hooks: Sequence[SessionRunHook]) -> None:
-        """Add hooks that the model function has made, and call their `begin`."""
+        """Add the hooks of a model function, and call their `begin`."""
         added = HookChain(hooks)
         added.begin()
         self._hooks += added._hooks
 
     def open(self, session: Session) -> SessionRunContext:
-        """Call `after_create_session` of all hooks; return the context of the loop."""
+        """Call `after_create_session` of all hooks, and return the context of the loop."""
         context = self._context = SessionRunContext(session)
         for hook in self._hooks:
             with NameFailure(hook, "after_create_session"):
@@ -82,7 +82,7 @@ class HookChain:
         """Call `before_run` of all hooks.
 
         Raises:
-            ArgumentTypeError: A hook asks for values, as hooks of TensorFlow do.
+            ArgumentTypeError: A hook requests values, as hooks of TensorFlow do.
         """
         for hook in self._hooks:
             with NameFailure(hook, "before_run"):

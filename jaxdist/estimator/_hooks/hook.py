@@ -7,7 +7,7 @@ from jaxdist.estimator._hooks.session import Session
 
 
 class SessionRunContext:
-    """What a hook gets before and after a step.
+    """The context that a hook gets before and after a step.
 
     jaxdist makes it.
 
@@ -24,27 +24,27 @@ class SessionRunContext:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether somebody has called `request_stop`."""
+        """Whether a hook has called `request_stop`."""
         return self._is_requested
 
     def should_stop(self) -> bool:
-        """Return whether somebody has called `request_stop`, as `tf.train.Coordinator` does."""
+        """Return whether a hook has called `request_stop`, as `tf.train.Coordinator` does."""
         return self._is_requested
 
     def request_stop(self) -> None:
         """End the loop of this process after the current step.
 
-        With a strategy over several processes in step, all end together, at most 10 steps later.
+        If a strategy spans several processes in step, all end together, at most 10 steps later.
         """
         self._is_requested = True
 
 
 @dataclasses.dataclass(frozen=True)
 class SessionRunValues:
-    """What a step has returned.
+    """The results of a step.
 
     Attributes:
-        results: `loss` and `global_step` of a training step; nothing of an evaluation or a
+        results: `loss` and `global_step` of a training step; empty for an evaluation or a
             prediction, whose results come at the end.
 
     Source:
@@ -58,7 +58,7 @@ class SessionRunHook:
     """Base class of hooks. Override what you need.
 
     The order is `begin`, `after_create_session`, then `before_run` and `after_run` for each step,
-    and `end`. After an exception, of a step or of any hook, `end` is not called.
+    and `end`. After an exception in a step or a hook, `end` is not called.
 
     Example:
         >>> class PrintLoss(jaxdist.estimator.SessionRunHook):
@@ -92,11 +92,11 @@ class SessionRunHook:
 
         Args:
             run_context: Its `request_stop` ends the loop.
-            run_values: What the step has returned. Reading an array waits for the step.
+            run_values: The results of the step. Reading an array waits for the step.
         """
 
     def end(self, session: Session) -> None:
-        """Run at the end of a loop that has raised nothing.
+        """Run at the end of a loop that raised nothing.
 
         Args:
             session: The model and the global step.

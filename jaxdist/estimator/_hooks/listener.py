@@ -4,9 +4,9 @@ from jaxdist.estimator._hooks.session import Session
 
 
 class CheckpointSaverListener:
-    """Base class of listeners: what happens before and after a checkpoint is saved.
+    """Base class of listeners, which run before and after a checkpoint is saved.
 
-    The chief alone calls them.
+    Only the chief calls them.
 
     Example:
         >>> class Tell(jaxdist.estimator.CheckpointSaverListener):
@@ -40,7 +40,7 @@ class CheckpointSaverListener:
         """
 
     def end(self, session: Session, global_step_value: int) -> None:
-        """Run at the end of a training that has raised nothing, after the last checkpoint.
+        """Run at the end of a training that raised nothing, after the last checkpoint.
 
         Args:
             session: The model and the global step.

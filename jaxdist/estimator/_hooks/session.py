@@ -1,4 +1,4 @@
-"""`Session`: what hooks see of a model that is trained or evaluated."""
+"""`Session`: the view that hooks have of a model in training or evaluation."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,13 +7,13 @@ from typing import Any
 class Session:
     """The model and the global step, as hooks see them.
 
-    TensorFlow's hooks get a session, in which they run operations. Here they get the modules
+    TensorFlow's hooks get a session to run operations in. Here they get the modules
     themselves: `session.modules["model"]`.
 
     Args:
         modules: The Flax NNX modules by name.
         find_step: Returns the global step.
-        stop_all: Ends the training of all workers, where they are not in step.
+        stop_all: Ends the training of all workers, if they are not in step.
     """
 
     def __init__(
@@ -27,10 +27,10 @@ class Session:
 
     @property
     def global_step(self) -> int:
-        """The number of completed steps, of all workers together."""
+        """The number of completed steps of all workers together."""
         return self._find_step()
 
     def stop_all(self) -> None:
-        """Let all workers end, where they are not in step; else do nothing."""
+        """End the training of all workers, if they are not in step; else do nothing."""
         if self._stop_all is not None:
             self._stop_all()

@@ -1,4 +1,4 @@
-"""What a model function sees and returns, and the model that is built from it."""
+"""The functions and classes of a model function, and the model that is built from it."""
 
 from jaxdist.estimator._model.building import Built as Built
 from jaxdist.estimator._model.building import build as build

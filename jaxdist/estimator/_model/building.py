@@ -1,4 +1,4 @@
-"""`build`: from a model function and the first batch to modules, an optimizer and programs."""
+"""`build`: makes modules, an optimizer and programs from a model function and a batch."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,21 +14,21 @@ from jaxdist.estimator._model.model_fn import count_rows
 from jaxdist.estimator._model.modules import Frame, NeedsModule, enter_model_fn, make_module
 from jaxdist.estimator._model.spec import EstimatorSpec, ModeKeys, check_spec
 
-# Modules of one model get seeds of their own.
+# Each module of a model has its own seed.
 _SEED_STEP = 7919
 
 
 @dataclasses.dataclass
 class Built:
-    """A model that was built for one mode and one strategy.
+    """A model that is built for one mode and one strategy.
 
     Args:
         mode: One of `ModeKeys`.
-        strategy: Where it runs.
+        strategy: The strategy that it runs on.
         call: Calls the model function with features and labels.
         modules: The modules by name.
-        spec: What the model function has returned for the first batch, without its arrays.
-        optimizer: The optimizer, for `TRAIN`.
+        spec: The spec that the model function returned for the first batch, without its arrays.
+        optimizer: The optimizer; only for `TRAIN`.
     """
 
     mode: str
@@ -42,14 +42,14 @@ class Built:
     def call_model(
         self, modules: Any, features: Any, labels: Any, find_step: Callable[[], Any]
     ) -> EstimatorSpec:
-        """Call the model function in a step, with the modules that the step was given."""
+        """Call the model function in a step, with the modules that the step got."""
         with enter_model_fn(Frame(modules, find_step, can_add=False)):
             rows = count_rows(features)
             return check_spec(self.call(features, labels), self.mode, rows)
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a checkpoint has."""
+        """The state that a checkpoint saves."""
         state = {"modules": self.modules}
         return state if self.optimizer is None else {**state, "optimizer": self.optimizer}
 
@@ -62,7 +62,7 @@ def build(
     labels: Any,
     seed: int,
 ) -> Built:
-    """Build a model: trace its function with the shapes of a batch, and make what it asks for.
+    """Build a model: trace its function with the shapes of a batch, and make what it requests.
 
     Args:
         call: Calls the model function with features and labels.
@@ -73,7 +73,7 @@ def build(
         seed: The seed of the modules.
 
     Raises:
-        ArgumentError: The model function asks for no module, so there is nothing to train.
+        ArgumentError: The model function requests no module, so there is nothing to train.
     """
     modules = nnx.Dict()
     features, labels = jax.tree.map(_take_shape, (features, labels))
@@ -122,14 +122,14 @@ def _trace(
         arrays = dict.fromkeys(("predictions", "loss", "eval_metric_ops", "export_outputs"))
         found.append(_without(spec, arrays))
 
-    # In a replica of the default strategy, so that all-reduces of the model function have one.
+    # Trace in a replica of the default strategy, so that all-reduces of the function have one.
     strategy = get_strategy()
     jax.eval_shape(lambda *given: strategy.run(replica, given), state, features, labels)
     return found[-1]
 
 
 def _without(spec: EstimatorSpec, changes: dict[str, Any]) -> EstimatorSpec:
-    """Return a copy with other fields, without the checks of what a mode needs."""
+    """Return a copy with other fields, and skip the checks of the mode."""
     made = object.__new__(EstimatorSpec)
     for field in dataclasses.fields(spec):
         object.__setattr__(made, field.name, changes.get(field.name, getattr(spec, field.name)))

@@ -1,4 +1,4 @@
-"""Metrics of a compiled Keras model, as values of the rows."""
+"""Computes the metrics of a compiled Keras model for each row."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ def check_metrics(model: Any) -> None:
     """Check that each metric of `compile` is a mean over rows.
 
     Raises:
-        UnsupportedError: One is not, or the model has several outputs.
+        UnsupportedError: A metric is not a mean over rows, or the model has several outputs.
     """
     wrapper = keras_module("metrics.reduction_metrics").MeanMetricWrapper
-    # A model without a list of outputs has a call of the user's own.
+    # A model without a list of outputs is a subclass with its own `call`.
     count = len(getattr(model, "outputs", None) or [None])
     for metric in _list_metrics(model):
         is_mean = isinstance(metric, wrapper) and type(metric).update_state is wrapper.update_state
@@ -34,7 +34,7 @@ def check_metrics(model: Any) -> None:
 
 
 def compute_metrics(model: Any, labels: Any, predictions: Any) -> dict[str, Any]:
-    """Return the value of each row for each metric of `compile`; with a mask, also its weight."""
+    """Return each metric of `compile` for each row; with a mask, also the weights of the rows."""
     found: dict[str, Any] = {}
     mask = keras_module("backend").get_keras_mask(predictions)
     for metric in _list_metrics(model):

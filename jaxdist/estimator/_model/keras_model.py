@@ -1,4 +1,4 @@
-"""From a Keras model to a model function."""
+"""Makes a model function from a Keras model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,21 +21,21 @@ _CALLER = "estimator.Estimator"
 
 # Note [Keras models of an Estimator]
 # The variables of a Keras model become those of an NNX module, and its calls are `stateless_call`.
-# So checkpoints, replicas and parameter servers treat it as any other module. Their names have a
+# So checkpoints, replicas and parameter servers treat it as any other module. Its names have a
 # number, since Keras gives the layers of a second model other names.
 
 
 def is_keras_object(given: Any) -> bool:
-    """Whether a value is of a class of Keras, which may not be imported."""
+    """Whether a value is of a class of Keras, which need not be imported."""
     return any(kind.__module__.split(".")[0] == "keras" for kind in type(given).__mro__)
 
 
 def check_keras_model(model: Any) -> None:
-    """Check that it is a model that can be called as a pure function of JAX.
+    """Check that a Keras object is a model that JAX can call as a pure function.
 
     Raises:
-        ArgumentError: It is another object of Keras.
-        UnsupportedError: Keras uses another backend, or the model has variables in Flax.
+        ArgumentError: The object is not a Keras model.
+        UnsupportedError: Keras uses another backend, or keeps its variables in Flax.
     """
     if not isinstance(model, keras_module("models.model").Model):
         raise ArgumentError(
@@ -64,7 +64,7 @@ class _Values(nnx.Module):
 
 
 def _name(variables: Sequence[Any]) -> dict[str, Any]:
-    # Copies: a step may delete the arrays that it was given.
+    # Copies: a step may delete the arrays that it gets.
     return {f"{n:04d}_{v.name}": jnp.array(np.asarray(v.value)) for n, v in enumerate(variables)}
 
 
@@ -82,7 +82,7 @@ def make_from_keras(
         loss: A loss of predictions and labels; None for that of `compile`.
         optimizer: An optax transformation; None for that of `compile`.
         metrics: Metrics by name, with `loss`.
-        take_mean_of_rows: Makes one value of each row of what `loss` returns.
+        take_mean_of_rows: Reduces the value of `loss` to one number for each row.
     """
 
     def call(features: Any, labels: Any, mode: str, params: Any, config: Any) -> EstimatorSpec:
@@ -147,7 +147,7 @@ def _build(model: Any, mode: str, features: Any, labels: Any, *, is_own: bool) -
 
 
 def _check_layers(model: Any) -> None:
-    """Refuse statistics over the rows of all replicas, which may have different batches."""
+    """Refuse layers with statistics over the rows of all replicas: batches may differ in size."""
     for layer in model._flatten_layers():
         if getattr(layer, "synchronized", False):
             raise UnsupportedError(
@@ -165,7 +165,7 @@ def _take_shape(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _use_replica(mode: str, rows: int) -> Any:
-    """Let layers of Keras draw random numbers by replica, as `fit` of Keras does."""
+    """Let Keras layers draw different random numbers in each replica, as `fit` of Keras does."""
     replica = get_replica_context()
     if mode != ModeKeys.TRAIN or replica is None:
         return use_rows(None)
@@ -174,7 +174,7 @@ def _use_replica(mode: str, rows: int) -> Any:
 
 
 def _write_fixed(values: _Values, before: Sequence[Any], after: Sequence[Any]) -> None:
-    """Write what the layers have changed: moving statistics as means over the replicas."""
+    """Write the values that the layers changed: moving statistics as means over the replicas."""
     changed = {
         name: new
         for (name, _), old, new in zip(sorted(values.fixed.items()), before, after, strict=True)
@@ -191,7 +191,7 @@ def _write_fixed(values: _Values, before: Sequence[Any], after: Sequence[Any]) -
 def _compute_loss(
     model: Any, variables: tuple[Any, Any], added: list[Any], data: dict[str, Any]
 ) -> Any:
-    """Return the loss of `compile` as the mean over the rows, and what the layers have added."""
+    """Return the loss of `compile` as the mean over the rows, plus the losses of the layers."""
     counts = [jnp.zeros(v.shape, v.dtype) for v in model.metrics_variables]
     model._losses_override.clear()
     model._losses_override = added

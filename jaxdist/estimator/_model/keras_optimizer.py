@@ -1,4 +1,4 @@
-"""An optimizer of Keras as an optax transformation."""
+"""Turns an optimizer of Keras into an optax transformation."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def check_optimizer(name: str, optimizer: Any) -> None:
         optimizer: Its optimizer.
 
     Raises:
-        UnsupportedError: It scales the loss, or overwrites weights by their averages.
+        UnsupportedError: The optimizer scales the loss, or overwrites weights by their averages.
     """
     scales = isinstance(
         optimizer, keras_module("optimizers.loss_scale_optimizer").LossScaleOptimizer
@@ -38,7 +38,7 @@ def check_optimizer(name: str, optimizer: Any) -> None:
 def make_transformation(optimizer: Any) -> optax.GradientTransformation:
     """Return a transformation whose updates lead to the weights that the optimizer computes.
 
-    The optimizer has been built. Its state begins with the values that it has.
+    The optimizer must be built. The state begins with its current values.
     """
 
     return _keras_servers.make_transformation(

@@ -1,4 +1,4 @@
-"""From what a user gives to `Estimator` to one kind of model function."""
+"""Makes one kind of model function of everything that `Estimator` accepts."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -36,10 +36,10 @@ def make_model_fn(
     """Return a model function of five arguments.
 
     Raises:
-        UnsupportedError: A Keras model of another backend, or with an optimizer that does more
-            than update weights.
-        ArgumentError: A model function with other arguments, or `params` that it does not take; a
-            module without loss or optimizer; a loss for a model function.
+        UnsupportedError: A Keras model uses another backend, or its optimizer does more than
+            update weights.
+        ArgumentError: A model function has other arguments, or does not take `params`; a module
+            has no loss or optimizer; a model function comes with a loss.
         ArgumentTypeError: An argument is of the wrong type.
     """
     of_module = {"loss": loss, "optimizer": optimizer, "metrics": metrics}
@@ -71,7 +71,7 @@ def make_model_fn(
 
 
 def _adapt(given: Callable[..., Any], params: Mapping[str, Any] | None) -> ModelFn:
-    """Return a function of five arguments that passes on those that `given` has."""
+    """Return a function of five arguments that passes on those that `given` takes."""
     try:
         found = dict(inspect.signature(given).parameters)
     except (TypeError, ValueError):
@@ -112,11 +112,11 @@ def _adapt(given: Callable[..., Any], params: Mapping[str, Any] | None) -> Model
 
 
 def _check_parts(what: str, loss: Any, optimizer: Any, metrics: Mapping[str, Any] | None) -> None:
-    """Check what belongs to a module.
+    """Check the arguments that belong to a module.
 
     Raises:
         ArgumentError: There is no loss, or no optimizer.
-        ArgumentTypeError: One is of the wrong type.
+        ArgumentTypeError: An argument is of the wrong type.
     """
     rule = (
         "A module says how predictions are made, loss(predictions, labels) what is minimised, and "
@@ -147,7 +147,7 @@ def _make_from_module(
 ) -> ModelFn:
     def call(features: Any, labels: Any, mode: str, params: Any, config: Any) -> EstimatorSpec:
         del params, config
-        # A clone, so that each model begins with the values that the module was given with.
+        # A clone, so that each model begins with the values that the module had.
         found = get_module(lambda rngs: nnx.clone(module))
         predictions = found(features)
         if mode == ModeKeys.PREDICT:
@@ -184,7 +184,7 @@ def count_rows(features: Any) -> int:
     """Return the number of rows of a batch.
 
     Raises:
-        ShapeError: It has no rows.
+        ShapeError: The batch has no rows.
     """
     leaves = jax.tree.leaves(features)
     if not leaves or not jnp.shape(leaves[0]):
@@ -193,6 +193,6 @@ def count_rows(features: Any) -> int:
             "Features are arrays [b, ...], or a pytree of these, one row for each example.\n\n"
             "Let each element of the dataset be a batch."
         )
-    # In an export it is the name of a number.
+    # In an export the number of rows is symbolic.
     rows: int = jnp.shape(leaves[0])[0]
     return rows

@@ -1,4 +1,4 @@
-"""`get_module` and `get_global_step`: what a model function has beside its arguments."""
+"""`get_module` and `get_global_step`: functions to call in a model function."""
 
 import contextlib
 import contextvars
@@ -16,13 +16,13 @@ from jaxdist.errors import ArgumentError, ContextError
 # Note [Modules of a model function]
 # TensorFlow calls a model function once, and its variables live in the graph. JAX traces a model
 # function for each shape of the batch, and a module that it makes in a trace is lost with it. So a
-# model function asks for its modules by name. While the model is built, it is traced with the
-# first batch; a module that does not exist ends the trace with `NeedsModule`, is made outside of
-# the trace, and the trace begins again. Later traces get the modules as arguments.
+# model function requests its modules by name. While the model is built, it is traced with the
+# first batch. A module that does not exist ends the trace with `NeedsModule`, is made outside of
+# the trace, and the trace starts again. Later traces get the modules as arguments.
 
 
 class NeedsModule(BaseException):
-    """Ends a trace: a module has to be made first. No error, so `except Exception` lets it pass."""
+    """Ends a trace to make a module first. Not an `Exception`, so `except Exception` ignores it."""
 
     def __init__(self, name: str, factory: Callable[[nnx.Rngs], Any]) -> None:
         super().__init__(name)
@@ -31,12 +31,12 @@ class NeedsModule(BaseException):
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """What a model function that runs may ask for.
+    """The things that a running model function may request.
 
     Args:
         modules: The modules by name.
         find_step: Returns the global step.
-        can_add: Whether modules are still made.
+        can_add: Whether new modules may be made.
     """
 
     modules: Any
@@ -49,7 +49,7 @@ _FRAME: contextvars.ContextVar[Frame | None] = contextvars.ContextVar("frame", d
 
 @contextlib.contextmanager
 def enter_model_fn(frame: Frame) -> Iterator[None]:
-    """Let `get_module` and `get_global_step` answer, and refuse modules that are made otherwise."""
+    """Enable `get_module` and `get_global_step`, and refuse modules that are made otherwise."""
     token = _FRAME.set(frame)
     try:
         with watch_made_variables(_refuse_made):
@@ -82,20 +82,20 @@ def _refuse_made(kind: type, module: str | None) -> None:
 def get_module(factory: Callable[[nnx.Rngs], Any], name: str = "model") -> Any:
     """Return a Flax NNX module of the model; make it if it does not exist.
 
-    Call it in a model function. A module that the function makes otherwise is an error: it would
-    be made again in each trace, and neither trained nor saved.
+    Call it in a model function. Making a module in any other way is an error: each trace would
+    make it again, and it would be neither trained nor saved.
 
     Args:
-        factory: Makes the module of random keys: `lambda rngs: nnx.Linear(4, 2, rngs=rngs)`.
+        factory: Makes the module from random keys: `lambda rngs: nnx.Linear(4, 2, rngs=rngs)`.
         name: The name of the module in checkpoints.
 
     Returns:
         The module, in training mode for `ModeKeys.TRAIN` and else in evaluation mode.
 
     Raises:
-        ContextError: No model function is running, or it asks for another module than when the
-            model was built.
-        ArgumentError: `factory` makes what is no NNX object.
+        ContextError: No model function is running, or it requests a module that it did not
+            request when the model was built.
+        ArgumentError: `factory` does not return an NNX object.
 
     Example:
         >>> def model_fn(features, labels, mode):
@@ -147,10 +147,10 @@ def _find_frame(caller: str) -> Frame:
 
 
 def make_module(needed: NeedsModule, seed: int) -> Any:
-    """Return the module that a model function has asked for.
+    """Return the module that a model function requested.
 
     Raises:
-        ArgumentError: Its factory makes what is no NNX object.
+        ArgumentError: Its factory does not return an NNX object.
     """
     made = needed.factory(nnx.Rngs(seed))
     if not isinstance(made, nnx.Pytree) or isinstance(made, nnx.Optimizer):

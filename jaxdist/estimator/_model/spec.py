@@ -1,4 +1,4 @@
-"""`EstimatorSpec`: what a model function returns, and `ModeKeys`: what it is called for."""
+"""`EstimatorSpec`: the result of a model function, and `ModeKeys`: the modes of its calls."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ _CALLER = "estimator.EstimatorSpec"
 
 
 class ModeKeys:
-    """What a model function is called for.
+    """The modes in which a model function is called.
 
     Attributes:
         TRAIN: To train.
@@ -45,10 +45,10 @@ _HOOKS = ("training_chief_hooks", "training_hooks", "evaluation_hooks", "predict
 
 
 def check_transformation(caller: str, name: str, value: Any, example: str) -> None:
-    """Check that a value is an optax transformation; `example` says what to pass.
+    """Check that a value is an optax transformation; `example` shows what to pass.
 
     Raises:
-        ArgumentTypeError: It is something else.
+        ArgumentTypeError: The value is something else.
     """
     if isinstance(value, optax.MultiSteps):
         example = f"Pass its transformation: {name}=steps.gradient_transformation()."
@@ -58,7 +58,7 @@ def check_transformation(caller: str, name: str, value: Any, example: str) -> No
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class EstimatorSpec:
-    """What a model function returns.
+    """The result of a model function.
 
     Shapes:
         For a batch of `b` rows of one replica: `loss` is a scalar, the mean over the rows, or
@@ -67,21 +67,21 @@ class EstimatorSpec:
     Args:
         mode: One of `ModeKeys`.
         predictions: Arrays, or a dict of arrays by name.
-        loss: The loss of the batch. Needed for `TRAIN` and `EVAL`.
-        train_op: The optax transformation that makes updates of gradients. The gradients are those
-            of `loss`, for all parameters of the modules that the model function has made by
-            `get_module`, as the mean over the replicas. Needed for `TRAIN`.
+        loss: The loss of the batch. Required for `TRAIN` and `EVAL`.
+        train_op: The optax transformation that turns gradients into updates. The gradients are
+            those of `loss` for all parameters of the modules from `get_module`, as the mean over
+            the replicas. Required for `TRAIN`.
         eval_metric_ops: For `EVAL`, metrics by name: the value of each row, or a pair of the
             values and the weights of the rows. The result is the weighted mean over all rows.
-        export_outputs: For `PREDICT`, what an export returns in place of `predictions`.
+        export_outputs: For `PREDICT`, what an export returns instead of `predictions`.
         training_chief_hooks: Hooks of the chief, while it trains.
         training_hooks: Hooks of every worker, while it trains.
         evaluation_hooks: Hooks of an evaluation.
         prediction_hooks: Hooks of a prediction.
 
     Raises:
-        ArgumentError: `mode` is none, what the mode needs is missing, or a metric is called `loss`
-            or `global_step`.
+        ArgumentError: `mode` is not valid, an argument that the mode requires is missing, or a
+            metric is called `loss` or `global_step`.
         ArgumentTypeError: An argument is of the wrong type.
 
     Example:
@@ -158,11 +158,11 @@ _EXAMPLES = {
 
 
 def as_pair(name: str, value: Any) -> tuple[Any, Any]:
-    """Return the values of the rows and their weights, of a metric or of the loss.
+    """Return the values and the weights of the rows, for a metric or the loss.
 
     Raises:
-        ArgumentTypeError: It is neither an array nor a pair of arrays.
-        ShapeError: It has not one value for each row.
+        ArgumentTypeError: The value is neither an array nor a pair of arrays.
+        ShapeError: It does not have one value for each row.
     """
     values, weights = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     for part in (values, weights):
@@ -185,11 +185,11 @@ def as_pair(name: str, value: Any) -> tuple[Any, Any]:
 
 
 def check_spec(spec: Any, mode: str, rows: int) -> EstimatorSpec:
-    """Check what a model function has returned.
+    """Check the result of a model function.
 
     Raises:
-        ArgumentTypeError: It is no `EstimatorSpec`, or its loss is no array.
-        ArgumentError: It is of another mode.
+        ArgumentTypeError: It is not an `EstimatorSpec`, or its loss is not an array.
+        ArgumentError: Its mode is another one.
         ShapeError: The loss is neither a scalar nor one value for each row.
     """
     if not isinstance(spec, EstimatorSpec):

@@ -14,8 +14,8 @@ class DistributeConfig(NamedTuple):
     Args:
         train_distribute: The strategy that trains.
         eval_distribute: The strategy that evaluates.
-        remote_cluster: None. In TensorFlow one client can run a whole cluster; here every task
-            runs the script.
+        remote_cluster: Must be None. In TensorFlow one client can run a whole cluster; here every
+            task runs the script.
 
     Example:
         >>> jaxdist.estimator.RunConfig(
@@ -38,10 +38,10 @@ def read_strategies(
     """Return the strategies that train and evaluate.
 
     Raises:
-        ArgumentError: Both ways were used, a strategy needs a coordinator, or there are two
-            clusters.
-        ArgumentTypeError: Something is no strategy.
-        UnsupportedError: A remote cluster.
+        ArgumentError: Strategies are passed in both ways, a strategy needs a coordinator, or
+            there are two clusters.
+        ArgumentTypeError: A value is not a strategy.
+        UnsupportedError: `remote_cluster` is given.
     """
     if both is not None:
         if not isinstance(both, DistributeConfig):

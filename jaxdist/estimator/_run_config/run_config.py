@@ -34,21 +34,21 @@ class RunConfig:
     The task is read from `TF_CONFIG`, which `jaxdist launch` sets.
 
     Args:
-        model_dir: The folder of checkpoints, summaries and exports; None for that in `TF_CONFIG`.
-        tf_random_seed: The seed of the modules; None means 0, so that all processes make the same.
+        model_dir: The folder of checkpoints, summaries and exports; None for that of `TF_CONFIG`.
+        tf_random_seed: The seed of the modules; None means 0, the same in all processes.
         save_summary_steps: How often a line is added to `summaries.jsonl`; None for never.
         save_checkpoints_steps: How often a checkpoint is saved, in steps.
-        save_checkpoints_secs: How often a checkpoint is saved, in seconds; 600 if none of the two
-            is given. With None for both, only the end of a training is saved.
-        keep_checkpoint_max: How many checkpoints are kept; None or 0 for all.
-        keep_checkpoint_every_n_hours: One checkpoint in so many hours is kept for ever.
+        save_checkpoints_secs: How often a checkpoint is saved, in seconds; 600 if neither of the
+            two is given. With None for both, only the end of a training is saved.
+        keep_checkpoint_max: How many checkpoints to keep; None or 0 for all.
+        keep_checkpoint_every_n_hours: One checkpoint in this many hours is kept for ever.
         log_step_count_steps: How often steps/s and the loss are logged; None for never.
         train_distribute: The strategy that trains; None for one device.
         eval_distribute: The strategy that evaluates; None for one device.
-        experimental_distribute: A `DistributeConfig`, in place of the last two.
+        experimental_distribute: A `DistributeConfig`, instead of the last two.
 
     Attributes:
-        cluster_spec: The tasks of the cluster; none for an evaluator.
+        cluster_spec: The tasks of the cluster; empty for an evaluator.
         task_type: The job of this process.
         task_id: Its number in the job.
         is_chief: Whether it saves checkpoints.
@@ -56,12 +56,12 @@ class RunConfig:
         evaluation_master: The address in `TF_CONFIG` of an evaluator.
         num_ps_replicas: How many parameter servers there are.
         num_worker_replicas: How many processes train.
-        global_id_in_cluster: The number of this process among all; None of an evaluator.
+        global_id_in_cluster: The number of this process among all; None for an evaluator.
         service: The object `service` of `TF_CONFIG`.
 
     Raises:
-        ArgumentError: A number is out of range, both ways of `save_checkpoints` are given, two
-            different model folders, or `ParameterServerStrategy` of version 2.
+        ArgumentError: A number is out of range, both kinds of `save_checkpoints` are given, there
+            are two model folders, or the strategy is `ParameterServerStrategy` of version 2.
         ArgumentTypeError: An argument is of the wrong type.
         ClusterError: `TF_CONFIG` is not valid.
 
@@ -149,7 +149,7 @@ class RunConfig:
                 `save_checkpoints_secs` None, and the other way round.
 
         Raises:
-            ArgumentError: It is no argument of `RunConfig`, or out of range.
+            ArgumentError: A name is not an argument of `RunConfig`, or a value is out of range.
 
         Example:
             >>> jaxdist.estimator.RunConfig("a").replace(model_dir="b").model_dir
@@ -173,7 +173,7 @@ class RunConfig:
         return RunConfig(**{**self._given, **changes})
 
     def move_to(self, model_dir: str) -> "RunConfig":
-        """Return a copy with the folder that an estimator has chosen."""
+        """Return a copy with the folder that an estimator chose."""
         made = copy.copy(self)
         made._given = {**self._given, "model_dir": model_dir}
         made.model_dir = model_dir

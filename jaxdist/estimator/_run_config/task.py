@@ -1,4 +1,4 @@
-"""`OwnTask`: which task of the job this process is, as `TF_CONFIG` or the job says."""
+"""`OwnTask`: which task of the job this process is, from `TF_CONFIG` or the cluster."""
 
 import dataclasses
 import json
@@ -23,8 +23,8 @@ class TaskType:
         CHIEF: Trains, and writes checkpoints.
         WORKER: Trains.
         PS: Holds variables.
-        EVALUATOR: Follows the checkpoints; it is not part of the cluster.
-        MASTER: What older versions of TensorFlow call a chief that also evaluates.
+        EVALUATOR: Follows the checkpoints; not part of the cluster.
+        MASTER: In older versions of TensorFlow, a chief that also evaluates.
 
     Source:
         `tf.estimator.TaskType`, `tensorflow_estimator` 1.15.
@@ -47,10 +47,10 @@ class OwnTask:
         task_id: Its number in the job.
         is_chief: Whether it writes checkpoints and summaries.
         master: The address of this task, as `grpc://host:port`; empty without a cluster.
-        evaluation_master: The address that an evaluator was given.
+        evaluation_master: The address that an evaluator got.
         num_ps: How many parameter servers there are.
         num_workers: How many processes train.
-        global_id: The number of this process among all; None of an evaluator.
+        global_id: The number of this process among all; None for an evaluator.
         service: The object `service` of `TF_CONFIG`.
         model_dir: The folder in `TF_CONFIG`.
         has_cluster: Whether `TF_CONFIG` has a cluster.
@@ -74,11 +74,11 @@ def read_own_task(*, needs_chief: bool) -> OwnTask:
     """Return which task this process is.
 
     Args:
-        needs_chief: Whether the cluster must have a chief. A strategy takes worker 0 otherwise.
+        needs_chief: Whether the cluster must have a chief. Strategies use worker 0 if it has none.
 
     Raises:
         ClusterError: `TF_CONFIG` is not valid.
-        ArgumentTypeError: It has a value of the wrong type.
+        ArgumentTypeError: `TF_CONFIG` has a value of the wrong type.
     """
     resolver = choose_resolver()
     cluster, job, number = resolver.cluster_spec(), resolver.task_type, resolver.task_id
@@ -189,7 +189,7 @@ def _fault(found: str, rule: str) -> ClusterError:
     source = find_source(os.environ)
     remedy = f"Set for instance TF_CONFIG='{_EXAMPLE}'."
     if source.name in ("slurm", "kubernetes", "tpu"):
-        # These have workers only.
+        # These clusters have workers only.
         remedy = (
             f"Pass {_CALLER}(train_distribute=jaxdist.MultiWorkerMirroredStrategy()), with which "
             "worker 0 is the chief, or set JAXDIST_CLUSTER=none if this process works alone."

@@ -1,4 +1,4 @@
-"""`Agreement`: what the processes of a strategy decide together."""
+"""`Agreement`: decisions that the processes of a strategy make together."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from jaxdist._parameter_server import WorkerStrategy
 from jaxdist._replica import ReplicaContext
 from jaxdist._strategies import Strategy, get_replica_context
 
-# How often the processes tell each other: an exchange in each step would cost more than the step.
+# How often the processes exchange wishes: one exchange per step would cost more than the step.
 _EVERY = 10
 
 
 class Agreement:
-    """What the processes of a strategy decide together: to stop, or to save by the clock.
+    """Decisions that the processes of a strategy make together: to stop, or to save by the clock.
 
     Args:
         strategy: The strategy.
@@ -25,11 +25,11 @@ class Agreement:
         self.is_needed = not isinstance(strategy, WorkerStrategy) and count_processes(strategy) > 1
 
     def decide(self, step: int, wish: bool) -> bool:
-        """Return whether one of the processes wishes it; between exchanges, False.
+        """Return whether any process wishes it; always False between exchanges.
 
         Args:
-            step: How many steps this call of `train` has taken, in all processes the same.
-            wish: What this process wishes.
+            step: How many steps this call of `train` has taken; the same in all processes.
+            wish: Whether this process wishes it.
         """
         if not self.is_needed:
             return wish

@@ -16,8 +16,8 @@ from jaxdist.estimator._model import Built, as_pair, count_rows
 from jaxdist.estimator._running.input import split_batch
 
 # Note [Groups of batches]
-# Each replica evaluates a batch of its own, of the size that the dataset has. A group that has
-# fewer batches than replicas is filled with copies of its first one, whose weight is 0; so is one
+# Each replica evaluates its own batch, of the size that the dataset has. A group that has
+# fewer batches than replicas is filled with copies of its first one, with weight 0; so is a group
 # whose batches have different shapes. Nothing is padded, so a loss may be a mean over a batch.
 
 
@@ -34,11 +34,11 @@ def run_evaluation(
         built: The model, with the values of a checkpoint.
         elements: The batches.
         global_step: The step of the checkpoint.
-        steps: How many batches are read; None for all.
+        steps: How many batches to read; None for all.
         hooks: The hooks; `begin` has been called.
 
     Raises:
-        ShapeError: There is no row, or a metric has weights that are all 0.
+        ShapeError: There are no rows, or the weights of a metric are all 0.
     """
     chain = HookChain(hooks)
     session = Session(built.modules, lambda: global_step)
@@ -74,7 +74,7 @@ def _divide(totals: Sequence[Any]) -> dict[str, float]:
 
 
 def _make_groups(elements: Iterator[Any], replicas: int) -> Iterator[list[Any]]:
-    """Yield lists of batches of one shape, one for each replica at most."""
+    """Yield lists of batches of one shape, at most one for each replica."""
     group: list[Any] = []
     for element in elements:
         if group and (len(group) == replicas or _shapes(element) != _shapes(group[0])):
@@ -108,7 +108,7 @@ def _join(strategy: Strategy, values: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *xs: PerReplica(list(xs)), *values)
 
 
-# An object, since each model has its own, and a function that is made often is a mistake.
+# An object, since each model has its own: a function that is made often is a mistake.
 class _EvaluateStep:
     """A step that evaluates."""
 

@@ -1,4 +1,4 @@
-"""`ModelFolder`: the checkpoints of a model, and what is read of them."""
+"""`ModelFolder`: the checkpoints of a model, and reading them."""
 
 import dataclasses
 import pathlib
@@ -24,12 +24,12 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointChoice:
-    """One checkpoint.
+    """A checkpoint of a model.
 
     Args:
         folder: The folder of the checkpoints.
         step: Its step.
-        is_newest: Whether it was chosen because it was the newest.
+        is_newest: Whether it was chosen as the newest one.
     """
 
     folder: pathlib.Path
@@ -38,17 +38,17 @@ class CheckpointChoice:
 
     @property
     def path(self) -> pathlib.Path:
-        """Its own folder."""
+        """The folder of this checkpoint."""
         return self.folder / str(self.step)
 
     def follow(self, read: Callable[["CheckpointChoice"], T]) -> tuple["CheckpointChoice", T]:
         """Call `read` with this checkpoint, or with a newer one if this one has been deleted.
 
-        A job deletes old checkpoints, also while they are read. A checkpoint that was named is not
-        replaced by another one.
+        A job deletes old checkpoints, even while they are read. A checkpoint that the user named
+        is not replaced.
 
         Returns:
-            The checkpoint that was read, and what `read` returned.
+            The checkpoint that was read, and the result of `read`.
         """
         choice = self
         while True:
@@ -61,10 +61,10 @@ class CheckpointChoice:
                 choice = dataclasses.replace(choice, step=steps[-1])
 
     def read_leaves(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return shape and dtype of each array in it, by name.
+        """Return shape and dtype of each array in the checkpoint, by name.
 
         Raises:
-            CheckpointError: It is none of an estimator.
+            CheckpointError: No estimator wrote this checkpoint, or it has been deleted.
         """
         notes = read_notes_without_orbax(self.path)
         if notes is None or not isinstance(notes.get(_LEAVES), dict):
@@ -82,7 +82,7 @@ class CheckpointChoice:
         """Write the values of the checkpoint into a state, which may be a part of it.
 
         Raises:
-            CheckpointError: It is of another model. The state is then as it was.
+            CheckpointError: It is of another model. The state then does not change.
         """
         others = {
             name: leaf
@@ -96,7 +96,7 @@ class CheckpointChoice:
         """Return one array.
 
         Raises:
-            CheckpointError: There is none with this name.
+            CheckpointError: No array has this name.
         """
         leaves = self.read_leaves()
         if name not in leaves:
@@ -114,8 +114,8 @@ class ModelFolder:
 
     Args:
         path: The model's folder.
-        keep: How many of the newest checkpoints are kept; None for all.
-        keep_hours: One checkpoint in so many hours is kept for ever.
+        keep: How many of the newest checkpoints to keep; None for all.
+        keep_hours: One checkpoint in this many hours is kept for ever.
     """
 
     def __init__(self, path: pathlib.Path, keep: int | None, keep_hours: float) -> None:
@@ -134,8 +134,8 @@ class ModelFolder:
         return CheckpointChoice(self.checkpoints, steps[-1], is_newest=True) if steps else None
 
     def open(self) -> Checkpoints:
-        """Return what writes the checkpoints."""
-        # This object deletes the old ones: a checkpoint that is kept for ever is not among the
+        """Return the object that writes the checkpoints."""
+        # `delete_old` deletes them instead: a checkpoint that is kept for ever is not among the
         # newest.
         return Checkpoints(self.checkpoints, keep=_KEEP_ALL)
 
@@ -151,9 +151,9 @@ class ModelFolder:
         checkpoints.wait_until_finished()
 
     def delete_old(self) -> None:
-        """Delete the checkpoints that need not be kept."""
+        """Delete the checkpoints that are no longer needed."""
         for left in self.checkpoints.glob(f"{_DELETED}*"):
-            # A process was killed while it deleted one.
+            # An earlier process was killed while it deleted a checkpoint.
             shutil.rmtree(left, ignore_errors=True)
         if self._keep is None:
             return
@@ -172,7 +172,7 @@ class ModelFolder:
             shutil.rmtree(left, ignore_errors=True)
 
     def _find_begin(self) -> float:
-        """Return when the last checkpoint was written that is kept for ever, or the first one."""
+        """Return when the last checkpoint that is kept for ever was written, or the first one."""
         folders = [self.checkpoints / str(step) for step in list_steps(self.checkpoints)]
         kept = [f.stat().st_mtime for f in folders if (f / _KEPT).exists()]
         return max(kept) if kept else min((f.stat().st_mtime for f in folders), default=time.time())
@@ -182,7 +182,7 @@ _KEPT = "kept_for_ever"
 
 
 def _find_stored(leaf: Any) -> Any:
-    """Return a leaf as a checkpoint has it: random keys and indices of slices are integers."""
+    """Return a leaf as a checkpoint stores it: random keys and slice indices are integers."""
     leaf = _compat.unwrap_row_numbers(leaf)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(leaf)

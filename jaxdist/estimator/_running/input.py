@@ -1,4 +1,4 @@
-"""From `input_fn` to batches."""
+"""Reads batches from `input_fn`."""
 
 import inspect
 from collections.abc import Callable
@@ -17,11 +17,11 @@ _NAMES = ("mode", "params", "config", "input_context")
 
 
 def make_input_fn(caller: str, input_fn: Any, *, mode: str, params: Any, config: Any) -> InputFn:
-    """Return a function that gives `input_fn` the arguments that it has.
+    """Return a function that calls `input_fn` with the arguments that it takes.
 
     Raises:
-        ArgumentTypeError: `input_fn` is no function.
-        ArgumentError: It needs other arguments.
+        ArgumentTypeError: `input_fn` is not a function.
+        ArgumentError: It takes other arguments.
     """
     example = "Pass a function: lambda: jaxdist.data.batches(arrays, 32)."
     check_callable(caller, input_fn, "input_fn", example)
@@ -57,13 +57,13 @@ def make_input_fn(caller: str, input_fn: Any, *, mode: str, params: Any, config:
 
 
 def rename_input(caller: str) -> CallerRename:
-    """Return a context manager by which errors of the dataset name `input_fn`."""
+    """Return a context manager in which errors of the dataset name `input_fn`."""
     name = "distribute_datasets_from_function was given dataset_fn"
     return CallerRename(name, f"{caller} was given input_fn")
 
 
 def split_batch(element: Any) -> tuple[Any, Any]:
-    """Return the features and the labels of a batch; labels are None where it has none."""
+    """Return the features and the labels of a batch; labels are None if it has none."""
     if isinstance(element, (tuple, list)) and len(element) == 2:
         return element[0], element[1]
     return element, None

@@ -21,7 +21,7 @@ def predict_batches(built: Built, features: Any, global_step: int) -> Any:
     return built.strategy.run(step, (built.modules, features, np.int32(global_step)))
 
 
-# An object, since each model has its own, and a function that is made often is a mistake.
+# An object, since each model has its own: a function that is made often is a mistake.
 class _PredictStep:
     """A step that predicts."""
 
@@ -44,7 +44,7 @@ def run_prediction(
     """Yield the predictions, row by row or batch by batch.
 
     Raises:
-        ArgumentError: A key is none of the predictions.
+        ArgumentError: A key is not among the predictions.
         ShapeError: A prediction does not have a row for each row of the batch.
     """
     chain = HookChain(hooks)

@@ -1,4 +1,4 @@
-"""What a training tells: its losses, and how fast it is."""
+"""Logs the losses and the speed of a training."""
 
 import logging
 import pathlib
@@ -16,30 +16,30 @@ _LOG = logging.getLogger("jaxdist")
 
 
 class Losses:
-    """The losses that nobody has looked at yet.
+    """The losses that were not checked yet.
 
-    A loss is looked at when the device has computed it, so that the loop need not wait. All are
-    looked at before a checkpoint is saved.
+    A loss is checked once the device has computed it, so that the loop need not wait. All are
+    checked before a checkpoint is saved.
     """
 
     def __init__(self) -> None:
         self._open: deque[tuple[int, Any]] = deque()
 
     def add(self, step: int, loss: Any) -> None:
-        """Remember the loss of a step; look at those that are computed.
+        """Add the loss of a step, and check the losses that are computed.
 
         Raises:
-            NonFiniteLossError: One is not finite.
+            NonFiniteLossError: A loss is not finite.
         """
         self._open.append((step, loss))
         while self._open and _is_ready(self._open[0][1]):
             self._check(*self._open.popleft())
 
     def check_all(self) -> None:
-        """Look at all losses.
+        """Check all losses.
 
         Raises:
-            NonFiniteLossError: One is not finite.
+            NonFiniteLossError: A loss is not finite.
         """
         while self._open:
             self._check(*self._open.popleft())
@@ -57,7 +57,7 @@ class Losses:
 
 
 def _is_ready(loss: Any) -> bool:
-    # Not every array of JAX has the method, by its types.
+    # By its types, not every array of JAX has this method.
     return bool(getattr(loss, "is_ready", lambda: True)())
 
 
@@ -66,7 +66,7 @@ class Progress:
 
     Args:
         folder: The folder of the model.
-        config: How often.
+        config: How often to write and log.
         is_chief: Whether this process writes summaries.
     """
 
@@ -80,7 +80,7 @@ class Progress:
         self._loss: Any = None
 
     def note(self, step: int, loss: Any) -> None:
-        """Note a step."""
+        """Record a step."""
         self._loss = loss
         if self._first is None:
             self._first = step, time.monotonic()

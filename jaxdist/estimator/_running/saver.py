@@ -1,4 +1,4 @@
-"""`Saver`: when a checkpoint is saved, and who is told."""
+"""`Saver`: decides when to save a checkpoint, and calls the listeners."""
 
 import contextlib
 import time
@@ -23,7 +23,7 @@ class Saver:
         self._step, self._time = 0, time.monotonic()
 
     def begin(self) -> None:
-        """Call `begin` of all listeners. Only those of the chief are called."""
+        """Call `begin` of all listeners. Only the chief calls this."""
         self._is_chief = True
         for listener in self._listeners:
             with NameFailure(listener, "begin"):
@@ -31,7 +31,7 @@ class Saver:
 
     @contextlib.contextmanager
     def open(self, session: Session) -> Iterator[None]:
-        """Keep the folder for this job."""
+        """Open the folder for the steps of this training."""
         self._session = session
         with self._folder.open() as self._checkpoints:
             yield
@@ -45,7 +45,7 @@ class Saver:
         return time.monotonic() >= self._time + seconds
 
     def save_first(self, state: TrainState) -> None:
-        """Save the state before the first step, if it is in no checkpoint."""
+        """Save the state before the first step, if no checkpoint has it."""
         self._step, self._time = state.step, time.monotonic()
         if state.is_as_restored and state.step not in self._checkpoints.steps():
             self.save(state)
@@ -53,7 +53,7 @@ class Saver:
     def save(self, state: TrainState) -> bool:
         """Save a checkpoint; return whether a listener wants the training to end."""
         checkpoints = self._checkpoints
-        # Workers go on while the chief saves, so the step is that at the beginning.
+        # Workers continue while the chief saves, so read the step before saving.
         step = state.read_step()
         self._step, self._time = step, time.monotonic()
         if step in checkpoints.steps():

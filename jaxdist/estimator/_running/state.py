@@ -19,14 +19,14 @@ _LOG = logging.getLogger("jaxdist")
 _PAUSE = 0.05
 
 
-# An object, since each model has its own, and a function that is made often is a mistake.
+# An object, since each model has its own: a function that is made often is a mistake.
 class _TrainStep:
     """The step of one replica.
 
     Args:
         built: The model.
         step: The global step.
-        stop: Whether all workers should end; None where they are in step.
+        stop: Whether all workers should end; None if they are in step.
     """
 
     def __init__(self, built: Built, step: Variable, stop: Variable | None) -> None:
@@ -51,15 +51,15 @@ class TrainState:
     """A model in training.
 
     Note [Values of servers]
-    The chief makes the variables with the values of the newest checkpoint, or with first values.
-    A server that has a variable keeps its value. So a chief that was started again goes on with
-    what the servers have, which is newer than its checkpoint. If servers have come back from older
-    snapshots, the chief writes the checkpoint again.
+    The chief makes the variables with the values of the newest checkpoint, or with initial values.
+    A server that already has a variable keeps its value. So a restarted chief continues with the
+    values of the servers, which are newer than its checkpoint. If the servers were restored from
+    older snapshots, the chief writes the checkpoint to them again.
 
     Args:
         built: The model.
         restored: The checkpoint that was restored; None if there is none.
-        is_shared: Whether the variables are on servers, which other workers change too.
+        is_shared: Whether the variables are on servers, where other workers change them too.
     """
 
     def __init__(self, built: Built, restored: CheckpointChoice | None, *, is_shared: bool) -> None:
@@ -84,7 +84,7 @@ class TrainState:
         self._has_told = False
 
     def read_step(self) -> int:
-        """Return the global step: of shared variables, the servers' one."""
+        """Return the global step; for shared variables, that of the servers."""
         if self._is_shared:
             self.step = int(self._step_variable.numpy())
         return self.step
@@ -116,7 +116,7 @@ class TrainState:
         self._step_variable.assign(restored.step)
         self.step = restored.step
 
-    # What the workers of servers tell each other
+    # Signals between the workers of servers
 
     def stop_all(self) -> None:
         """Let the other workers end after their step."""
@@ -124,13 +124,13 @@ class TrainState:
             self._stop.assign(1)
 
     def tell_end(self, config: RunConfig) -> None:
-        """Tell the chief that this worker has ended."""
+        """Report to the chief that this worker has ended."""
         if self._is_shared and not config.is_chief and not self._has_told:
             self._has_told = True
             self._ended.assign_add(1)
 
     def wait_for_workers(self, config: RunConfig) -> None:
-        """Let the chief, whose data has ended, wait until the others have ended too."""
+        """Let the chief, whose data has ended, wait until the other workers have ended."""
         if not (self._is_shared and config.is_chief):
             return
         others = config.num_worker_replicas - 1
@@ -139,7 +139,7 @@ class TrainState:
         while (ended := int(self._ended.numpy())) < others:
             step = self.read_step()
             if step != seen:
-                # As long as somebody takes steps, there is something to wait for.
+                # Some worker still takes steps: continue to wait.
                 seen, end = step, time.monotonic() + get_settings().join_seconds
             if time.monotonic() > end:
                 _LOG.warning("%d of %d workers have not ended.", others - ended, others)

@@ -1,4 +1,4 @@
-"""Numbers of a training or an evaluation: lines of JSON, and events for TensorBoard."""
+"""Writes numbers of a training or an evaluation as lines of JSON, and as TensorBoard events."""
 
 import contextlib
 import json
@@ -17,12 +17,12 @@ TENSORBOARD = next(extra for extra in EXTRAS if extra.name == "tensorboardX")
 
 
 class Summaries:
-    """Writes `summaries.jsonl`, one line for each step, and events where tensorboardX is installed.
+    """Writes `summaries.jsonl`, one line for each step, and events if tensorboardX is installed.
 
-    jaxdist itself reads the lines only.
+    jaxdist itself reads only the lines.
 
     Args:
-        folder: Where both are.
+        folder: The folder of both.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -35,14 +35,14 @@ class Summaries:
         plain = {name: float(np.asarray(value)) for name, value in values.items()}
         line = json.dumps({"step": step, "time": time.time(), **plain})
         with (self._folder / _NAME).open("a") as file:
-            # One write, so that a reader of another process sees whole lines.
+            # One write, so that readers in other processes see whole lines.
             file.write(line + "\n")
         if not TENSORBOARD.is_installed:
             return
         if self._events is None:
             from tensorboardX import SummaryWriter
 
-            # tensorboardX names a file by the second, and would overwrite one of the same second.
+            # tensorboardX names files by the second, and would overwrite one of the same second.
             self._events = SummaryWriter(
                 str(self._folder), filename_suffix=f".{time.time_ns()}.{os.getpid()}"
             )
@@ -51,7 +51,7 @@ class Summaries:
         self._events.flush()
 
     def close(self) -> None:
-        """Close the file of events, and end the thread that writes it."""
+        """Close the event file, and end the thread that writes it."""
         events, self._events = self._events, None
         if events is not None:
             events.close()
@@ -64,7 +64,7 @@ def write_summary(folder: pathlib.Path, step: int, values: Mapping[str, Any]) ->
 
 
 def read_summaries(folder: pathlib.Path) -> dict[int, dict[str, float]]:
-    """Return the numbers by step; of a step that was written twice, the last ones."""
+    """Return the numbers by step; the last ones, if a step was written twice."""
     found: dict[int, dict[str, float]] = {}
     try:
         lines = (folder / _NAME).read_text().splitlines()
@@ -75,6 +75,6 @@ def read_summaries(folder: pathlib.Path) -> dict[int, dict[str, float]]:
             values = json.loads(line)
             found[int(values.pop("step"))] = values
         except (ValueError, LookupError, TypeError, AttributeError):
-            # The process that wrote it was killed in the middle of the line.
+            # The writing process was killed in the middle of the line.
             continue
     return found

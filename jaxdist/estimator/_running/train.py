@@ -33,19 +33,19 @@ _STEPS_OF_OTHERS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What is trained, and how.
+    """The model to train, and how to train it.
 
     Args:
         call: Calls the model function with features and labels.
         strategy: The strategy.
         input_fn: Makes the dataset.
-        folder: Where checkpoints are.
-        config: How it is run.
+        folder: The checkpoints of the model.
+        config: Settings of the training.
         hooks: The hooks of every worker.
         listeners: The listeners of the chief.
         steps: How many steps this worker takes; None for no limit.
-        max_steps: How many steps all workers have taken at the end; None for no limit.
-        warm_start: Writes first values into a new model.
+        max_steps: The total of steps of all workers at the end; None for no limit.
+        warm_start: Writes initial values into a new model.
     """
 
     call: Callable[[Any, Any], Any]
@@ -61,7 +61,7 @@ class Training:
 
     @property
     def is_shared(self) -> bool:
-        """Whether variables are on servers, which other workers change too."""
+        """Whether variables are on servers, where other workers change them too."""
         return isinstance(self.strategy, WorkerStrategy) and self.config.has_cluster
 
     @property
@@ -74,7 +74,7 @@ def run_training(training: Training) -> int:
     """Train, and return the global step at the end.
 
     Raises:
-        ShapeError: The dataset has no batch for all replicas.
+        ShapeError: The dataset does not have a batch for each replica.
         NonFiniteLossError: The loss is not finite.
     """
     strategy = training.strategy
@@ -99,7 +99,7 @@ def run_training(training: Training) -> int:
 
 
 def _open_input(training: Training) -> Any:
-    # A mean over a batch that only some replicas have would weigh its rows differently.
+    # A mean over a batch that only some replicas have would weight its rows differently.
     is_one = training.strategy.num_replicas_in_sync == 1
     policy = PartialBatch.UNEVEN if is_one else PartialBatch.DROP
     with rename_input("Estimator.train"):
@@ -118,7 +118,7 @@ def _make_state(training: Training, batch: Any) -> TrainState:
         if training.warm_start is not None:
             training.warm_start(built)
     elif training.is_chief or not training.is_shared:
-        # Other workers of servers get the chief's values.
+        # The other workers read the chief's values from the servers.
         latest, _ = latest.follow(lambda choice: choice.restore(built.state))
         _LOG.info("Estimator.train goes on from %s.", latest.path)
     return TrainState(built, latest, is_shared=training.is_shared)
@@ -136,7 +136,7 @@ class _Loop:
         self._progress = Progress(training.folder.path, config, is_chief=training.is_chief)
         self._agreement = Agreement(training.strategy)
         self._session = Session(state.built.modules, lambda: state.step, state.stop_all)
-        # Of processes in step, all take part in a save.
+        # If processes are in step, all of them take part in a save.
         self._saves = training.is_chief or self._agreement.is_needed
         self._own = 0
 
@@ -206,8 +206,8 @@ class _Loop:
     def _is_near_end(self) -> bool:
         """Whether other workers may have reached the last step.
 
-        The step that this worker sees is as old as its own last change. A newer one costs an
-        exchange, and lets it read all variables again.
+        The step that this worker sees is from its own last change. Reading a newer one costs an
+        exchange, and makes the worker read all variables again.
         """
         most = self._training.max_steps
         margin = _STEPS_OF_OTHERS * self._training.config.num_worker_replicas

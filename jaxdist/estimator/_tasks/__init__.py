@@ -1,4 +1,4 @@
-"""`train_and_evaluate`, and what each task of a job does in it."""
+"""`train_and_evaluate`, and the part of each task of a job in it."""
 
 from jaxdist.estimator._tasks.early_stopping import (
     make_early_stopping_hook as make_early_stopping_hook,

@@ -1,4 +1,4 @@
-"""Early stopping: hooks that end a training by what its evaluations have found."""
+"""Early stopping: hooks that end training when the evaluations meet a condition."""
 
 import operator
 import pathlib
@@ -30,7 +30,7 @@ _Compare = Callable[[Any, Any], bool]
 
 
 def read_eval_metrics(eval_dir: Any) -> dict[int, dict[str, float]]:
-    """Return the results of all evaluations by step, the first step first.
+    """Return the results of all evaluations by step, in order of steps.
 
     Args:
         eval_dir: `Estimator.eval_dir()`.
@@ -51,7 +51,7 @@ def read_eval_metrics(eval_dir: Any) -> dict[int, dict[str, float]]:
 
 
 class _EarlyStoppingHook(SessionRunHook):
-    """Asks a function now and then whether the training should end."""
+    """Calls a function now and then to decide whether the training should end."""
 
     def __init__(
         self, should_stop: Callable[[], bool], seconds: float | None, steps: int | None
@@ -87,7 +87,7 @@ def make_early_stopping_hook(
 ) -> SessionRunHook:
     """Return a hook that ends the training of all workers when a function returns True.
 
-    Give it to `Estimator.train` or `TrainSpec` in all workers.
+    Pass it to `Estimator.train` or `TrainSpec` in all workers.
 
     Args:
         estimator: The estimator that trains.
@@ -96,7 +96,7 @@ def make_early_stopping_hook(
         run_every_steps: How often it is called, in steps.
 
     Raises:
-        ArgumentError: Both times, or none.
+        ArgumentError: Both periods are given, or neither.
         ArgumentTypeError: An argument is of the wrong type.
 
     Source:
@@ -295,7 +295,7 @@ def stop_if_no_increase_hook(
     Args:
         estimator: The estimator that trains.
         metric_name: A result of the evaluations.
-        max_steps_without_increase: How many steps it may stay as it is.
+        max_steps_without_increase: For how many steps it may not increase.
         eval_dir: The folder of the evaluations; None for `estimator.eval_dir()`.
         min_steps: Evaluations of earlier steps do not count.
         run_every_secs: See `make_early_stopping_hook`.
@@ -333,7 +333,7 @@ def stop_if_no_decrease_hook(
     Args:
         estimator: The estimator that trains.
         metric_name: A result of the evaluations.
-        max_steps_without_decrease: How many steps it may stay as it is.
+        max_steps_without_decrease: For how many steps it may not decrease.
         eval_dir: The folder of the evaluations; None for `estimator.eval_dir()`.
         min_steps: Evaluations of earlier steps do not count.
         run_every_secs: See `make_early_stopping_hook`.

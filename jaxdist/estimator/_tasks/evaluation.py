@@ -1,4 +1,4 @@
-"""One evaluation of `train_and_evaluate`, and its exports."""
+"""Evaluates a checkpoint in `train_and_evaluate`, and calls the exporters."""
 
 import pathlib
 import time
@@ -11,11 +11,11 @@ from jaxdist.estimator._specs import EvalSpec
 
 
 class Evaluations:
-    """Evaluates checkpoints, and exports.
+    """Evaluates checkpoints, and calls exporters.
 
     Args:
         estimator: The estimator.
-        spec: What it evaluates with.
+        spec: The settings of the evaluation.
     """
 
     def __init__(self, estimator: Estimator, spec: EvalSpec) -> None:
@@ -61,7 +61,7 @@ class EvaluatingListener(CheckpointSaverListener):
 
     Args:
         estimator: The estimator.
-        evaluations: What evaluates.
+        evaluations: The evaluations that it runs.
         seconds: The time between the starts of two evaluations.
     """
 
@@ -71,8 +71,8 @@ class EvaluatingListener(CheckpointSaverListener):
         self._step: int | None = None
 
     def after_save(self, session: Session, global_step_value: int) -> None:
-        """Evaluate, except before the first step, and too soon after the last evaluation."""
-        # A model is saved before its first step, with its first values.
+        """Evaluate, unless at step 0 or too soon after the last evaluation."""
+        # Training saves a model before its first step, with its initial values.
         if global_step_value == 0:
             return
         now = time.monotonic()
@@ -80,7 +80,7 @@ class EvaluatingListener(CheckpointSaverListener):
             self._evaluate(global_step_value)
 
     def end(self, session: Session, global_step_value: int) -> None:
-        """Evaluate the last step, if it was not."""
+        """Evaluate the last step, unless it was evaluated."""
         if self._step != global_step_value:
             self._evaluate(global_step_value)
         self._evaluations.finish()

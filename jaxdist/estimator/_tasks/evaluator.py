@@ -1,4 +1,4 @@
-"""The evaluator of a job: a process that follows the checkpoints."""
+"""Runs the evaluator of a job: a process that follows the checkpoints."""
 
 import logging
 import pathlib
@@ -17,9 +17,9 @@ _REPORT_SECONDS = 600.0
 
 
 def run_evaluator(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
-    """Evaluate new checkpoints until the training has ended and its last one is evaluated.
+    """Evaluate new checkpoints until training has ended and its last checkpoint is evaluated.
 
-    An evaluator that was started again begins with the newest checkpoint.
+    A restarted evaluator begins with the newest checkpoint.
     """
     began = time.time()
     evaluations = Evaluations(estimator, eval_spec)
@@ -35,7 +35,7 @@ def run_evaluator(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSp
             (end is not None and latest >= end)
             or (train_spec.max_steps is not None and latest >= train_spec.max_steps)
         )
-        # Nobody waits for a last evaluation that is put off.
+        # Once training has ended, waiting helps nobody.
         is_due = is_last or time.monotonic() >= wait_until
         if latest is not None and latest not in (0, done) and is_due:
             wait_until = time.monotonic() + eval_spec.throttle_secs
@@ -52,11 +52,11 @@ def run_evaluator(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSp
 
 
 def evaluate_checkpoint(evaluations: Evaluations, folder: pathlib.Path, step: int) -> bool:
-    """Evaluate a checkpoint; return whether it was still there."""
+    """Evaluate a checkpoint; return whether it still existed."""
     try:
         evaluations.evaluate(str(folder / str(step)))
     except CheckpointError:
-        # The chief deletes old ones, also while they are read.
+        # The chief deletes old checkpoints, even while they are read.
         if step in list_steps(folder):
             raise
         return False

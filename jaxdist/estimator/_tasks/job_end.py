@@ -1,4 +1,4 @@
-"""How the chief tells the evaluator that the training has ended, and a worker its launcher."""
+"""Reports the end of training: the chief to the evaluator, a worker to its launcher."""
 
 import json
 import os
@@ -13,7 +13,7 @@ _LAUNCHER = "JAXDIST_LAUNCHER"
 
 
 def tell_end(model_dir: str, step: int) -> None:
-    """Write that the training has ended, at which step, and in which job."""
+    """Write a file that says that training has ended, at which step, and in which job."""
     content = {"step": step, "job": os.environ.get(LAUNCH_ID), "time": time.time()}
     replace_file(pathlib.Path(model_dir, _NAME), json.dumps(content).encode())
 
@@ -23,7 +23,7 @@ def find_end(model_dir: str, since: float) -> int | None:
 
     Args:
         model_dir: The folder of the model.
-        since: When this process began. Without a launcher, an older end is that of another job.
+        since: When this process began. Without a launcher, an older end is of another job.
     """
     found = read_dict(pathlib.Path(model_dir, _NAME))
     try:
@@ -37,7 +37,7 @@ def find_end(model_dir: str, since: float) -> int | None:
 
 
 def tell_launcher() -> None:
-    """Tell `jaxdist launch` that this worker has done its part, so that it may end."""
+    """Report to `jaxdist launch` that this worker has done its part and may end."""
     folder = os.environ.get(_LAUNCHER)
     if folder:
         pathlib.Path(folder, FINISHED).touch()

@@ -1,4 +1,4 @@
-"""`train_and_evaluate`: what this process does in a training that is evaluated."""
+"""`train_and_evaluate`: trains and evaluates a model, each process by its task."""
 
 from typing import Any
 
@@ -21,28 +21,28 @@ def train_and_evaluate(
 ) -> tuple[dict[str, Any] | None, list[str | None]]:
     """Train and evaluate, each task of the job in its own way.
 
-    Without a cluster this process trains, and evaluates each checkpoint, at most once per
+    Without a cluster, this process trains. It evaluates each checkpoint, at most once per
     `throttle_secs`, and the last one. In a cluster, `TF_CONFIG` says which task this process is:
 
     - `ps`: holds variables until the job ends. This call does not return.
-    - `chief`, or worker 0 where there is none: trains, and saves checkpoints.
+    - `chief`, or worker 0 if there is no chief: trains, and saves checkpoints.
     - `worker`: trains.
     - `evaluator`: evaluates new checkpoints until the last one.
 
     Args:
         estimator: The estimator.
-        train_spec: What it trains with.
-        eval_spec: What it evaluates with.
+        train_spec: The settings of the training.
+        eval_spec: The settings of the evaluation.
 
     Returns:
         Without a cluster, the last evaluation and the last result of each exporter; else None and
         an empty list.
 
     Raises:
-        ArgumentError: The job has no strategy over several processes, or a task that trains asks
-            for what an evaluator does.
+        ArgumentError: No strategy spans the processes of the job, or a task that trains requests
+            what only an evaluator does.
         ArgumentTypeError: An argument is of the wrong type.
-        ClusterError: An evaluator that is not number 0.
+        ClusterError: An evaluator is not number 0.
 
     Example:
         >>> import tempfile
@@ -96,7 +96,7 @@ def _run_local(
     )
     latest = estimator.latest_checkpoint()
     if evaluations.result is None and latest is not None:
-        # All steps were taken by an earlier call.
+        # An earlier call took all steps.
         evaluations.evaluate(latest)
         evaluations.finish()
     return evaluations.result, list(evaluations.exported)
@@ -126,10 +126,10 @@ def _check_evaluator(config: RunConfig) -> None:
 
 
 def _check_strategy(config: RunConfig) -> None:
-    """Check that the tasks of a cluster train one model.
+    """Check that the tasks of a cluster train one model together.
 
     Raises:
-        ArgumentError: They would train a model each.
+        ArgumentError: Each task would train its own model.
     """
     strategy = config.train_distribute
     is_shared = isinstance(strategy, WorkerStrategy)

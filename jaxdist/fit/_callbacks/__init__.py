@@ -1,1 +1,1 @@
-"""What runs at the beginning and end of epochs and batches."""
+"""Callbacks: code that runs at the beginning and end of epochs and batches."""

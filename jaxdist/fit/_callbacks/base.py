@@ -1,4 +1,4 @@
-"""`Callback`, the base class, and the list that calls all callbacks of a `fit`."""
+"""`Callback`, the base class, and `CallbackList`, which calls all callbacks of a `fit`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ Logs = Mapping[str, float]
 
 
 class Callback:
-    """What runs at the beginning and end of training, epochs and batches.
+    """Code that runs at the beginning and end of training, epochs and batches.
 
     Override any of the methods. `self.model` is the `fit.Model`, and `self.params` has `epochs`,
     `steps` (of an epoch, or None) and `verbose`. Set `self.model.stop_training = True` to end the
@@ -36,9 +36,9 @@ class Callback:
 
     model: Any = None
     params: Mapping[str, Any] = {}
-    # The `Monitor` of the value that it needs after each epoch.
+    # The `Monitor` of the value that it reads after each epoch.
     _watched: Any = None
-    # Whether it saves the states of the others, so that `on_epoch_end` is called after theirs.
+    # Whether it saves the states of the others, and so gets `on_epoch_end` after them.
     _saves_states = False
 
     def set_model(self, model: Any) -> None:
@@ -50,18 +50,18 @@ class Callback:
         self.params = params
 
     def get_state(self) -> Any:
-        """Return what a checkpoint keeps of this callback; None is nothing.
+        """Return the state that a checkpoint keeps of this callback; None for no state.
 
-        Numbers, texts, bytes, None, arrays, and dicts with texts as keys, lists and tuples of
-        these. `ModelCheckpoint` calls it after `on_epoch_end` of all callbacks, or after a step.
+        It may consist of numbers, strings, bytes, None, arrays, dicts with string keys, lists and
+        tuples. `ModelCheckpoint` calls this after `on_epoch_end` of all callbacks, or after a step.
         """
         return None
 
     def set_state(self, state: Any) -> None:
-        """Continue from what `get_state` returned.
+        """Continue from the state that `get_state` returned.
 
-        Called when a training is resumed, after `on_train_begin`, and after `on_epoch_begin` if
-        it continues within an epoch. Tuples come back as lists, and arrays as those of NumPy.
+        Called when a training resumes: after `on_train_begin`, and after `on_epoch_begin` if it
+        continues within an epoch. Tuples come back as lists, and arrays as NumPy arrays.
         """
 
     def close(self) -> None:
@@ -111,13 +111,13 @@ class Callback:
 
 
 class CallbackList:
-    """Calls a method of all callbacks that have one of their own.
+    """Calls a method of all callbacks that override it.
 
     Args:
         caller: The method of the model, for messages.
-        callbacks: The user's.
+        callbacks: The callbacks of the user.
         model: The model.
-        params: For `set_params`.
+        params: The argument of `set_params`.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class CallbackList:
             callback.close()
 
     def call(self, method: str, *args: Any) -> None:
-        """Call a method of all callbacks in their order; those that save come last.
+        """Call a method of all callbacks in their order; those that save are called last.
 
         An exception keeps its type, and gets a note that says which callback raised it.
         """

@@ -1,6 +1,6 @@
 """Callbacks that write logs: CSV, JSON lines, TensorBoard, and a profile of steps.
 
-In a job of several processes one of them writes logs; each records its own profile.
+In a job of several processes, one process writes logs; each process records its own profile.
 """
 
 import abc
@@ -21,7 +21,7 @@ from jaxdist.training import require_extra
 
 
 class _EpochLog(Callback, abc.ABC):
-    """A file with a line for each epoch; a resumed training goes on after its last saved epoch."""
+    """A file with a line per epoch; a resumed training continues after its last saved epoch."""
 
     def __init__(self, caller: str, filename: str | Path, example: str, append: bool) -> None:
         self._path = Path(as_path(caller, "filename", filename, example))
@@ -39,7 +39,7 @@ class _EpochLog(Callback, abc.ABC):
         if not self.model.writes_logs:
             return
         self._begin(appends=True)
-        # What an interrupted run wrote after the checkpoint is written again.
+        # The resumed training writes these lines again.
         if self._path.stat().st_size > state["bytes"]:
             os.truncate(self._path, state["bytes"])
 
@@ -68,8 +68,8 @@ class CSVLogger(_EpochLog):
 
     Args:
         filename: The file.
-        separator: Between two values.
-        append: Whether an existing file is continued.
+        separator: The string between two values.
+        append: Whether to continue an existing file.
 
     Example:
         >>> import tempfile
@@ -111,7 +111,7 @@ class JSONLogger(_EpochLog):
 
     Args:
         filename: The file.
-        append: Whether an existing file is continued.
+        append: Whether to continue an existing file.
 
     Example:
         >>> import tempfile
@@ -128,7 +128,7 @@ class JSONLogger(_EpochLog):
 class TensorBoard(Callback):
     """Writes the values of each epoch for TensorBoard, with the package tensorboardX.
 
-    Values of training are in the folder `train`, those of the validation in `validation`, under
+    Values of training are in the folder `train`, and those of validation in `validation`, under
     the same names, as Keras writes them.
 
     Args:
@@ -164,7 +164,7 @@ class TensorBoard(Callback):
         if part not in self._writers:
             from tensorboardX import SummaryWriter
 
-            # tensorboardX names a file by the second, and would overwrite one of the same second.
+            # tensorboardX names files by the second, and would overwrite one of the same second.
             self._writers[part] = SummaryWriter(
                 str(self._folder / part), filename_suffix=f".{time.time_ns()}.{os.getpid()}"
             )
@@ -176,8 +176,8 @@ class Profiler(Callback):
 
     Args:
         log_dir: The folder, for TensorBoard or Perfetto.
-        first: The first batch of the first epoch that is recorded; 0 would record compiling.
-        count: How many dispatches.
+        first: The first batch of the first epoch to record; 0 would record compiling.
+        count: How many dispatches to record.
 
     Example:
         >>> import tempfile

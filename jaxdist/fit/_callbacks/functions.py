@@ -11,13 +11,13 @@ _METHODS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
 class LambdaCallback(Callback):
-    """A callback of functions.
+    """A callback made of functions.
 
     Args:
-        functions: By the name of the method, such as `on_epoch_end=lambda epoch, logs: ...`.
+        functions: Functions by the name of the method: `on_epoch_end=lambda epoch, logs: ...`.
 
     Raises:
-        ArgumentError: A name is no method of a callback.
+        ArgumentError: A name is not a method of a callback.
 
     Example:
         >>> printer = fit.LambdaCallback(on_epoch_end=lambda epoch, logs: print(epoch))
@@ -38,7 +38,7 @@ class LambdaCallback(Callback):
             )
         for name, function in functions.items():
             check_callable("fit.LambdaCallback", function, name)
-        # A class of its own: which methods a callback overrides is read from its class.
+        # Each has its own class, since the class says which methods a callback overrides.
         methods = {name: staticmethod(function) for name, function in functions.items()}
         kind = type("LambdaCallback", (cls,), {**methods, "__module__": cls.__module__})
         return object.__new__(kind)

@@ -45,15 +45,15 @@ class LearningRateScheduler(Callback):
 
 
 class ReduceLROnPlateau(Callback):
-    """Lowers the learning rate when a value has not become better for some epochs.
+    """Lowers the learning rate when a value has not improved for some epochs.
 
     Args:
         monitor: The name of the value.
-        factor: What the rate is multiplied by, below 1.
-        patience: After how many epochs without a better value.
+        factor: The factor of each change, below 1.
+        patience: After how many epochs without a better value the rate is lowered.
         mode: "min", "max", or "auto" by the name.
-        min_delta: How much better a value has to be to count.
-        cooldown: How many epochs do not count after a change.
+        min_delta: By how much a value has to be better to count.
+        cooldown: How many epochs after a change do not count.
         min_lr: The lowest rate.
 
     Example:

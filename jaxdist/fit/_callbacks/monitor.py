@@ -1,4 +1,4 @@
-"""A watched value: which of two is better, and what to say if it is not there."""
+"""Watches a value of the logs: decides which of two is better, and reports a missing one."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from jaxdist.errors import ArgumentError
 from jaxdist.fit._callbacks.base import Callback
 from jaxdist.fit._callbacks.functions import LambdaCallback
 
-# Metrics of which more is better; as in Keras, others are better when they are smaller.
+# Metrics for which higher is better. As in Keras, lower is better for all others.
 _MORE_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "top_", "fmeasure")
 
 
@@ -20,7 +20,7 @@ class Monitor:
         caller: The callback, for messages.
         name: The name in the logs, such as "val_loss".
         mode: "min", "max", or "auto" by the name.
-        min_delta: How much better a value has to be to count.
+        min_delta: By how much a value has to be better to count.
     """
 
     def __init__(self, caller: str, name: str, mode: str, min_delta: float = 0.0) -> None:
@@ -43,7 +43,7 @@ class Monitor:
         """Return the value, or None after an epoch without validation.
 
         Raises:
-            ArgumentError: The logs of no epoch have it.
+            ArgumentError: No epoch has this value in its logs.
         """
         if self.name not in logs:
             validates_every = getattr(model, "_validates_every", None)
@@ -58,10 +58,10 @@ class Monitor:
         return logs[self.name]
 
     def check(self) -> None:
-        """Check the name for a `fit` without validation.
+        """Check the name, for a `fit` without validation.
 
         Raises:
-            ArgumentError: It is that of a value of validation.
+            ArgumentError: It is the name of a validation value.
         """
         if self.name.startswith("val_"):
             raise ArgumentError(
@@ -82,14 +82,14 @@ class Monitor:
 
 
 def check_watched(callbacks: Sequence[Callback], *, validates: bool) -> None:
-    """Check, before anything is trained, that the values which callbacks watch will exist.
+    """Check, before training, that the values that callbacks watch will exist.
 
-    A callback of the user may add values to the logs of an epoch, so only callbacks of jaxdist are
-    judged before the first epoch.
+    A callback of the user may add values to the logs of an epoch. If there is one, nothing is
+    checked here.
 
     Args:
         callbacks: All callbacks of a `fit`.
-        validates: Whether it has data for validation.
+        validates: Whether the `fit` has validation data.
 
     Raises:
         ArgumentError: A callback watches a validation value, and `fit` does not validate.

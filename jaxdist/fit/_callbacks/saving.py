@@ -25,15 +25,15 @@ _CALLER = "fit.ModelCheckpoint"
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """Where a training is: what a resumed one needs besides the model and its optimizer.
+    """The position of a training: what a resumed one needs besides the model and its optimizer.
 
     Attributes:
         epochs: The number of complete epochs.
-        step: The number of steps of the epoch after them.
+        step: The number of completed steps of the next epoch.
         steps: The number of steps of all epochs.
-        passes: The number of passes over the data that were begun.
+        passes: The number of passes over the data that have begun.
         data: The position in the last pass.
-        sums: The names and the sums of loss and metrics over `step` steps; None without steps.
+        sums: The names and the sums of loss and metrics over `step` steps; None if `step` is 0.
         callbacks: The class and the state of each callback that has a state.
         logs: The values of the last complete epoch.
         arrays: The arrays that the states of the callbacks refer to.
@@ -64,23 +64,23 @@ class ModelCheckpoint(Callback):
     its optimizer, the position in the data, and the states of all callbacks.
 
     Args:
-        directory: Where; `training.Checkpoints` writes there.
-        monitor: The name of the value that says which epoch is better.
-        save_best_only: Whether only an epoch that is the best so far is saved.
+        directory: The directory; `training.Checkpoints` writes to it.
+        monitor: The name of the value that decides which epoch is better.
+        save_best_only: Whether to save only an epoch that is the best so far.
         mode: "min", "max", or "auto" by the name.
         keep: How many of the newest checkpoints to keep.
         resume: Whether `fit` continues after the newest checkpoint, if there is one: at its epoch
-            and step, with the rows that would have been next. `epochs` of `fit` is the total, so
-            `fit` trains nothing if they are done. An `initial_epoch` that is given to `fit` wins.
-            With `save_best_only` the newest is the best epoch, and those after it are trained
-            again.
-        save_freq: "epoch", or the number of steps after which it saves. With a number it also
+            and step, with the rows that come next. `epochs` of `fit` is the total, so `fit` trains
+            nothing if they are done. `initial_epoch` of `fit` overrides it.
+            With `save_best_only`, the newest is the best epoch, and the epochs after it are
+            trained again.
+        save_freq: "epoch", or the number of steps after which to save. With a number, it also
             saves after each epoch, and all checkpoints are numbered by steps.
 
     Raises:
-        ArgumentError: `save_best_only` with a number of steps.
-        CheckpointError: `fit` begins with an epoch that is not above the newest checkpoint, or the
-            checkpoints are numbered the other way; raised before this epoch.
+        ArgumentError: `save_best_only` is combined with a number of steps.
+        CheckpointError: `fit` begins with an epoch that is not after the newest checkpoint, or the
+            checkpoints are numbered the other way. Raised before this epoch.
 
     Example:
         >>> import tempfile
@@ -125,13 +125,13 @@ class ModelCheckpoint(Callback):
                 "Leave out one of them, or pass two ModelCheckpoints with two directories."
             )
         self._opened: Checkpoints | None = None
-        # `fit` sets it.
+        # `fit` sets this.
         self._find_position: Callable[[int, Logs], Position] | None = None
         self._judged: int | None = None
         self._is_best = False
 
     def epochs_done(self) -> int:
-        """Return the number of complete epochs of the newest checkpoint; 0 without one.
+        """Return the number of complete epochs of the newest checkpoint; 0 if there is none.
 
         Raises:
             CheckpointError: Its notes cannot be read, or the checkpoints are numbered the other
@@ -147,11 +147,11 @@ class ModelCheckpoint(Callback):
             model: A compiled `fit.Model`.
 
         Returns:
-            The number of complete epochs of the checkpoint; 0 without one, which changes nothing.
+            The number of complete epochs of the checkpoint; 0, and no change, if there is none.
 
         Raises:
-            ArgumentTypeError: It is no model.
-            CheckpointError: The checkpoint is of another model, which is as it was.
+            ArgumentTypeError: `model` is not a `fit.Model`.
+            CheckpointError: The checkpoint is of another model. `model` then does not change.
         """
         if not callable(getattr(model, "objects", None)):
             raise ArgumentTypeError(
@@ -162,7 +162,7 @@ class ModelCheckpoint(Callback):
         return 0 if newest is None else self._restore_position(model, newest).epochs
 
     def _read_newest(self) -> Position | None:
-        """Return the position of the newest checkpoint without its arrays; None without one.
+        """Return the position of the newest checkpoint without its arrays; None if there is none.
 
         Raises:
             CheckpointError: The checkpoints are numbered by steps, and `save_freq` is "epoch", or
@@ -192,10 +192,10 @@ class ModelCheckpoint(Callback):
 
         Args:
             model: A compiled `fit.Model`.
-            newest: What `_read_newest` returned.
+            newest: The position from `_read_newest`.
 
         Raises:
-            CheckpointError: It is of another model, or another program has replaced it.
+            CheckpointError: The checkpoint is of another model, or another program replaced it.
         """
         arrays = make_empty_arrays(newest.callbacks)
         objects = model.objects()
@@ -216,30 +216,30 @@ class ModelCheckpoint(Callback):
 
     @property
     def _kind(self) -> str:
-        """What the numbers of its checkpoints count."""
+        """The unit in which the checkpoints are numbered."""
         return "epochs" if self._every is None else "steps"
 
     def _get_number(self, position: Position) -> int:
-        """Return the number of its checkpoint of a position."""
+        """Return the number of the checkpoint for a position."""
         return position.epochs if self._every is None else position.steps
 
     @property
     def _checkpoints(self) -> Checkpoints:
-        # The first save takes the lock of the directory, and `close` gives it back.
+        # The first save locks the directory, and `close` unlocks it.
         if self._opened is None:
             self._opened = Checkpoints(self._directory, keep=self._keep)
         return self._opened
 
     def _check_begin(self, epoch: int, steps: int, *, resumed: bool) -> None:
-        """Check that the checkpoints of a training are above those that are there.
+        """Check that a training begins after all existing checkpoints.
 
         Args:
-            epoch: The epoch that it begins with, from 0.
+            epoch: The epoch that the training begins with, from 0.
             steps: The number of steps before it.
             resumed: Whether it continues from a checkpoint.
 
         Raises:
-            CheckpointError: They are not. Raised before the first epoch, which would be lost.
+            CheckpointError: It does not. Raised before the first epoch, which would be lost.
         """
         saved = self._checkpoints.steps()
         noun, first = ("epoch", epoch) if self._every is None else ("step", steps)
@@ -252,11 +252,11 @@ class ModelCheckpoint(Callback):
 
     @property
     def _saves_steps(self) -> bool:
-        """Whether it saves after a number of steps."""
+        """Whether it saves every few steps."""
         return self._every is not None
 
     def _is_due(self, before: int, after: int) -> bool:
-        """Whether it saves after the steps from `before` to `after`, which one dispatch ran."""
+        """Whether to save after the steps from `before` to `after`, which one dispatch ran."""
         return self._every is not None and before // self._every < after // self._every
 
     def on_train_begin(self, logs: Logs) -> None:
@@ -275,16 +275,16 @@ class ModelCheckpoint(Callback):
         if not self._judge(epoch, logs):
             return
         if self._find_position is None:
-            # Without `fit` only the epoch is known.
+            # Without `fit`, only the epoch is known.
             self._save(Position(epoch + 1, logs=dict(logs)))
         else:
             self._save(self._find_position(epoch, logs))
 
     def _judge(self, epoch: int, logs: Logs) -> bool:
-        """Whether it saves after an epoch. Later calls for the same epoch return the same.
+        """Whether to save after an epoch. Later calls for the same epoch return the same.
 
-        Others call it too, before they save: their checkpoints have the best value of each
-        callback, also of those that save after them.
+        Other savers call it too, before they save. So their checkpoints have the best value of each
+        callback, including those that save later.
         """
         if not self._only_best:
             return True
@@ -301,7 +301,7 @@ class ModelCheckpoint(Callback):
         best = self._monitor.best if self._only_best else None
         notes = {**position.to_notes(), "numbered_by": self._kind, "best": best}
         objects = self.model.objects()
-        # Those of the first process count, as its notes do; another one may have other callbacks.
+        # Arrays of the first process, like its notes: other processes may have other callbacks.
         if position.arrays and get_current_process().is_first:
             objects["callbacks"] = list(position.arrays)
         self._checkpoints.save(self._get_number(position), objects, notes)
@@ -327,7 +327,7 @@ class ModelCheckpoint(Callback):
 
 
 def _as_save_freq(given: Any) -> int | None:
-    """Return the number of steps; None is an epoch."""
+    """Return the number of steps between saves; None to save after each epoch."""
     if isinstance(given, str) and given == "epoch":
         return None
     remedy = "Pass 'epoch', or for instance 100."

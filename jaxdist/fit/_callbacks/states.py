@@ -1,4 +1,4 @@
-"""The states of callbacks in a checkpoint: arrays beside the other arrays, the rest as JSON."""
+"""Stores states of callbacks in checkpoints: arrays beside other arrays, the rest as JSON."""
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ import numpy as np
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentTypeError
 
-# The only key of the dicts that stand for arrays and bytes.
+# The only keys of the dicts that stand for arrays and bytes.
 _ARRAY, _BYTES = "jaxdist.array", "jaxdist.bytes"
 
 
@@ -19,8 +19,8 @@ def split_state(what: str, state: Any, arrays: list[np.ndarray]) -> Any:
     """Return a state as JSON, which refers to its arrays by their numbers.
 
     Args:
-        what: What returned this state, for messages.
-        state: Numbers, texts, bytes, None, arrays, and dicts, lists and tuples of these.
+        what: The object that returned this state, for messages.
+        state: Numbers, strings, bytes, None, arrays, and dicts, lists and tuples of these.
         arrays: Its arrays are added to this list.
 
     Raises:
@@ -52,7 +52,7 @@ def split_state(what: str, state: Any, arrays: list[np.ndarray]) -> Any:
 
 
 def join_state(state: Any, arrays: Sequence[Any]) -> Any:
-    """Return what `split_state` split; tuples come back as lists, and arrays as those of NumPy."""
+    """Undo `split_state`. Tuples come back as lists, and arrays as NumPy arrays."""
 
     def read(entry: Any) -> Any:
         return np.array(arrays[entry[0]])
@@ -73,7 +73,7 @@ def make_empty_arrays(states: Any) -> list[np.ndarray]:
 
 
 def _is_of_numbers(array: Any) -> bool:
-    # "V" is the kind of bfloat16. Keys of `jax.random.key` have no kind of NumPy.
+    # "V" is the kind of bfloat16. NumPy has no kind for keys of `jax.random.key`.
     return isinstance(array.dtype, np.dtype) and array.dtype.kind in "bfiucV"
 
 

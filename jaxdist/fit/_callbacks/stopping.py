@@ -1,4 +1,4 @@
-"""`EarlyStopping`."""
+"""`EarlyStopping`: ends training when a value stops improving."""
 
 from typing import Any
 
@@ -10,19 +10,19 @@ from jaxdist.fit._callbacks.monitor import Monitor
 
 
 class EarlyStopping(Callback):
-    """Ends the training when a value has not become better for some epochs.
+    """Ends the training when a value has not improved for some epochs.
 
     At the end it prints the epoch, the best value, and whether its weights were restored.
     `fit.History` has the same, and `History.plot` marks it.
 
     Args:
         monitor: The name of the value.
-        min_delta: How much better a value has to be to count.
+        min_delta: By how much a value has to be better to count.
         patience: After how many epochs without a better value the training ends.
         verbose: 1 or 2 print, 0 does not; "auto" prints unless `fit` has `verbose=0`. In a job, one
             process prints.
         mode: "min", "max", or "auto" by the name.
-        baseline: A value that the first epochs have to be better than.
+        baseline: A value that the first epochs have to beat.
         restore_best_weights: Whether the model gets the weights of the best epoch at the end.
         start_from_epoch: Epochs before this one do not count.
 
@@ -74,13 +74,13 @@ class EarlyStopping(Callback):
         self._monitor.reset(state["best"])
         self.best_epoch, self._wait = state["best_epoch"], state["wait"]
         self._weights = state["weights"] if self._restores else None
-        # A training that it had ended stays ended, unless it now waits for longer.
+        # A training that this callback ended stays ended, unless the patience is larger now.
         if state["stopped_epoch"] is not None and self._wait >= self._patience:
             self.stopped_epoch = state["stopped_epoch"]
             self.model.stop_training = True
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
-        # `fit(initial_epoch=...)` also trains after a stop.
+        # With `fit(initial_epoch=...)`, training continues after a stop.
         self.stopped_epoch = None
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
@@ -108,11 +108,11 @@ class EarlyStopping(Callback):
         text = self._describe(history.epoch[-1] if history.epoch else None)
         prints = self.params.get("verbose", 1) if self._verbose is None else self._verbose
         if text and prints and self.model.writes_logs:
-            # Not by a console: what is printed while rich shows a bar goes above it.
+            # Not by a console: rich moves printed lines above the bar that it shows.
             print(as_text([text], find_screen_width()))
 
     def _describe(self, last: int | None) -> str:
-        """Return what happened, or nothing if the last epoch was the best one."""
+        """Return a description of the stop, or an empty one if the last epoch was the best."""
         name, best = self._monitor.name, self.best_epoch
         found = None if best is None else f"{name} {self._monitor.best:.4g} of epoch {best + 1}"
         if self.stopped_epoch is not None:

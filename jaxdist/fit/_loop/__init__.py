@@ -1,1 +1,1 @@
-"""Epochs, batches, and what is shown of them."""
+"""The loops over epochs and batches, and their progress."""

@@ -1,4 +1,4 @@
-"""The arguments of `fit`, `evaluate` and `predict`: examples in memory, or a dataset."""
+"""Checks the arguments of `fit`, `evaluate` and `predict`: examples in memory, or a dataset."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ class Examples:
     """Examples in memory; every leaf is `[N, ...]`.
 
     Attributes:
-        x: What the module gets.
+        x: The inputs of the module.
         y: The targets, or None.
         weight: A weight for each example, or None.
         count: `N`.
@@ -36,12 +36,12 @@ class Examples:
     def make_batches(
         self, batch_size: int, *, shuffle: bool = False, seed: int = 0, first_epoch: int = 0
     ) -> Batches:
-        """Return the batches. The order of an epoch depends on its number and the seed alone."""
+        """Return the batches. The order of an epoch depends only on its number and the seed."""
         arrays = (self.x, self.y, self.weight)
         return batches(arrays, batch_size, shuffle=shuffle, seed=seed, first_epoch=first_epoch)
 
     def split(self, fraction: float) -> tuple["Examples", "Examples"]:
-        """Return the examples before the last `fraction`, and those after, as Keras does."""
+        """Return the examples before the last `fraction`, and the rest, as Keras does."""
         first = int(self.count * (1.0 - fraction))
         if not 0 < first < self.count:
             raise ArgumentError(
@@ -62,9 +62,9 @@ def read_examples(
     """Return the examples if `x` has arrays, and None if it is a dataset.
 
     Raises:
-        ArgumentError: A dataset together with `y` or weights, which its batches contain.
-        ArgumentTypeError: `x` is neither, or a leaf is no array.
-        ShapeError: Arrays have different numbers of examples. The error lists all of them.
+        ArgumentError: A dataset comes with `y` or weights, which its batches must contain.
+        ArgumentTypeError: `x` is neither, or a leaf is not an array.
+        ShapeError: Arrays have different numbers of examples; all are listed.
     """
     if is_dataset(x):
         given = [n for n, v in (("y", y), ("sample_weight", weight)) if v is not None]
@@ -118,14 +118,14 @@ def read_examples(
 
 
 def is_dataset(x: Any) -> bool:
-    """Whether `x` is a dataset of batches, and not arrays."""
+    """Whether `x` is a dataset of batches rather than arrays."""
     if isinstance(x, (Batches, DistributedDataset)):
         return True
     # A set has no order.
     if hasattr(x, "__array__") or isinstance(x, (dict, tuple, str, bytes, int, float, set)):
         return False
     if isinstance(x, list):
-        # A list of numbers is an array in writing; a list of pairs is a list of batches.
+        # A list of numbers is an array; a list of pairs is a list of batches.
         return bool(x) and isinstance(x[0], (tuple, dict))
     return isinstance(x, Iterable)
 
@@ -142,7 +142,7 @@ def _as_arrays(caller: str, name: str, tree: Any) -> Any:
         check_fits(caller, f"{name}{keystr(path)}", array)
         return array
 
-    # A list of numbers is one array, and not a pytree of scalars.
+    # A list of numbers is one array, not a pytree of scalars.
     if isinstance(tree, list):
         if any(getattr(entry, "ndim", 0) for entry in tree):
             parts = "arguments of the module" if name == "x" else "targets of several outputs"

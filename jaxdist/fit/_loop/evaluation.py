@@ -1,4 +1,4 @@
-"""`evaluate` and `predict`: every example counts exactly once."""
+"""Runs `evaluate` and `predict`: every example counts exactly once."""
 
 import itertools
 from collections import deque

@@ -1,4 +1,4 @@
-"""The batches of each epoch."""
+"""Reads the batches of each epoch."""
 
 import itertools
 import logging
@@ -19,7 +19,7 @@ from jaxdist.fit._loop.arguments import Examples
 from jaxdist.fit._step.steps import PaddedBatch
 
 _LOG = logging.getLogger("jaxdist")
-# Reading ahead by two: one batch is copied to the devices while another one is read.
+# Read two ahead: one batch is copied to the devices while another one is read.
 _AHEAD = 2
 
 
@@ -32,10 +32,10 @@ class Feed:
         batch_size: The size of a global batch, for examples in memory.
         shuffle: Whether each epoch has its own order, for examples in memory.
         seed: The seed of these orders.
-        first_pass: The number of the first order: that of the passes before.
+        first_pass: The number of the first order: how many passes came before.
         steps: The number of batches of an epoch; None is a whole pass.
         notes_positions: Whether `get_state` is called within an epoch.
-        continues: Where a resumed training is; None begins a new pass.
+        continues: The position of a resumed training; None begins a new pass.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Feed:
         self._steps, self._notes_positions = steps, notes_positions
         self._continues = _choose_data(continues, source, steps)
         if self._continues is not None:
-            # The last pass is opened once more.
+            # The last pass is opened again.
             first_pass -= 1
         self.passes = first_pass
         self._batches: Batches | None = None
@@ -74,14 +74,14 @@ class Feed:
             source if is_distributed else strategy.experimental_distribute_dataset(source, options)
         )
         self._rest: Iterator[Any] | None = None
-        # The pass that is being read, the number of its batches that were read, and the passes,
-        # batches and positions after the last two batches.
+        # The current pass, how many of its batches were read, and the passes, batches and positions
+        # after the last two batches.
         self._pass: Any = None
         self._count = self._count_of_epoch = 0
         self._last: deque[tuple[int, int, Any]] = deque(maxlen=2)
 
     def epoch(self, step: int = 0) -> Iterator[Any]:
-        """Return the batches of the next epoch, or those after `step` of one that is resumed."""
+        """Return the batches of the next epoch; those after `step` if it is resumed."""
         self._count_of_epoch = step
         data, self._continues = self._continues, None
         if data is not None:
@@ -102,7 +102,7 @@ class Feed:
         self.passes, self._count = self.passes + 1, 0
 
     def _read(self) -> Iterator[Any]:
-        """Return the batches that are left of a pass."""
+        """Return the remaining batches of a pass."""
         batches = self._count_batches(self._pass)
         return itertools.starmap(PaddedBatch, batches) if self._is_padded else batches
 
@@ -128,7 +128,7 @@ class Feed:
         return self.passes, self._count, _get_position(self._pass)
 
     def get_state(self, step: int | None = None) -> tuple[int, Any]:
-        """Return the passes, and the position after `step` of this epoch, or after the last one."""
+        """Return the number of passes, and the position after `step` or after the last batch."""
         if step is None:
             passes, count, position = self._position()
         else:
@@ -137,12 +137,12 @@ class Feed:
         return passes, {"batches": count, "position": position}
 
     def check_not_empty(self, count: int, epoch: int, resumed: int = 0) -> None:
-        """Raise if an epoch had no batches, or fewer than asked for.
+        """Raise if an epoch had no batches, or fewer than requested.
 
         Args:
             count: The number of its batches.
             epoch: The epoch, from 0.
-            resumed: How many of these were read before a training that is resumed.
+            resumed: How many of these were read before the training was resumed.
         """
         if count > resumed and (self._steps is None or count == self._steps):
             return
@@ -162,7 +162,7 @@ class Feed:
         )
 
     def describe_batch(self, step: int) -> str:
-        """Say which examples a step of the last epoch had."""
+        """Describe the examples of a step of the last epoch."""
         if self._batches is None or self._steps is not None:
             return "The dataset does not say which examples they were."
         size = self._batches.batch_size
@@ -180,18 +180,18 @@ def count_steps(source: Any, batch_size: int, steps: int | None) -> int | None:
 
 
 def _choose_data(continues: Position | None, source: Any, steps: int | None) -> Any:
-    """Return where in its last pass a resumed training is; None if it begins a new one."""
+    """Return the position of a resumed training in its last pass; None to begin a new pass."""
     if continues is None or continues.data is None:
         return None
     is_between = continues.step == 0 and steps is None
-    # The order of examples in memory follows from the number of the pass. A dataset that does not
-    # say where it is gives what a new pass over it gives.
+    # The order of examples in memory follows from the number of the pass. A dataset without a
+    # position is read from the beginning again.
     is_known = isinstance(source, Examples) or continues.data["position"] is None
     return None if is_between and is_known else continues.data
 
 
 def _get_position(batches: Any) -> Any:
-    """Return the position of a pass as JSON; None where it has none."""
+    """Return the position of a pass as JSON; None if it has none."""
     arrays: list[Any] = []
     try:
         position = split_state("The dataset", batches.get_state(), arrays)
@@ -223,13 +223,13 @@ def _skip(batches: Any, count: int, position: Any) -> None:
 
 
 def _needs_equal_rows(strategy: Strategy) -> bool:
-    """Whether all replicas run one program, so that the last batch is padded."""
+    """Whether all replicas run one program, so that the last batch has to be padded."""
     layout = strategy.layout
     return layout.num_logical > 1 or layout.num_virtual is not None
 
 
 def _can_be_padded(source: Any) -> bool:
-    """Whether no batch is larger than the first, to whose size all are padded."""
+    """Whether all batches can be padded to the size of the first: none is larger."""
     if isinstance(source, Batches):
         return True
     if not isinstance(source, (list, tuple)):
@@ -241,8 +241,8 @@ def _can_be_padded(source: Any) -> bool:
 def distribute_padded(strategy: Strategy, source: Any, batch_size: int) -> Iterable[Any]:
     """Return `(batch, mask)` for evaluation; all batches have one size, so one program runs.
 
-    A distributed dataset has divided its batches already: their mask is None, and so is that of
-    batches in a list whose first one is not the largest.
+    The mask is None for a distributed dataset, whose batches are divided already, and for a list
+    of batches whose first one is not the largest.
     """
     if isinstance(source, Examples):
         source = source.make_batches(batch_size)

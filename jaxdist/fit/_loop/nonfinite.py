@@ -1,4 +1,4 @@
-"""The state before a step, and the first layer whose output is not finite."""
+"""Keeps the state before a step, and finds the first layer whose output is not finite."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from jaxdist.fit._step.steps import Steps, as_view, split_batch
 class StateBefore:
     """The state of a model before a step.
 
-    JAX arrays do not change, so this keeps references; while it exists, a step cannot reuse the
+    JAX arrays are immutable, so this keeps references. While it exists, a step cannot reuse the
     memory of the parameters.
 
     Args:
@@ -32,7 +32,7 @@ class StateBefore:
         self._states = [jax.tree.map(lambda leaf: leaf, nnx.state(o)) for o in self._objects]
 
     def check(self, vector: np.ndarray, step: int, batch: str) -> None:
-        """Raise if the loss of the step is not finite; the model is then as before the step.
+        """Raise if the loss of the step is not finite, and restore the model.
 
         Raises:
             NonFiniteLossError: The loss is not finite. The error names the layer.
@@ -54,9 +54,9 @@ class StateBefore:
 
 
 def find_first_nonfinite(steps: Steps, module: nnx.Module, batch: Any) -> str:
-    """Say which array is the first that is not finite: a parameter, an input or an output.
+    """Describe the first array that is not finite: a parameter, an input or an output.
 
-    The module is called on a copy, layer by layer, on the examples of all replicas.
+    Calls a copy of the module, layer by layer, on the examples of all replicas.
     """
     x = jax.tree.map(_join, split_batch(batch)[0], is_leaf=lambda v: isinstance(v, PerReplica))
     for path, leaf in tree_flatten_with_path(nnx.to_pure_dict(nnx.state(module, nnx.Param)))[0]:
@@ -66,7 +66,7 @@ def find_first_nonfinite(steps: Steps, module: nnx.Module, batch: Any) -> str:
         if not _is_finite(leaf):
             return f"The input x{keystr(path)} is not finite."
     found: list[str] = []
-    # A copy: neither the classes of the layers nor statistics of the model may change.
+    # A copy: this must not change the classes of the layers or statistics of the model.
     watched = as_view(nnx.clone(module), is_training=True)
     _watch_layers(watched, found)
     steps.call(watched, x, is_training=True)

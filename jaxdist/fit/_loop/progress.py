@@ -1,4 +1,4 @@
-"""The progress of `fit`: a bar on a terminal and in a notebook, a line for each epoch elsewhere."""
+"""Shows the progress of `fit`: a bar on a terminal or in a notebook, else a line per epoch."""
 
 import sys
 import time
@@ -51,7 +51,7 @@ def print_result(logs: Mapping[str, float]) -> None:
 class Progress:
     """A context manager that shows epochs, loss, metrics and time.
 
-    No thread refreshes the bar: it moves when a step was dispatched.
+    No thread refreshes the bar: it moves when a step is dispatched.
 
     Args:
         verbose: 0, 1 or 2.
@@ -72,7 +72,7 @@ class Progress:
         if self._verbose == 1 and has_notebook():
             self._output = LiveOutput()
         elif self._verbose == 1:
-            # Only the last column gives way: it ends with dots where the screen is too narrow.
+            # Only the last column is shortened: it ends with dots if the screen is too narrow.
             title = f"epoch {self._epochs}/{self._epochs}"
             first = Column(no_wrap=True, min_width=len(title))
             last = Column(no_wrap=True, overflow="ellipsis", ratio=1)
@@ -87,7 +87,7 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The bar of an epoch that did not end stays.
+        # The bar of an unfinished epoch stays.
         if self._output is not None:
             self._output.close()
             self._output = None
@@ -109,7 +109,7 @@ class Progress:
             self._task = self._bar.add_task("", total=self._num_steps, epoch=self._title)
 
     def advance(self, step: int, totals: Totals) -> None:
-        """Move the bar, at most every 0.1 s, with the loss of the steps that are known."""
+        """Move the bar, at most every 0.1 s, and show the loss of the steps that are fetched."""
         if self._output is not None:
             texts = lambda: _format_items(totals.logs())  # noqa: E731
             self._output.draw(self._title, step, self._num_steps, texts)
@@ -121,7 +121,7 @@ class Progress:
                 self._drawn = now
 
     def end(self, logs: Mapping[str, float]) -> None:
-        """End an epoch with its logs: in place of the bar, in as many lines as they need."""
+        """End an epoch: replace the bar by its logs, in as many lines as they need."""
         seconds = f"{time.perf_counter() - self._began:.1f} s"
         if self._output is None and self._bar is None:
             if self._verbose == 2:

@@ -1,4 +1,4 @@
-"""Continuing a training after the newest checkpoint: where it was, and the states it had."""
+"""Resumes a training from its newest checkpoint: its position, and the states of callbacks."""
 
 import dataclasses
 import logging
@@ -15,15 +15,15 @@ _LOG = logging.getLogger("jaxdist")
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """Where a training begins.
+    """The position where a training begins.
 
     Attributes:
-        position: The position; of an epoch that was given, only its number is known.
+        position: The position; with a given `initial_epoch`, only the epoch is known.
         savers: The callbacks that save.
-        saver: The one whose checkpoint is continued; None without a checkpoint.
+        saver: The one whose checkpoint is resumed; None without a checkpoint.
         saved: The position of that checkpoint, without its arrays.
-        continues: Whether the epoch is that of the checkpoint. `initial_epoch` of `fit` wins over
-            it.
+        continues: Whether the training continues from the checkpoint. An `initial_epoch` of `fit`
+            overrides it.
     """
 
     position: Position
@@ -38,7 +38,7 @@ class Start:
         return self.position.epochs
 
     def tell(self, progress: Progress, epochs: int, *, has_ended: bool) -> None:
-        """Print what is resumed; nothing without a checkpoint."""
+        """Print where the training resumes; nothing without a checkpoint."""
         if self.saver is None:
             return
         if has_ended:
@@ -56,10 +56,10 @@ class Start:
 
 
 def find_start(model: Any, callbacks: Sequence[Callback], initial_epoch: int | None) -> Start:
-    """Return where a training begins. Nothing is changed yet.
+    """Return where a training begins. Changes nothing yet.
 
     Raises:
-        CheckpointError: Its checkpoints would not be above those that are there.
+        CheckpointError: The training would not begin after all existing checkpoints.
     """
     savers = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
     found = [(saver, saver._read_newest()) for saver in savers]
@@ -81,7 +81,7 @@ def load(model: Any, callbacks: Sequence[Callback], start: Start) -> None:
     """Read the checkpoint into the model, and give the callbacks their states.
 
     Raises:
-        CheckpointError: It is of another model or optimizer, or is damaged. Nothing was changed.
+        CheckpointError: It is of another model or optimizer, or is damaged. Nothing changes then.
     """
     if start.saver is None or start.saved is None:
         return

@@ -1,4 +1,4 @@
-"""The sums of an epoch: fetched a few steps late, so that no step waits for them."""
+"""Adds up the sums of an epoch. Fetches them a few steps late, so that no step waits for them."""
 
 import math
 from collections import deque
@@ -13,7 +13,7 @@ from jaxdist.fit._step.steps import Steps
 
 Sums: TypeAlias = Mapping[str, Any]  # "names" and "values"
 
-# How many dispatches may be ahead of the last one whose sums are known.
+# How many dispatches may be pending, whose sums are not known yet.
 _MOST_PENDING = 8
 
 
@@ -21,10 +21,10 @@ class Totals:
     """Adds up the sums of steps in 64 bits.
 
     Args:
-        runner: Fetches what it returned for a step.
+        runner: Fetches the output that it returned for a step.
         steps: Turns sums into a loss and metrics.
-        describe_batch: Says which examples a step of this epoch had, for a loss that is not finite.
-        before: The names and the sums of the steps before; None without these.
+        describe_batch: Describes the examples of a step, for a loss that is not finite.
+        before: The names and the sums of earlier steps; None if there are none.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Totals:
             self._total = total if self._total is None else self._total + total
 
     def sums(self) -> Sums | None:
-        """Return the names and the sums over all steps, which it waits for; None without steps."""
+        """Return names and sums over all steps, after waiting for them; None without steps."""
         self.fetch()
         if self._total is None:
             return None

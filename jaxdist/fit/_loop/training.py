@@ -58,7 +58,7 @@ class FitArguments:
     seed: int
 
     def check(self) -> None:
-        """Raise if a number or flag is none."""
+        """Check numbers and flags."""
         as_integer(_CALLER, "epochs", self.epochs, least=1, most=MOST)
         as_verbose(_CALLER, self.verbose)
         as_integer(_CALLER, "validation_freq", self.validation_freq, least=1)
@@ -125,13 +125,13 @@ def fit(model: Any, given: FitArguments) -> History:
             loop.run(given.epochs, validate, given.validation_freq)
         finally:
             model._passes = feed.passes
-            # Also after Ctrl-C or an error: no step may still change the model.
+            # Also after Ctrl-C or an error: afterwards no step may change the model.
             compiled.runner.wait()
     return model.history
 
 
 class _Loop:
-    """The steps of an epoch, and where the training is."""
+    """The steps of an epoch, and the position of the training."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class _Loop:
         self._begins = callbacks.has("on_train_batch_begin")
         self._ends = callbacks.has("on_train_batch_end")
         self._start = start
-        # The last complete epoch, or the step that the first one continues after.
+        # The last complete epoch, or the step after which the first one continues.
         self._position = start.position
         self._savers = start.savers if model.writes_checkpoints else ()
         for saver in self._savers:
@@ -157,7 +157,7 @@ class _Loop:
     def run(
         self, epochs: int, validate: Callable[[], dict[str, float]] | None, validation_freq: int
     ) -> None:
-        """Run the epochs that are left of a number of epochs."""
+        """Run the remaining epochs."""
         model, callbacks, progress, start = (
             self._model,
             self._callbacks,
@@ -172,10 +172,10 @@ class _Loop:
                 callbacks.call("on_epoch_begin", first, {})
             load(model, callbacks.callbacks, start)
             if start.savers:
-                # A state that cannot be saved is an error now, and not after the first epoch.
+                # Raise for a state that cannot be saved now, not after the first epoch.
                 describe_states(callbacks.callbacks)
-            # A callback that had ended the training says so again when it gets its state; an epoch
-            # that was given to `fit` begins in any case.
+            # A callback that ended the training ends it again when it gets its state. An epoch that
+            # the user gave to `fit` begins in any case.
             has_ended = start.continues and model.stop_training
             if start.saver is not None:
                 model.stop_training = has_ended
@@ -193,7 +193,7 @@ class _Loop:
                     self._position, epochs=epoch + 1, logs=dict(logs)
                 )
                 callbacks.call("on_epoch_end", epoch, logs)
-                # Also one that came in the last step of the last epoch is not lost.
+                # Do not lose an interrupt in the last step of the last epoch.
                 interrupts.check()
                 if model.stop_training:
                     break
@@ -208,7 +208,7 @@ class _Loop:
         due: list[ModelCheckpoint] = []
         data: tuple[int, Any] = (0, None)
         for group in group_batches(self._feed.epoch(step), most):
-            # Before the next step, because the end of an epoch is saved with its validation.
+            # Save only now: the end of an epoch is saved together with its validation.
             if due:
                 self._save(due, before, step, data, totals)
             interrupts.check()
@@ -270,7 +270,7 @@ class _Loop:
 
 
 def group_batches(batches: Iterable[Any], most: int) -> Iterator[list[Any]]:
-    """Yield up to `most` batches for one dispatch. Only batches of one shape are in a group."""
+    """Yield groups of up to `most` batches of one shape, each for one dispatch."""
     if most == 1:
         for batch in batches:
             yield [batch]
@@ -286,7 +286,7 @@ def group_batches(batches: Iterable[Any], most: int) -> Iterator[list[Any]]:
 
 
 def _describe(batch: Any) -> Any:
-    """Return structure, shapes and dtypes of a batch, for each replica where they may differ."""
+    """Return structure, shapes and dtypes of a batch; for each replica if they may differ."""
     leaves, tree = jax.tree.flatten(batch, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
     return tree, [
         tuple((v.shape, v.dtype) for v in leaf.values)

@@ -1,1 +1,1 @@
-"""What one step computes, and how steps run."""
+"""The computation of one step, and the runners of steps."""

@@ -61,7 +61,7 @@ class TopKAccuracy(Mean):
             of_label = jnp.take_along_axis(
                 y_pred, jnp.where(is_class, labels, 0)[..., None], axis=-1
             )
-            # Nothing is larger than nan, so an output that is nan would be among the largest.
+            # Nothing is larger than nan, so a nan output would be among the largest.
             is_known = is_class & ~jnp.isnan(of_label[..., 0])
             return is_known & (jnp.sum(y_pred > of_label, axis=-1) < count)
 

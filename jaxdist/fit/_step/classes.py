@@ -1,4 +1,4 @@
-"""`class_weight`: the weight of each example by its class."""
+"""Weights each example by its class, for `class_weight`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ def make_class_weights(weights: Mapping[int, float]) -> ClassWeights:
 
 
 def weigh_classes(classes: Any, y: Any, outputs: Any, weight: Any) -> jax.Array:
-    """Return the weight of each example, or of each value: that of its class, times its own.
+    """Return the weight of each example or value: that of its class, times its own.
 
     Shapes:
         In: `y` and `outputs` as for `_find_labels`; `weight` `[b, ...]` or None.
@@ -29,13 +29,13 @@ def weigh_classes(classes: Any, y: Any, outputs: Any, weight: Any) -> jax.Array:
 
     Raises:
         ArgumentTypeError: There is more than one array of targets.
-        ShapeError: The targets are no classes of these outputs, or have other dims than the
-            weights.
+        ShapeError: The targets are not classes of these outputs, or their dims do not fit those of
+            the weights.
     """
     labels = _find_labels(y, outputs).astype(jnp.int32)
     known, weights = jnp.asarray(classes[0]), jnp.asarray(classes[1])
     at = jnp.clip(jnp.searchsorted(known, labels), 0, known.size - 1)
-    # A class that `class_weight` does not name has weight 1.
+    # A class that is not in `class_weight` has weight 1.
     found = jnp.where(known[at] == labels, weights[at], 1.0)
     if weight is None:
         return found
@@ -54,11 +54,11 @@ def weigh_classes(classes: Any, y: Any, outputs: Any, weight: Any) -> jax.Array:
 
 
 def _find_labels(y: Any, outputs: Any) -> jax.Array:
-    """Return the classes.
+    """Return the classes of the targets.
 
     Shapes:
-        In: `outputs` `[b, ..., class]` and `y` `[b, ...]`, `[b, ..., 1]` or one-hot; or both of one
-            decision, `[b]` or `[b, 1]`.
+        In: `outputs` `[b, ..., class]` and `y` `[b, ...]`, `[b, ..., 1]` or one-hot; or, for a
+            binary decision, both `[b]` or `[b, 1]`.
     """
     if not is_array(y):
         raise ArgumentTypeError(
@@ -69,7 +69,7 @@ def _find_labels(y: Any, outputs: Any) -> jax.Array:
     if y.ndim > 1 and y.shape[-1] == 1:
         return y[..., 0]
     if not is_array(outputs) or outputs.ndim == 0:
-        # As in Keras, which does not look at the outputs.
+        # As in Keras, which ignores the outputs here.
         return y if y.ndim == 1 else jnp.argmax(y, axis=-1)
     if y.ndim > 1 and y.shape == outputs.shape:
         return jnp.argmax(y, axis=-1)

@@ -63,7 +63,7 @@ class _OfDecisions(Metric):
 
 
 class Precision(_OfDecisions):
-    """True positives, divided by all outputs above the threshold; 0 without any.
+    """True positives, divided by all outputs above the threshold; 0 if there are none.
 
     Args:
         threshold: 0.0 for logits, 0.5 for probabilities.
@@ -84,7 +84,7 @@ class Precision(_OfDecisions):
 
 
 class Recall(_OfDecisions):
-    """True positives, divided by all positive targets; 0 without any.
+    """True positives, divided by all positive targets; 0 if there are none.
 
     Args:
         threshold: 0.0 for logits, 0.5 for probabilities.

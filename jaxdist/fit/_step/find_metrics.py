@@ -1,4 +1,4 @@
-"""Metrics by name, and the check of what they return."""
+"""Finds metrics by name, and checks their sums."""
 
 import difflib
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ _BY_NAME: dict[str, Callable[[], Metric]] = {
     "root_mean_squared_error": RootMeanSquaredError,
 }
 
-# What a user of Keras may call them.
+# Names that a user of Keras may try.
 _CLASSES = {
     "binary_accuracy": "fit.BinaryAccuracy()",
     "precision": "fit.Precision()",
@@ -40,8 +40,8 @@ def find_metrics(caller: str, name: str, metrics: Sequence[Any]) -> list[Metric]
     """Return metrics from names, functions and metrics.
 
     Raises:
-        ArgumentError: An unknown name, or two metrics of one name.
-        ArgumentTypeError: An entry is none of the three.
+        ArgumentError: A name is unknown, or two metrics have the same name.
+        ArgumentTypeError: An entry is not a name, a function or a metric.
     """
     found = []
     for index, entry in enumerate(metrics):
@@ -77,10 +77,10 @@ def find_metrics(caller: str, name: str, metrics: Sequence[Any]) -> list[Metric]
 
 
 def _name_near(entry: str) -> str:
-    """Return a sentence with the nearest metrics, or nothing."""
+    """Return a sentence with the nearest metrics, or an empty string."""
     ways = {name: repr(name) for name in _BY_NAME} | _CLASSES
     near = difflib.get_close_matches(entry.lower(), ways, 3, cutoff=0.6)
-    # Several names may be those of one metric.
+    # Several names may mean one metric.
     listed = ", ".join(dict.fromkeys(ways[n] for n in near))
     return f" The nearest: {listed}." if near else ""
 
@@ -88,11 +88,11 @@ def _name_near(entry: str) -> str:
 def measure_sums(
     metric: Metric, y_true: Any, y_pred: Any, weight: jax.Array, rows: int
 ) -> dict[str, jax.Array]:
-    """Return the sums of a metric, or raise if they are no sums over the examples.
+    """Return the sums of a metric, or raise if they are not sums over the examples.
 
     Raises:
-        ArgumentTypeError: They are no dict of arrays.
-        ShapeError: One has a value for each example.
+        ArgumentTypeError: They are not a dict of arrays.
+        ShapeError: A sum has a value for each example.
     """
     found = metric.sums(y_true, y_pred, weight)
     caller = f"fit.Model called the metric {metric.name!r}"

@@ -1,4 +1,4 @@
-"""Losses: which functions `compile` takes, and how their values are weighted."""
+"""Finds the losses of `compile`, and weights their values."""
 
 import inspect
 import math
@@ -14,8 +14,8 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 Loss = Callable[[Any, Any], Any]
 
-# Parameters that say that a function takes the predictions first, as those of optax do: the first
-# one is a prediction, or the second one is a target.
+# Names of parameters which show that a function takes predictions first, as in optax: the first
+# parameter is a prediction, or the second one is a target.
 _PREDICTIONS = {
     *("logits", "log_predictions", "y_pred", "predictions", "prediction", "predicted", "preds"),
     *("pred", "output", "outputs", "predictor_outputs", "scores", "y_hat", "yhat"),
@@ -33,7 +33,7 @@ def _compare(name: str, compare: Callable[[Any, Any], Any]) -> Loss:
     return loss
 
 
-# Names of Keras whose values do not depend on whether a model returns logits or probabilities.
+# Keras names whose values do not depend on whether a model returns logits or probabilities.
 _BY_NAME: dict[str, Loss] = {
     "mean_squared_error": _compare("mse", lambda y_true, y_pred: jnp.square(y_pred - y_true)),
     "mean_absolute_error": _compare("mae", lambda y_true, y_pred: jnp.abs(y_pred - y_true)),
@@ -41,8 +41,8 @@ _BY_NAME: dict[str, Loss] = {
     "log_cosh": _compare("log_cosh", lambda y_true, y_pred: optax.log_cosh(y_pred, y_true)),
 }
 _SHORT = {"mse": "mean_squared_error", "mae": "mean_absolute_error"}
-# Keras takes probabilities for these names. A model of Flax usually returns logits, and nothing in
-# the values tells which they are, so the name alone could train on wrong numbers.
+# Keras takes probabilities for these names. A Flax model usually returns logits, and the values
+# do not show which they are, so the name alone could train on wrong numbers.
 _OF_LOGITS = {
     "sparse_categorical_crossentropy": "softmax_cross_entropy_with_integer_labels",
     "categorical_crossentropy": "softmax_cross_entropy",
@@ -55,8 +55,8 @@ def find_loss(loss: Any) -> Loss:
     """Return a loss as a function of `(y_true, y_pred)`.
 
     Raises:
-        ArgumentError: An unknown name, or one that means probabilities in Keras.
-        ArgumentTypeError: It is neither a name nor a function.
+        ArgumentError: A name is unknown, or means probabilities in Keras.
+        ArgumentTypeError: The loss is neither a name nor a function.
     """
     if isinstance(loss, str):
         return _find_by_name(loss)
@@ -73,7 +73,7 @@ def find_loss(loss: Any) -> Loss:
 
 
 def order_arguments(function: Callable[..., Any]) -> Loss:
-    """Return a function of `(y_true, y_pred)`, also for one that takes the predictions first."""
+    """Return a function of `(y_true, y_pred)`, even if `function` takes predictions first."""
     if function is optax.softmax_cross_entropy_with_integer_labels:
         return _compare_classes
     try:
@@ -88,7 +88,7 @@ def order_arguments(function: Callable[..., Any]) -> Loss:
 
 
 def _compare_classes(y_true: Any, y_pred: Any) -> Any:
-    """Return the cross-entropy of classes; nan for a label that is no class.
+    """Return the cross-entropy of classes; nan for a label that is not a class.
 
     Without the nan, JAX counts a negative label from the last class.
     """
@@ -116,7 +116,7 @@ def _find_by_name(name: str) -> Loss:
 
 
 def align(y_true: Any, y_pred: Any) -> tuple[Any, Any]:
-    """Return targets and predictions of the same rank where one of them has a last dim of 1.
+    """Return targets and predictions with the same rank, if one of them has a last dim of 1.
 
     Keras does the same. Without it, `[b]` minus `[b, 1]` is `[b, b]`.
     """
@@ -131,7 +131,7 @@ def align(y_true: Any, y_pred: Any) -> tuple[Any, Any]:
 
 
 def check_same_shape(what: str, y_true: Any, y_pred: Any) -> None:
-    """Raise if targets and predictions are no two arrays of one shape."""
+    """Raise if targets and predictions are not two arrays of one shape."""
     for name, value in (("the targets, y,", y_true), ("the outputs of the model", y_pred)):
         if not is_array(value):
             raise ArgumentTypeError(
@@ -151,10 +151,10 @@ def check_same_shape(what: str, y_true: Any, y_pred: Any) -> None:
 def measure_examples(
     caller: str, what: str, function: Loss, y_true: Any, y_pred: Any, rows: int
 ) -> jax.Array:
-    """Return the values of a loss or metric, or raise if they are not those of single examples.
+    """Return the values of a loss or metric, or raise if they are not one for each example.
 
     Raises:
-        ArgumentTypeError: They are no array.
+        ArgumentTypeError: They are not an array.
         ShapeError: There is not one for each example, or one depends on several examples.
     """
     try:
@@ -172,7 +172,7 @@ def measure_examples(
         )
         raise
     values = check_values(caller, what, found, rows)
-    # A dim of the size of the batch may be a coincidence. So see whether it grows with the batch.
+    # A dim of the size of the batch may be a coincidence. So check if it grows with the batch.
     if rows in values.shape[1:] and rows > 1:
         twice = shapes_of_twice(function, (y_true, y_pred), rows)
         if twice is not None and twice[1:] != values.shape[1:]:
@@ -197,16 +197,16 @@ def shapes_of_twice(function: Callable[..., Any], args: tuple[Any, ...], rows: i
 
     try:
         found = jax.eval_shape(function, *jax.tree.map(double, args))
-    except Exception:  # The function is the user's, and may be for this number of examples only.
+    except Exception:  # The user's function may only work for this number of examples.
         return None
     return jax.tree.map(lambda leaf: tuple(leaf.shape), found)
 
 
 def check_values(caller: str, what: str, values: Any, rows: int) -> jax.Array:
-    """Return what a loss or metric returned, or raise if it has no value for each example.
+    """Return the values of a loss or metric, or raise if there is not one for each example.
 
     Raises:
-        ArgumentTypeError: It is no array.
+        ArgumentTypeError: The result is not an array.
         ShapeError: Its dim 0 is not the number of examples.
     """
     if not isinstance(values, jax.Array):
@@ -244,6 +244,6 @@ def sum_weighted(values: jax.Array, weight: jax.Array | None) -> jax.Array:
     if weight is None:
         return jnp.sum(values) / max(per_example, 1)
     weight = weight.astype(values.dtype).reshape(weight.shape + (1,) * (values.ndim - weight.ndim))
-    # `where` instead of a product alone: a padded row may hold NaN, and NaN * 0 is NaN.
+    # `where` instead of only a product: a padded row may hold NaN, and NaN * 0 is NaN.
     counted = jnp.where(weight != 0, values * weight, 0)
     return jnp.sum(counted) / max(per_example, 1)

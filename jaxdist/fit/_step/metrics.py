@@ -1,4 +1,4 @@
-"""Metrics that are exact for any split of the examples: sums over examples, and their quotient."""
+"""Metrics that are exact for any split of the examples: a function of sums over examples."""
 
 import abc
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ Sums = Mapping[str, np.ndarray]
 
 
 class Metric(abc.ABC):
-    """A metric: sums over the examples of a batch, and a result that is computed from them.
+    """A metric: sums over the examples of a batch, and a result computed from them.
 
     jaxdist adds the sums of all replicas and batches, in 64 bits, and calls `result` once. So a
     metric has the same value for any number of replicas and any batch size.
@@ -43,7 +43,7 @@ class Metric(abc.ABC):
         `keras.metrics.Metric`, whose state is variables; here it is sums.
     """
 
-    # Whether `sums` takes the weights of single values, `[b, ...]`, and not only of examples.
+    # Whether `sums` takes weights of single values, `[b, ...]`, not only of examples.
     _takes_all_weights = False
 
     def __init__(self, name: str) -> None:
@@ -55,14 +55,14 @@ class Metric(abc.ABC):
         """Return sums over the examples of this replica.
 
         Shapes:
-            In: targets and predictions `[b, ...]`; `weight` `[b]`, 0 for padding. Of weights with
-            more dims it is the mean of each example.
+            In: targets and predictions `[b, ...]`; `weight` `[b]`, 0 for padding. If weights have
+            more dims, this is their mean for each example.
             Out: arrays of shapes that do not depend on `b`.
         """
 
     @abc.abstractmethod
     def result(self, sums: Sums) -> float:
-        """Return the value for the sums over all examples."""
+        """Return the value from the sums over all examples."""
 
 
 class Mean(Metric):
@@ -70,7 +70,7 @@ class Mean(Metric):
 
     Args:
         function: `(y_true, y_pred) -> [b]` or `[b, ...]`. Its name is the name of the metric.
-        name: Another name.
+        name: Another name for the metric.
 
     Example:
         >>> fit.Mean(lambda y_true, y_pred: jnp.abs(y_true - y_pred), "error").name
@@ -86,7 +86,7 @@ class Mean(Metric):
         self._function = order_arguments(function)
 
     _takes_all_weights = True
-    # Whether a last dim of 1 that only one of targets and predictions has makes no difference.
+    # Whether to ignore a last dim of 1 that only the targets or only the predictions have.
     _aligns = True
 
     def sums(self, y_true: Any, y_pred: Any, weight: jax.Array) -> dict[str, jax.Array]:
@@ -135,7 +135,7 @@ def _sum_values(name: str, values: jax.Array, weight: jax.Array) -> dict[str, ja
 
 
 def fit_weight(name: str, values: jax.Array, weight: jax.Array) -> jax.Array:
-    """Return the weights of values; those of single values that a metric does not have, as a mean.
+    """Return weights for values; the mean over the dims that the values do not have.
 
     Raises:
         ShapeError: The dims of the weights are not the first dims of the values.
@@ -154,7 +154,7 @@ def fit_weight(name: str, values: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def divide(total: Any, count: Any) -> float:
-    """Return the quotient; 0 without any."""
+    """Return the quotient; 0 if the count is 0."""
     return float(total) / float(count) if float(count) else 0.0
 
 

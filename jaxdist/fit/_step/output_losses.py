@@ -19,9 +19,9 @@ class OutputLoss:
     """A loss and the output that it is for.
 
     Attributes:
-        key: The key of the output; None is all that the model returns.
+        key: The key of the output; None for everything that the model returns.
         function: A function of `(y_true, y_pred)`.
-        weight: What its value is multiplied with in the total.
+        weight: Its factor in the total.
     """
 
     key: Key | None
@@ -33,7 +33,7 @@ class Losses:
     """The losses of a model, and their weighted sum.
 
     Args:
-        entries: One loss without a key, or one for each output that has one.
+        entries: One loss without a key, or one for each output that has a loss.
     """
 
     def __init__(self, entries: Sequence[OutputLoss]) -> None:
@@ -41,7 +41,7 @@ class Losses:
 
     @property
     def names(self) -> dict[str, str]:
-        """The name in the logs of the loss of each output; empty for a single loss, as in Keras."""
+        """The name of each output's loss in the logs; empty for a single loss, as in Keras."""
         if len(self._entries) == 1:
             return {}
         return {name_output(e.key): f"{name_output(e.key)}_loss" for e in self._entries}
@@ -51,7 +51,7 @@ class Losses:
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Return the total over the examples of this replica, and the part of each output.
 
-        `weight` is that of the examples. `counts` is 0 for padding and counts without a weight.
+        `weight` is the weight of the examples. Without it `counts` is used, 0 for padding.
         """
         total: Any = 0.0
         parts: dict[str, jax.Array] = {}
@@ -73,7 +73,7 @@ def find_losses(loss: Any, loss_weights: Any) -> Losses:
 
     Raises:
         ArgumentError: No output has a loss, or the weights are for other outputs.
-        ArgumentTypeError: A loss or a weight is of another type.
+        ArgumentTypeError: A loss or a weight is of the wrong type.
     """
     entries = _entries_of(loss)
     if entries is None:
@@ -130,10 +130,10 @@ def name_output(key: Key | None) -> str:
 
 
 def pick(what: str, where: str, tree: Any, key: Key) -> Any:
-    """Return the output of a key from what a model returned, or from its targets.
+    """Return the output of a key from the outputs of a model, or from its targets.
 
     Raises:
-        ArgumentError: There is none of this key.
+        ArgumentError: There is no output with this key.
     """
     entries = _entries_of(tree)
     if entries is None or key not in entries:
@@ -149,10 +149,10 @@ def pick(what: str, where: str, tree: Any, key: Key) -> Any:
 
 
 def _fit(what: str, losses: jax.Array, weight: jax.Array) -> jax.Array:
-    """Return the weights of the values of a loss.
+    """Return weights for the values of a loss.
 
     Raises:
-        ShapeError: Their dims are not the first dims of the values.
+        ShapeError: The dims of the weights are not the first dims of the values.
     """
     if weight.shape == (*losses.shape, 1):
         weight = weight[..., 0]

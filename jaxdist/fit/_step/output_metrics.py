@@ -1,4 +1,4 @@
-"""Metrics of the outputs of a model that has several."""
+"""Metrics of single outputs, for a model with several."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, final
@@ -17,7 +17,7 @@ class OutputMetric(Metric):
 
     Args:
         metric: The metric.
-        key: The key of the output in what the model returns, and in `y`.
+        key: The key of the output in the model's outputs and in `y`.
     """
 
     def __init__(self, metric: Metric, key: Key) -> None:
@@ -39,10 +39,10 @@ class OutputMetric(Metric):
 
 
 def find_output_metrics(caller: str, name: str, metrics: Any, loss: Any) -> list[Metric]:
-    """Return the metrics of `compile`, for one output or by output.
+    """Return the metrics of `compile`, for a single output or by output.
 
     Raises:
-        ArgumentError: A metric has an unknown name, or two have one name.
+        ArgumentError: A metric has an unknown name, or two have the same name.
         ArgumentTypeError: The losses are a dict or a list, and the metrics are something else.
     """
     given: Mapping[Key, Any]

@@ -1,4 +1,4 @@
-"""How the steps of `fit` run: on all replicas together, or on workers that are not in step."""
+"""Runs the steps of `fit`: on all replicas together, or on workers that are not in step."""
 
 import abc
 from collections import deque
@@ -16,7 +16,7 @@ from jaxdist._validate import log_without_effect
 from jaxdist.fit._step.steps import Steps
 from jaxdist.training import multi_step
 
-# How many steps a worker may have in the queue: enough that it never waits, and few enough that
+# How many steps of each worker may be queued: enough that it never waits, and so few that
 # Ctrl-C and the end of an epoch come soon.
 _QUEUED = 4
 
@@ -24,7 +24,7 @@ _QUEUED = 4
 class _Step:
     """A function that `strategy.run` calls inside a replica.
 
-    An object of its own for each compiled model: `strategy.run` knows its programs by the object.
+    Each compiled model has its own object: `strategy.run` finds its programs by the object.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -77,7 +77,7 @@ class Runner(abc.ABC):
         self._train_step, self._train_steps = TrainStep(steps), TrainSteps(steps)
 
     def train(self, module: Any, optimizer: Any, batches: Sequence[Any], classes: Any) -> Any:
-        """Dispatch one step for each batch; what it returns is for `fetch`."""
+        """Dispatch one step for each batch; pass the result to `fetch`."""
         if len(batches) == 1:
             return self._run(self._train_step, (module, optimizer, batches[0], classes))
         return self._run(self._train_steps, (module, optimizer, list(batches), classes))
@@ -99,7 +99,7 @@ class SynchronousRunner(Runner):
 
     Args:
         strategy: The strategy.
-        steps: What a step does.
+        steps: The computation of a step.
         keeps_state: Whether the state before a step stays readable. Otherwise a step reuses its
             memory.
     """
@@ -115,7 +115,7 @@ class SynchronousRunner(Runner):
         return np.asarray(output)
 
     def wait(self) -> None:
-        """Do nothing: a later step waits for the ones before it on the devices."""
+        """Do nothing: on the devices, each step waits for the ones before it."""
 
 
 class ServerRunner(Runner):
@@ -124,7 +124,7 @@ class ServerRunner(Runner):
     def __init__(self, strategy: ParameterServerStrategy, steps: Steps) -> None:
         super().__init__(strategy, steps)
         self.coordinator = ClusterCoordinator(strategy)
-        # Batches go to the workers with the steps, and evaluations run in this process.
+        # Batches go to the workers with the steps, and this process runs evaluations.
         strategy._allow_work_here()
         self._servers = strategy
         self._queued: deque[Any] = deque()

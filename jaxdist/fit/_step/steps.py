@@ -1,4 +1,4 @@
-"""What one step of training, evaluation or prediction does inside a replica."""
+"""Computes one step of training, evaluation or prediction inside a replica."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ from jaxdist.fit._step.output_losses import Losses
 from jaxdist.training import reduce_and_update
 
 LOSS, ROWS, PART = "loss", "rows", "loss of an output"
-# What a step returns is one vector, so that fetching the sums of a step is one copy of one array.
+# A step returns its sums as one vector, so that fetching them is one copy of one array.
 # The layout has the name and shape of each part; index i of a name is that metric.
 Layout = tuple[tuple[tuple[str, str], tuple[int, ...]], ...]
 
@@ -33,7 +33,7 @@ Layout = tuple[tuple[tuple[str, str], tuple[int, ...]], ...]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PaddedBatch:
-    """A batch for replicas that need equally many rows.
+    """A batch for replicas that need equal numbers of rows.
 
     Attributes:
         batch: The batch, with padding.
@@ -44,7 +44,7 @@ class PaddedBatch:
     is_real: Any
 
     def fill(self) -> Any:
-        """Return the batch with copies of a real row, which layers can compute, as padding."""
+        """Return the batch, padded with copies of a real row, which layers can compute."""
 
         def fill_leaf(leaf: jax.Array) -> jax.Array:
             is_real = self.is_real.reshape(-1, *[1] * (jnp.ndim(leaf) - 1))
@@ -54,7 +54,7 @@ class PaddedBatch:
 
 
 def split_batch(batch: Any) -> tuple[Any, Any, Any]:
-    """Return `x`, `y` and the weights of a batch; those that it does not have are None."""
+    """Return `x`, `y` and the weights of a batch; None for those that it does not have."""
     if isinstance(batch, PaddedBatch):
         batch = batch.batch
     if not isinstance(batch, (tuple, list)):
@@ -73,13 +73,13 @@ def check_targets(x: Any, y: Any) -> None:
     """Raise if a batch has no targets.
 
     Raises:
-        ArgumentTypeError: It is only `x`.
+        ArgumentTypeError: The batch is only `x`.
     """
     if y is not None:
         return
     what, remedy = "no y", "Pass y; a model that predicts its own input takes y=x."
     if isinstance(x, Mapping) and len(x) > 1:
-        # What many loops and datasets use as a batch.
+        # Many loops and datasets use such a dict as a batch.
         first, *_, last = x
         what = f"no y: its batches are dicts with {list(x)}, which are all x"
         remedy = f"Pass [(b[{first!r}], b[{last!r}]) for b in dataset], or what is x and y there."
@@ -106,10 +106,10 @@ class Steps:
 
     Args:
         module: The module, to see which arguments it takes.
-        losses: The loss, or that of each output.
+        losses: The losses of the outputs.
         metrics: Metrics in which each example counts once.
         weighted: Metrics in which each example counts with its weight.
-        compute_dtype: The dtype of parameters and inputs during a call; None is as they are.
+        compute_dtype: The dtype of parameters and inputs during a call; None keeps theirs.
     """
 
     def __init__(
@@ -123,12 +123,12 @@ class Steps:
         self._losses, self._dtype = losses, compute_dtype
         self._metrics = [(m.name, m, False) for m in metrics]
         taken = {m.name for m in metrics}
-        # As in Keras: the weighted metric of two with one name gets a prefix.
+        # As in Keras: of two metrics with the same name, the weighted one gets a prefix.
         self._metrics += [
             (f"weighted_{m.name}" if m.name in taken else m.name, m, True) for m in weighted
         ]
         self._mode = _find_mode_argument(module)
-        # By the size of the vector: a metric may have other shapes in an evaluation of other data.
+        # By the size of the vector: a metric may have other shapes when it evaluates other data.
         self._layouts: dict[int, Layout] = {}
 
     @property
@@ -163,8 +163,8 @@ class Steps:
         find = nnx.value_and_grad(total_loss, has_aux=True)
         (_, sums), grads = find(as_view(module, is_training=True))
         if size == 0 or is_real is not None:
-            # They are zeros, but a factor that is a statistic of no rows makes them nan. Those in
-            # pieces are sums over the replicas already.
+            # They are zeros, unless a statistic of no rows makes them nan. Sharded gradients are
+            # sums over the replicas already.
             grads = jax.tree.map(
                 lambda g: g if is_sharded(g) else jnp.where(rows > 0, g, jnp.zeros_like(g)),
                 grads,
@@ -194,7 +194,7 @@ class Steps:
         return self.call(view, x, is_training=False)
 
     def call(self, module: nnx.Module, x: Any, *, is_training: bool) -> Any:
-        """Call a module as `compile` says, in training or not."""
+        """Call a module with the settings of `compile`, in training or not."""
         given: dict[str, bool] = {} if self._mode is None else {self._mode: is_training}
         if self._mode == "deterministic":
             given = {self._mode: not is_training}
@@ -219,7 +219,7 @@ class Steps:
         """Return the sums of loss and metrics over the examples of this replica."""
         counts = jnp.ones(rows, jnp.float32) if mask is None else mask.astype(jnp.float32)
         if weight is not None:
-            # The weights of padding are zeros already, but those of a whole epoch may be absent.
+            # The padding has copies of a real row and of its weight. Set these weights to 0.
             weight = jnp.asarray(weight, jnp.float32)
             shape = counts.shape + (1,) * (weight.ndim - 1)
             weight = jnp.where(counts.reshape(shape) > 0, weight, 0)
@@ -237,23 +237,23 @@ class Steps:
                 sums[str(index), name] = value
         if mask is None:
             return sums
-        # A replica that has only padding adds nothing, also where its numbers are nan.
+        # A replica with only padding adds nothing, even if its numbers are nan.
         has_rows = jnp.any(counts > 0)
         return {key: jnp.where(has_rows, x, jnp.zeros_like(x)) for key, x in sums.items()}
 
     def _pack(self, sums: dict[tuple[str, str], jax.Array]) -> jax.Array:
-        # The loss is first. JAX sorts the keys of a dict that passes through `grad`, and those of
-        # an evaluation do not, so the order is made here.
+        # The loss is first. JAX sorts the keys of a dict that passes through `grad`, but not those
+        # of an evaluation, so sort here.
         keys = sorted(sums, key=lambda key: (key[0] != LOSS, key))
         kind = jnp.promote_types(jnp.float32, sums[LOSS, ""].dtype)
         vector = jnp.concatenate([jnp.ravel(sums[key]).astype(kind) for key in keys])
         self._layouts[vector.size] = tuple((key, sums[key].shape) for key in keys)
         return vector
 
-    # Outside of a step
+    # Outside a step
 
     def results(self, vector: np.ndarray) -> dict[str, float]:
-        """Return loss and metrics for the sums over all examples."""
+        """Return loss and metrics from the sums over all examples."""
         found: dict[tuple[str, str], np.ndarray] = {}
         at = 0
         for key, shape in self._layouts[vector.size]:
@@ -272,7 +272,7 @@ class Steps:
 
 @contextlib.contextmanager
 def _use_real_rows(is_real: jax.Array | None) -> Iterator[None]:
-    """Let the statistics of normalization layers be those of the rows of a batch."""
+    """Restrict the statistics of normalization layers to the real rows of a batch."""
     context = get_replica_context()
     rows = (
         _compat.weigh_batch_statistics(has_equal_rows=current_log() is None)
@@ -292,7 +292,7 @@ def call_in_dtype(
     lower = jax.tree.map(lambda leaf: _cast(leaf, dtype), params)
     other = nnx.merge(graph, lower, rest)
     outputs = other(*(jax.tree.map(lambda a: _cast(a, dtype), arg) for arg in args), **kwargs)
-    # Statistics and random streams are those of the copy; the parameters stay in full precision.
+    # Statistics and random streams come from the copy; the parameters stay in full precision.
     _, changed = nnx.state(other, nnx.Param, ...)
     nnx.update(module, changed)
     return outputs
@@ -304,7 +304,7 @@ def _cast(leaf: Any, dtype: Any) -> Any:
 
 
 def as_view(module: nnx.Module, *, is_training: bool) -> nnx.Module:
-    """Return the module with its dropout and batch statistics set for training or for use.
+    """Return the module with its dropout and batch statistics set for training or for inference.
 
     The view shares all variables. The attributes of the user's module do not change.
     """
@@ -314,13 +314,13 @@ def as_view(module: nnx.Module, *, is_training: bool) -> nnx.Module:
         deterministic=not is_training,
         use_running_average=not is_training,
     )
-    # Modules of a user may have these attributes without NNX's way to set them in a view.
+    # User modules may have these attributes, but not support setting them in an NNX view.
     view.train() if is_training else view.eval()
     return view
 
 
 def _find_mode_argument(module: nnx.Module) -> str | None:
-    """Return the argument with which a module is told that it trains, or None."""
+    """Return the argument of the call that says if the module is training, or None."""
     try:
         names = inspect.signature(type(module).__call__).parameters
     except (AttributeError, TypeError, ValueError):

@@ -1,1 +1,1 @@
-"""Configurations: TOML files are read into frozen dataclasses and checked."""
+"""Configurations: reads TOML files into frozen dataclasses, and checks them."""

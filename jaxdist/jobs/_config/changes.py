@@ -1,4 +1,4 @@
-"""Changes between the configuration of a checkpoint and that of the run that resumes from it."""
+"""Compares the configuration of a checkpoint with that of the run that resumes from it."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ class Changed:
 def find_changed_entries(saved: Mapping[str, Any], config: Any) -> tuple[Changed, ...]:
     """Return all entries that were saved with another value, relevant or not.
 
-    Entries that only one of the two has are left out: another version of jaxdist added or removed
+    Entries that only one of the two has are skipped: another version of jaxdist added or removed
     them.
 
     Example:
@@ -46,7 +46,7 @@ def find_changed_entries(saved: Mapping[str, Any], config: Any) -> tuple[Changed
 
 
 def _iterate_changes(saved: Mapping[str, Any], config: Any) -> Iterator[Changed]:
-    # Through JSON, like the saved one: tuples become lists.
+    # Convert through JSON, like the saved one: tuples become lists.
     saved, now = (json.loads(json.dumps(c)) for c in (saved, dataclasses.asdict(config)))
     for field in dataclasses.fields(config):
         name, value = field.name, getattr(config, field.name)
@@ -61,7 +61,7 @@ def _iterate_changes(saved: Mapping[str, Any], config: Any) -> Iterator[Changed]
             if old is _MISSING or _is_same(old, new):
                 continue
             change = entry.metadata.get("change", Change.KNOWINGLY)
-            # An entry without effect, now and then, may change freely.
+            # An entry that has no effect in either configuration may change freely.
             if not any(_is_used(entry, c) for c in (saved, now)):
                 change = Change.FREE
             yield Changed(f"{name}.{entry.name}", old, new, change)
@@ -71,12 +71,12 @@ _MISSING = object()
 
 
 def _is_same(old: Any, new: Any) -> bool:
-    """Whether two values are the same: 1 and 1.0 are, true and 1 are not."""
+    """Whether two values are the same: 1 and 1.0 are the same, true and 1 are not."""
     return isinstance(old, bool) == isinstance(new, bool) and bool(old == new)
 
 
 def _is_used(entry: "dataclasses.Field[Any]", config: Mapping[str, Any]) -> bool:
-    """Whether an entry has an effect. Some have one only with a certain value of another entry."""
+    """Whether an entry has an effect. Some entries only do with a certain value of another."""
     only_if = entry.metadata.get("only_if")
     if only_if is None:
         return True
@@ -101,7 +101,7 @@ def check_same_run(
 
     Raises:
         CheckpointError: Relevant entries differ and `accept_changes` is false, or entries differ
-            that can never change. The error names key, old and new value of each.
+            that can never change. The error names each key with its old and new value.
     """
     found = find_changed_entries(saved or {}, loaded.values)
     never = [c for c in found if c.change is Change.NEVER]

@@ -1,4 +1,4 @@
-"""Checks of a job's entries against each other and against its files, before it starts."""
+"""Checks the entries of a job against each other and against its files, before it starts."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ def check_job(
             training; a file of the output cannot be written.
         MissingExtraError: A picture is configured and matplotlib is not installed.
     """
-    # Now and not at the end of the training, when the picture is drawn.
+    # Check now, not at the end of the training, when the picture is drawn.
     if loaded.values.output.picture:
         require_extra("matplotlib", "draw the learning curve (output.picture)")
     _check_batch_size(loaded, num_replicas, num_examples, examples)
@@ -136,7 +136,7 @@ def _make_folder(folder: Path, name: str, loaded: LoadedConfig[Any]) -> None:
 
 
 def make_not_empty_error(directory: Path, steps: tuple[int, ...]) -> CheckpointError:
-    """Return the error for a run from the beginning in a directory with checkpoints."""
+    """Return the error for a run that would start from step 0 in a directory with checkpoints."""
     return CheckpointError(
         f"{directory} holds checkpoints of steps {list(steps)}, and checkpoint.resume is false."
         "\n\nA training from the beginning needs a directory without checkpoints.\n\nResume from "
@@ -160,9 +160,9 @@ def check_output_is_ours(loaded: LoadedConfig[Any], losses: Sequence[float]) -> 
     there = read_dict(path)
     if there is None or not isinstance(there.get("losses"), list):
         return
-    # The file may be ahead of the checkpoint or behind it, so the common steps are compared.
+    # The file may be ahead of the checkpoint or behind it, so compare only the common steps.
     known = min(len(losses), len(there["losses"]))
-    # Without a common step nothing shows that the file belongs to this run.
+    # Without a common step, nothing shows that the file belongs to this run.
     if known == 0 or list(losses[:known]) != there["losses"][:known]:
         raise ConfigError(
             f"{loaded.origin('output.directory')}: {str(path)!r} holds the metrics of another run "
@@ -192,7 +192,7 @@ def check_same_data(
 
 
 def check_not_beyond(directory: Path, step: int, num_steps: int) -> None:
-    """Check that a checkpoint is not of a step after the configured end of training."""
+    """Check that a checkpoint is not from after the configured end of training."""
     if step > num_steps:
         raise CheckpointError(
             f"Checkpoint {step} in {directory} is beyond the end: training.steps is "

@@ -1,4 +1,4 @@
-"""Reading of TOML files into frozen dataclasses. Errors name the file, line and remedy."""
+"""Reads TOML files into frozen dataclasses. Errors name the file, line and remedy."""
 
 import dataclasses
 import math
@@ -50,7 +50,7 @@ class LoadedConfig(Generic[C]):
     origins: Mapping[str, str]
 
     def origin(self, name: str) -> str:
-        """Return the origin of the entry `section.key`, in words."""
+        """Return the origin of the entry `section.key` as text."""
         check_text("LoadedConfig.origin", "name", name, "training.steps")
         return self.origins.get(name, f"{name} (default)")
 
@@ -71,7 +71,7 @@ def load_config(
         The configuration, and the origin of each entry.
 
     Raises:
-        ConfigError: The file cannot be read or is no TOML; a section or key is unknown; a value
+        ConfigError: The file cannot be read or is not TOML; a section or key is unknown; a value
             has the wrong type or is out of range. The error lists all problems, each with its
             file and line (or option), and the nearest valid name.
 
@@ -102,7 +102,7 @@ def _load(schema: type[C], path: str, overrides: Sequence[str]) -> LoadedConfig[
     # Problems are collected: a user who must fix several wants to see all of them at once.
     problems: list[str] = []
     items = [*read_file_entries(path, text, problems), *read_overrides(schema, overrides, problems)]
-    # The entries before the first section are in the section without a name.
+    # Entries before the first section belong to a section with an empty name.
     values: dict[str, dict[str, Any]] = {name: {} for name in ("", *get_sections(schema))}
     origins: dict[str, str] = {}
     for item in items:
@@ -111,7 +111,7 @@ def _load(schema: type[C], path: str, overrides: Sequence[str]) -> LoadedConfig[
             problems.append(problem)
     if problems:
         raise ConfigError(_format_report(path, problems))
-    # A task may change the defaults of a section, so its class alone does not know them.
+    # A task may change the defaults of a section, so the section's class does not know them.
     defaults, alone = schema(), values.pop("")
     made = {n: dataclasses.replace(getattr(defaults, n), **own) for n, own in values.items()}
     return LoadedConfig(schema(**alone, **made), MappingProxyType(origins))
@@ -123,7 +123,7 @@ def _load(schema: type[C], path: str, overrides: Sequence[str]) -> LoadedConfig[
 def _place(
     schema: type[Any], item: GivenValue, values: dict[str, dict[str, Any]], origins: dict[str, str]
 ) -> str | None:
-    """Put a value into its section. Return the problem in words if it does not fit."""
+    """Put a value into its section. If it does not fit, return a description of the problem."""
     if item.section not in values:
         if item.section not in {field.name for field in dataclasses.fields(schema)}:
             return _describe_unknown_section(schema, item)
@@ -145,7 +145,7 @@ def _place(
     given = item.value
     if typing.get_origin(bare) is Literal:
         given = respell(given, typing.get_args(bare))
-    # In an override, `name=7` is the text "7" if the entry is a text: the shell removes quotes.
+    # An override `name=7` is the string "7" if the entry is a string: the shell removes quotes.
     is_text = item.raw is None or isinstance(given, (str, list, dict))
     if not is_text and not _fits(given, bare) and _fits(item.raw, bare):
         given = item.raw
@@ -171,7 +171,7 @@ def _place(
 def _place_option(item: GivenValue, values: dict[str, Any], origins: dict[str, str]) -> str | None:
     """Put an option of the compiler into its section, whose keys have no schema."""
     option = (item.key, item.value)
-    # Of two values of one option, the later one is taken, as of all entries.
+    # If an option has two values, the later one wins, as for all entries.
     others = [(key, value) for key, value in values.get("options", ()) if key != item.key]
     try:
         values["options"] = as_compiler_options("[compiler]", (*others, option))
@@ -182,7 +182,7 @@ def _place_option(item: GivenValue, values: dict[str, Any], origins: dict[str, s
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether msgspec converts a value to a type."""
+    """Whether msgspec can convert a value to a type."""
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:
@@ -214,7 +214,7 @@ def _make_hint(schema: type[Any], key: str, near: str | None) -> str:
     return f" Did you mean {meant!r}?" if meant else ""
 
 
-# Words
+# Wording
 
 
 def _describe_type(hint: Any) -> str:
@@ -229,7 +229,7 @@ def _describe_type(hint: Any) -> str:
 
 
 def _iterate_broken_rules(value: Any, kind: Any) -> Iterator[str]:
-    """Yield the bounds that a value breaks, in words. Its type fits."""
+    """Yield a description of each bound that a value breaks. Its type fits."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         if _fits(value, arguments[0]) and not _fits(value, kind):

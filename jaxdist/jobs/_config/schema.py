@@ -27,7 +27,7 @@ Positive = Annotated[float, Meta(gt=0, le=LARGEST)]
 PositiveOrZero = Annotated[float, Meta(ge=0, le=LARGEST)]
 Fraction = Annotated[float, Meta(gt=0, lt=1)]
 Text = Annotated[str, Meta(min_length=1)]
-# A path of the local file system; `load_config` makes one of file:///folder, and refuses buckets.
+# A path of the local file system; `load_config` turns file:///folder into one, and refuses buckets.
 LocalPath = Annotated[str, Meta(min_length=1, title="a path")]
 LocalPathOrNone = Annotated[str, Meta(title="a path")]
 
@@ -184,6 +184,6 @@ class JobConfig:
 
 
 def check_config(caller: str, config: Any) -> None:
-    """Raise if an argument is no configuration of a task."""
+    """Raise if an argument is not the configuration of a task."""
     what = "the configuration of a task, such as a jobs.DigitsConfig"
     check_instance(caller, "config", config, JobConfig, what, "Pass load_job_config(path).values.")

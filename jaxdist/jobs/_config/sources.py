@@ -1,4 +1,4 @@
-"""The sources of a configuration: the entries of a TOML file and of `--set`, with their origins."""
+"""Reads the entries of TOML files and of `--set`, with their origins."""
 
 import dataclasses
 import difflib
@@ -19,8 +19,8 @@ class GivenValue:
     """One value from the user, and its origin.
 
     Attributes:
-        section: Its section.
-        key: Its key; empty if the value is given for the section itself.
+        section: The section of its entry.
+        key: The key of its entry; empty if the value is for the section itself.
         value: The value that TOML parsed.
         where: `"file.toml, line 7"` or `"--set section.key=value"`.
         raw: The text after `=` of an override; None for a file.
@@ -74,13 +74,13 @@ def _suggest_files(path: Path) -> str:
 
 
 def read_file_entries(path: str | Path, text: str, problems: list[str]) -> Iterator[GivenValue]:
-    """Yield the entries of a TOML text. Add an error of its syntax to `problems`."""
+    """Yield the entries of a TOML text. Add its syntax error, if any, to `problems`."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         problems.append(f"{path} is no valid TOML: {error}.")
         return
-    # `tomllib` does not report the lines of entries, and errors shall name them.
+    # `tomllib` does not report the lines of entries, and errors must name them.
     lines = find_lines(text)
     for section, body in document.items():
         line = lines.get((section,), _find_first_line(lines, section))
@@ -95,7 +95,7 @@ def read_file_entries(path: str | Path, text: str, problems: list[str]) -> Itera
 def read_overrides(
     schema: type[Any], overrides: Sequence[str], problems: list[str]
 ) -> Iterator[GivenValue]:
-    """Yield the entries of overrides. Add those with wrong syntax to `problems`."""
+    """Yield the entries of overrides. Add overrides with syntax errors to `problems`."""
     for text in overrides:
         name, equals, raw = text.partition("=")
         section, dot, key = name.strip().partition(".")
@@ -110,7 +110,7 @@ def read_overrides(
 
 
 def _parse(raw: str) -> Any:
-    """Parse the text after `=` as TOML; if it is no TOML, return the text itself."""
+    """Parse the text after `=` as TOML; if it is not TOML, return the text itself."""
     try:
         parsed = tomllib.loads(f"value = {raw}")
     except tomllib.TOMLDecodeError:
@@ -134,7 +134,7 @@ def find_lines(text: str) -> dict[tuple[str, ...], int]:
     """
     lines: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
-    quote = ""  # the mark that ends the multi-line string we are in
+    quote = ""  # the mark that ends the current multi-line string
     for number, line in enumerate(text.splitlines(), 1):
         if not quote:
             if header := _HEADER.match(line):
@@ -142,7 +142,7 @@ def find_lines(text: str) -> dict[tuple[str, ...], int]:
                 lines.setdefault(table, number)
             elif entry := _ENTRY.match(line):
                 lines.setdefault((*table, *_split_dotted(entry[1])), number)
-        # Inside of a multi-line string, a line may look like an entry.
+        # Inside a multi-line string, a line may look like an entry.
         for mark in ('"""', "'''"):
             if quote in ("", mark) and line.count(mark) % 2:
                 quote = "" if quote else mark
@@ -171,6 +171,6 @@ def get_sections(schema: type[Any]) -> dict[str, Any]:
 
 def list_names(schema: type[Any]) -> list[str]:
     """Return the names of all entries in sections of a schema, as `section.key`."""
-    # The keys of the section of the compiler are those that a user gives.
+    # The user chooses the keys in the section of the compiler.
     kinds = {name: kind for name, kind in get_sections(schema).items() if name != "compiler"}
     return [f"{s}.{f.name}" for s in kinds for f in dataclasses.fields(kinds[s])]

@@ -1,4 +1,4 @@
-"""Detection of a finished run from its files, before anything is loaded or compiled."""
+"""Detects a finished run from its files, before anything is loaded or compiled."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ def finished_run(
     """Return the report of a run that has finished its training and written its files.
 
     Cost:
-        It reads two small files, writes nothing, and uses no device.
+        Reads two small files, writes nothing, and uses no device.
 
     Args:
         loaded: As for `train`.
@@ -39,13 +39,13 @@ def finished_run(
     steps = list_steps(folder)
     if not config.checkpoint.resume or not steps or steps[-1] != total:
         return None
-    # A damaged checkpoint or other metrics are no error here: the run then starts, and its checks
-    # report them.
+    # A damaged checkpoint or other metrics are not an error here: the run then starts, and its
+    # checks report them.
     notes = read_notes_without_orbax(folder / str(total))
     if notes is None or find_damage(folder, total, read_contents=False):
         return None
     metrics = _read_metrics(config.output)
-    # The losses tell whether the files belong to this checkpoint or to another run.
+    # The losses show whether the files belong to this checkpoint or to another run.
     if metrics is None or metrics.get("losses") != notes.get("history", {}).get("losses"):
         return None
     # See Note [What a resumed run checks].
@@ -64,7 +64,7 @@ def finished_run(
 
 
 def finished_line(report: TrainingReport, loaded: LoadedConfig[Any]) -> str:
-    """Return a line that says that the run had finished before, and how to train more."""
+    """Return a line that says that the run was finished before, and how to train more."""
     output = loaded.values.output
     return (
         f"finished before, at step {report.steps}: nothing was trained or written. The metrics are "

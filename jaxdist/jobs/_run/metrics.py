@@ -57,9 +57,9 @@ def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
 
 
 def draw_learning_curve(path: Path, history: History, curve: Curve, *, title: str) -> None:
-    """Draw training loss, held-out loss and a measure over the steps, into a PNG file.
+    """Draw training loss, held-out loss and a measure over the steps into a PNG file.
 
-    A dashed line marks the evaluation with the smallest loss; the model is that of the last step.
+    A dashed line marks the evaluation with the smallest loss; the model is from the last step.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""The description of a run that is printed before its first step."""
+"""Describes a run, before its first step."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""The progress of a run: a bar on a terminal and in a notebook, plain lines elsewhere."""
+"""Shows the progress of a run: a bar on a terminal and in a notebook, plain lines elsewhere."""
 
 import contextlib
 import time
@@ -14,7 +14,7 @@ _SECONDS_BETWEEN_DRAWINGS = 0.1
 
 
 class Stopwatch:
-    """A stopwatch: it adds up the seconds between each `start` and `stop`.
+    """Adds up the seconds between each `start` and `stop`.
 
     Args:
         clock: Returns seconds from any origin. Tests pass their own.
@@ -57,9 +57,9 @@ class Stopwatch:
 
 
 class TrainingProgress:
-    """A context manager that shows loss, throughput and the remaining time.
+    """A context manager that shows loss, throughput and remaining time.
 
-    On a terminal and in a notebook it shows a bar. Elsewhere `report` prints a line. No thread
+    Shows a bar on a terminal and in a notebook. Elsewhere `report` prints a line. No thread
     refreshes the bar: it moves when `advance` or `report` is called.
 
     Args:

@@ -42,9 +42,9 @@ from jaxdist.training import Every, evaluate, run_loop
 #   examples that the model was trained on.
 # - The checkpoint is not of a step after the end (`check_not_beyond`).
 # - No entry changed that affects the training (`check_same_run`), unless the user accepts it.
-#   The history records accepted changes, so that the metrics say where they happened.
+#   The history records accepted changes, so that the metrics show where they happened.
 # - The metrics file in the output directory is of this run (`check_output_is_ours`).
-# `finished_run` makes the same check of the configuration before JAX starts.
+# `finished_run` also checks the configuration, before JAX starts.
 
 
 class Run:
@@ -125,7 +125,7 @@ class Run:
         return None, self.strategy.run(*call, options=task.options)
 
     def _describe_last_step(self) -> tuple[int, Any, Callable[[], dict[str, Any]]]:
-        """Return what one process saves when another one ends."""
+        """Return the state that one process saves when another one ends."""
         step, position = self.step, self.position
 
         def make_notes() -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Run:
         self.pending.append(loss)
         self.step, self.position = step, self.data.get_state()
         if step == self.first_step + 1:
-            # The first step compiles, so throughput counts the steps after it.
+            # The first step compiles, so throughput only counts the steps after it.
             self._wait_for([loss])
             self.watch.start()
         if self.progress is not None:
@@ -161,7 +161,7 @@ class Run:
         Raises:
             NonFiniteLossError: A loss is not finite.
         """
-        # One fetch for many losses: a fetch in each step would wait for the devices.
+        # Fetch many losses at once: a fetch in each step would wait for the devices.
         self._wait_for(self.pending)
         found = self._get_losses(self.pending)
         self.pending = []
@@ -225,7 +225,7 @@ class Run:
         self._fetch_losses()
         held_out = batches(self.task.data.held_out, self.config.data.batch_size)
         step_fn = self.task.evaluation_step
-        # Throughput is about training only.
+        # Throughput counts only training.
         with self.watch.paused():
             means = evaluate(self.strategy, step_fn, self.state.model, held_out)
         measures = self.task.measures(means)
@@ -233,7 +233,7 @@ class Run:
         self._say(f"step {step}: {self.task.in_words.format(**measures)}")
 
     def _save(self, step: int, _: None) -> None:
-        # It raises for a loss that is not finite, so no checkpoint is saved after one.
+        # This raises for a loss that is not finite, so no checkpoint is saved after one.
         self._fetch_losses()
         self._report_saved()
         with self.watch.paused():
@@ -256,14 +256,14 @@ class Run:
 
     def units_per_s(self) -> float | None:
         """Return the throughput up to now; None before the second step."""
-        # Without the first step, which compiles.
+        # Leave out the first step, which compiles.
         units = (self.step - self.first_step - 1) * self._count_units_per_step()
         return units / self.watch.seconds if units > 0 and self.watch.seconds > 0 else None
 
     def _count_units_per_step(self) -> int:
         return self.config.data.batch_size * self.task.units_per_example
 
-    # The beginning and the end
+    # Beginning and end
 
     def resume(self, skip_damaged: bool, accept_changes: bool = False) -> None:
         """Resume from the newest checkpoint, if the directory has one."""
@@ -272,8 +272,8 @@ class Run:
             raise make_not_empty_error(self.checkpoints.directory, steps)
         restored = None
         if steps:
-            # Before the arrays are read: with a changed entry they may have other shapes, and that
-            # error would not name the entry.
+            # Check before the arrays are read: with a changed entry their shapes may differ, and
+            # that error would not name the entry.
             newest = read_notes_without_orbax(self.checkpoints.path(steps[-1]))
             if newest is not None and not skip_damaged:
                 self._check_notes(steps[-1], newest, accept_changes)
@@ -284,7 +284,7 @@ class Run:
             # A run from the beginning must not overwrite the metrics of another run.
             check_output_is_ours(self.loaded, [])
             return
-        # Again, since another checkpoint may have been restored than the newest.
+        # Check again: the restored checkpoint may not be the newest one.
         # See Note [What a resumed run checks].
         changes = self._check_notes(restored.step, restored.notes, accept_changes)
         check_output_is_ours(self.loaded, restored.notes["history"]["losses"])
@@ -346,6 +346,6 @@ class Run:
 
 
 def _shorten_path(path: Path) -> str:
-    """Return the path relative to the current directory if it is below it."""
+    """Return the path, relative to the current directory if it is below it."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -1,4 +1,4 @@
-"""The state of a run that its checkpoints contain."""
+"""The state of a run that its checkpoints save."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ class RunState:
 
     @property
     def modules(self) -> dict[str, Any]:
-        """What a checkpoint saves."""
+        """The objects that a checkpoint saves."""
         tables = {n: x for n, x in self._tables.items() if not hasattr(x, "read_rows")}
         found = {"model": self.model, "optimizer": self.optimizer}
         return {**found, "tables": tables} if tables else found
@@ -93,7 +93,7 @@ class RunState:
         def choose_layout(leaf: Any) -> Any:
             if is_sharded(leaf) or getattr(leaf.sharding, "mesh", None) == strategy.mesh:
                 return leaf
-            # For instance a counter that NNX made on the default device.
+            # For instance, a counter that NNX made on the default device.
             whole = strategy.replicated_sharding
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole)
 
@@ -110,8 +110,8 @@ class RunState:
     ) -> Iterator[str]:
         """Add changed entries to the history, and yield a line about each.
 
-        `training.steps` may change freely. But if the learning rate follows a schedule over the
-        steps, that is a change as well.
+        `training.steps` may change freely. It counts as a change only if the learning rate follows
+        a schedule over the steps.
         """
         saved = restored.notes.get("config")
         if saved is None:

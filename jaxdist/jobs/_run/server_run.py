@@ -13,13 +13,13 @@ from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._run.opening import count_parameters
 from jaxdist.jobs._run.run import Run
 
-# How many steps each worker may have in the queue: enough that none waits, and few enough that
+# How many steps of each worker may be queued: enough that no worker waits, and so few that
 # evaluations and Ctrl-C come soon.
 _QUEUED = 4
 
 
 class ServerRun(Run):
-    """A run whose steps workers take from a queue; the batches go to them with the steps."""
+    """A run in which workers take steps from a queue, with their batches."""
 
     def __init__(
         self, loaded: LoadedConfig[Any], strategy: ParameterServerStrategy, *others: Any
@@ -62,15 +62,15 @@ class ServerRun(Run):
         super()._evaluate(step, _)
 
     def _save(self, step: int, _: None) -> None:
-        # What is saved is the state after all steps up to this one, and none of a later one.
+        # Save the state after all steps up to this one, and no later one.
         self.coordinator.join()
         super()._save(step, _)
 
     def _stop(self) -> None:
         self.coordinator.join()
-        # Steps that wait in the queue at Ctrl-C have their batches already. They are few, so they
-        # run, and what they trained is saved. A second Ctrl-C may come while a step is scheduled:
-        # that step has changed the state, and is not counted.
+        # Steps that are queued at Ctrl-C have their batches already. They are few, so they run, and
+        # their result is saved. If a second Ctrl-C interrupts the scheduling of a step, that step
+        # may have changed the state but is not counted; then nothing is saved.
         scheduled = self.coordinator.statistics().scheduled
         if scheduled == self.step - self.first_step and self.step not in self.checkpoints.steps():
             self._save(self.step, None)

@@ -1,4 +1,4 @@
-"""Tables of a model in files beside its checkpoints, written and read a few rows at a time."""
+"""Saves tables of a model in files next to its checkpoints, a few rows at a time."""
 
 import math
 import os
@@ -18,9 +18,9 @@ _PART_BYTES = 2**25
 
 
 class TableFiles:
-    """The tables of a job that are on parameter servers, one `.npy` file each for every step.
+    """The tables of a job on parameter servers, with one `.npy` file for each table and step.
 
-    The notes of a checkpoint have the checksums of its tables. A file of a step without a complete
+    The notes of a checkpoint have the checksums of its tables. A file whose step has no complete
     checkpoint is never read.
 
     Args:
@@ -57,7 +57,7 @@ class TableFiles:
         for name, table in self._tables.items():
             path = self._folder / str(step) / f"{name}.npy"
             try:
-                # First, so that a damaged file changes nothing.
+                # Check this first, so that a damaged file changes nothing.
                 with path.open("rb") as file:
                     crc = 0
                     for _, _, rows in _read(file, table):
@@ -99,7 +99,7 @@ def _write(file: BinaryIO, table: Any) -> int:
 
 
 def _read(file: BinaryIO, table: Any) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
-    """Yield the rows of a file: the shard of the table that has them, their numbers, the rows."""
+    """Yield the rows of a file: the shard that has them, their numbers, and the rows."""
     np.lib.format.read_magic(file)
     shape, _, _ = np.lib.format.read_array_header_1_0(file)
     if shape != tuple(table.shape):

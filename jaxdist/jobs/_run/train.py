@@ -1,4 +1,4 @@
-"""`train`: a task on all replicas of a strategy, with checkpoints, evaluation and files."""
+"""`train`: trains a task on all replicas, with checkpoints, evaluation and files."""
 
 from typing import Any
 
@@ -38,26 +38,26 @@ def train(
     Cost:
         One all-reduce of the gradients over the replicas in each step.
 
-    In a job of several processes all of them call it. The first one shows the progress and writes
-    the metrics and the picture. If a process ends, another one saves the last complete step.
+    In a job of several processes, all of them call this. The first one shows the progress and
+    writes the metrics and the picture. If a process ends, another saves the last complete step.
 
     Guarantees:
         With the same configuration, a resumed run has the batches and the losses of an
         uninterrupted one. Each held-out example counts once in an evaluation. No checkpoint is
-        written after a loss that is not finite. No other job trains in the folders of this one.
+        written after a loss that is not finite. No other job trains in the same folders.
         The files of a finished run do not change.
 
     Args:
         loaded: From `load_job_config(...)`, or `load_config` with the schema of a task.
         strategy: The strategy. Its replicas share each batch.
         console: The console that shows the progress.
-        skip_damaged: If the newest checkpoint is damaged, resume from the one before.
-        accept_changes: Resume with other values of relevant entries, such as
-            `optimizer.learning_rate`, than the checkpoint was trained with.
+        skip_damaged: If the newest checkpoint is damaged, resume from the one before it.
+        accept_changes: Resume even if relevant entries, such as `optimizer.learning_rate`, differ
+            from those of the checkpoint.
 
     Returns:
         The report. The metrics file and the picture are written unless the run was interrupted or
-        had finished before.
+        was finished before.
 
     Raises:
         ConfigError: The batch does not fit the replicas or the data; a file of the output cannot
@@ -77,13 +77,13 @@ def train(
     config: JobConfig = loaded.values
     layout = strategy.layout
     if layout.is_shared and not layout.process.is_first:
-        # One process speaks for all, and writes the metrics and the picture.
+        # Only one process prints, and writes the metrics and the picture.
         console = Console(quiet=True)
     finished = finished_run(loaded, accept_changes=accept_changes)
     if finished is not None:
         print_line(console, finished_line(finished, loaded))
         return finished
-    # The data is loaded first: the checks need its size.
+    # Load the data first: the checks need its size.
     task = kind_of(config)(config)
     check_job(
         loaded,
@@ -94,8 +94,8 @@ def train(
     if isinstance(strategy, ParameterServerStrategy):
         # Batches go to the workers with the steps, and evaluations run here.
         strategy._allow_work_here()
-    # `Checkpoints` would take its lock at the first save; until then two jobs would train. Both
-    # folders may be one: a process can take a lock several times.
+    # `Checkpoints` would only lock its folder at the first save; until then two jobs could train.
+    # Both folders may be the same: a process can take a lock several times.
     with (
         JobLock(config.checkpoint.directory),
         JobLock(config.output.directory),
@@ -112,7 +112,7 @@ def train(
             run.resume(skip_damaged, accept_changes)
             run.train()
         except KeyboardInterrupt:
-            # Ctrl-C before or after the loop, which catches its own.
+            # Ctrl-C came before or after the loop, which catches its own.
             run.was_interrupted = True
         return run.report()
 
@@ -120,7 +120,7 @@ def train(
 def _make_batches(config: JobConfig, strategy: Strategy, task: Task[Any]) -> DistributedIterator:
     """Return endless global batches. All have one size, so that the step is compiled once.
 
-    The rows of a batch that the replicas do not divide are spread as evenly as possible, so no
+    If the replicas do not divide a batch, its rows are spread as evenly as possible, so that no
     replica is without rows.
     """
     source = batches(

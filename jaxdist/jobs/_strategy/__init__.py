@@ -1,1 +1,1 @@
-"""The strategy of a configuration: one section `[strategy]` for all tasks."""
+"""Makes the strategy of a configuration from the section `[strategy]`, which all tasks share."""

@@ -1,4 +1,4 @@
-"""The strategy of a configuration: replicas of one or of several logical devices."""
+"""Makes the strategy of a configuration: replicas of one or several logical devices."""
 
 import math
 from collections.abc import Sequence
@@ -32,21 +32,21 @@ from jaxdist.jobs._partitions import PARTITIONS
 from jaxdist.jobs._strategy.slices import add_slices, count_device_slices, get_slice_index
 from jaxdist.tpu.experimental import initialize_tpu_system
 
-# The bytes of a shard of a variable, at least.
+# The least bytes of a shard of a variable.
 _LEAST_SHARD = 2**20
 
 
 def make_strategy(config: JobConfig) -> Strategy:
     """Return the strategy of a configuration.
 
-    On TPUs, and on CPU devices that are arranged as a slice, it is a `TPUStrategy`; its device
+    On TPUs, and on CPU devices arranged as a slice, it is a `TPUStrategy`. Its device
     assignment puts the logical devices of a replica next to each other. On all other devices, and
     with `deterministic`, it is a `MirroredStrategy`. Virtual CPU devices must be requested before
     JAX starts. If the partition shards state within slices, replicas have the axes
     `("slice", "replica")`. With the kind `"multi_worker_mirrored"` it is a
     `MultiWorkerMirroredStrategy` over the processes of `TF_CONFIG`. With the kind
     `"parameter_server"` it is a `ParameterServerStrategy` on the tasks of `TF_CONFIG`, or on
-    servers and workers in this process if that names no servers.
+    servers and workers in this process if `TF_CONFIG` names no servers.
 
     Example:
         >>> from jaxdist.jobs import DigitsConfig
@@ -56,7 +56,7 @@ def make_strategy(config: JobConfig) -> Strategy:
     check_config("jobs.make_strategy", config)
     asked = config.strategy
     if asked.kind == "multi_worker_mirrored":
-        # First, since the processes join before JAX starts.
+        # Do this first: the processes must join before JAX starts.
         return MultiWorkerMirroredStrategy(deterministic=asked.deterministic)
     if asked.kind == "parameter_server":
         return _make_with_servers(asked)
@@ -66,12 +66,12 @@ def make_strategy(config: JobConfig) -> Strategy:
         return _make_mirrored(listed, asked)
     devices = jax.local_devices()
     if backend == "cpu":
-        # The process may have more of them, from XLA_FLAGS or from an earlier request.
+        # The process may have more devices, from XLA_FLAGS or from an earlier request.
         devices = devices[: count_cpu_devices(config)]
     is_slice = backend == "tpu" or (backend == "cpu" and isinstance(asked.virtual_devices, str))
     if is_slice and asked.deterministic is False:
         return _make_tpu("" if backend == "tpu" else str(asked.virtual_devices), asked)
-    # A GPU has no topology, so there is no device assignment to choose.
+    # GPUs have no topology, so there is no device assignment to choose.
     return _make_mirrored(devices, asked)
 
 
@@ -90,7 +90,7 @@ def count_cpu_devices(config: JobConfig) -> int:
 def is_chief(config: JobConfig) -> bool:
     """Return whether this process shows the progress and writes metrics and pictures.
 
-    It does not start JAX.
+    This does not start JAX.
 
     Example:
         >>> from jaxdist.jobs import DigitsConfig
@@ -121,13 +121,13 @@ def is_server_task(config: JobConfig) -> bool:
 
 
 def has_cluster(config: JobConfig) -> bool:
-    """Return whether the devices of this process are chosen by what started it."""
+    """Return whether this is one of several processes, whose launcher chooses the devices."""
     several = config.strategy.kind == "multi_worker_mirrored"
     return several and len(list_training_tasks(choose_resolver())) > 1
 
 
 def count_logical_devices(asked: StrategyConfig) -> int:
-    """Return the number of devices of a replica."""
+    """Return the number of devices of each replica."""
     shape = asked.logical_devices
     return shape if isinstance(shape, int) else math.prod(map(int, shape.split("x")))
 
@@ -159,7 +159,7 @@ def _make_with_servers(asked: StrategyConfig) -> Strategy:
             ClusterSpec(spec), task_type="chief", task_id=0, rpc_layer="local"
         )
     servers = len(resolver.cluster_spec().job_tasks("ps"))
-    # Small variables stay whole, a table of many rows has a part on each server.
+    # Small variables stay whole; a table with many rows has a part on each server.
     partitioner = MinSizePartitioner(_LEAST_SHARD, servers) if servers > 1 else None
     return ParameterServerStrategy(resolver, partitioner, max_staleness=bound)
 
@@ -169,7 +169,7 @@ def _make_tpu(virtual_slice: str, asked: StrategyConfig) -> Strategy:
     resolver = TPUClusterResolver(f"virtual:{virtual_slice}" if virtual_slice else "")
     topology = initialize_tpu_system(resolver)
     if virtual_slice:
-        # The name of one slice leaves the number of slices to `strategy.slices`.
+        # The name of a single slice leaves the number of slices to `strategy.slices`.
         number = tpu.slice_of(virtual_slice).num_slices
         there = number if number > 1 else None
     else:
@@ -193,7 +193,7 @@ def _make_mirrored(devices: Sequence[Any], asked: StrategyConfig) -> Strategy:
     count, there = count_logical_devices(asked), None
     if PARTITIONS[asked.partition].is_in_slice:
         there = count_device_slices(devices)
-        # Sorted by slice, so that each slice is one row of the mesh.
+        # Sort by slice, so that each slice is one row of the mesh.
         devices = sorted(devices, key=get_slice_index) if there else devices
     if len(devices) % count:
         fitting = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]

@@ -1,4 +1,4 @@
-"""Checks of the section `[strategy]`: entries that must fit each other, before anything starts."""
+"""Checks that the entries of `[strategy]` fit each other, before anything starts."""
 
 import re
 from typing import Any
@@ -21,8 +21,8 @@ def check_strategy_entries(loaded: LoadedConfig[Any], *, can_split: bool) -> Non
         can_split: Whether the task's model has layers that tensor parallelism splits.
 
     Raises:
-        ConfigError: A slice or logical devices have a wrong syntax, or two entries contradict each
-            other.
+        ConfigError: A slice or the logical devices have invalid syntax, or two entries contradict
+            each other.
     """
     _check_syntax(loaded)
     _check_processes(loaded)

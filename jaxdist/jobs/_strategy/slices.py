@@ -1,4 +1,4 @@
-"""The slices of the replicas of a strategy."""
+"""Finds the slices of the replicas of a strategy."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ def get_slice_index(device: Any) -> int:
 
 
 def count_device_slices(devices: Sequence[Any]) -> int | None:
-    """Return the number of slices of TPUs or of NVLink domains; None if the devices tell none.
+    """Return the number of TPU slices or NVLink domains; None if the devices do not show it.
 
-    GPUs of one domain tell none: the configuration may divide them.
+    GPUs of a single domain do not: the configuration may divide them.
 
     Raises:
         ConfigError: Slices have different numbers of devices.
@@ -47,15 +47,15 @@ def count_device_slices(devices: Sequence[Any]) -> int | None:
 
 
 def add_slices(strategy: Strategy, asked: StrategyConfig, there: int | None) -> Strategy:
-    """Return the strategy, with an axis for slices if the partition of the state needs one.
+    """Return the strategy; with an axis for slices if the partition of the state needs one.
 
     Args:
         strategy: The strategy. Its replicas are in the order of their slices.
-        asked: The configured strategy. It has the number of slices if the devices have none.
+        asked: The configured strategy. It gives the number of slices if the devices do not.
         there: The number of slices of the devices; None if unknown.
 
     Raises:
-        ConfigError: The devices have another number of slices than the configuration, or the
+        ConfigError: The devices and the configuration have different numbers of slices, or the
             number of replicas is not a multiple of the number of slices.
     """
     if not PARTITIONS[asked.partition].is_in_slice:

@@ -25,7 +25,7 @@ _Channels = Annotated[int, Meta(ge=1, le=4096)]
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """The channels of each convolution, and the units of the layer before the last."""
+    """The channels of each convolution, and the units of the second-to-last layer."""
 
     # Each convolution is followed by 2x2 pooling, and 8x8 images can be halved three times.
     channels: Annotated[tuple[_Channels, ...], Meta(min_length=1, max_length=3)] = entry(
@@ -37,7 +37,7 @@ class ModelConfig:
 class DigitsNet(nnx.Module):
     """3x3 convolutions with 2x2 pooling after each, then two dense layers.
 
-    It has neither BatchNorm nor dropout: every replica count computes the same function.
+    Has neither BatchNorm nor dropout: every number of replicas computes the same function.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
@@ -53,7 +53,7 @@ class DigitsNet(nnx.Module):
         x = image  # [row, 8, 8, 1]
         for convolution in self.convolutions:
             x = nnx.max_pool(nnx.relu(convolution(x)), (2, 2), strides=(2, 2))
-        # Not -1: a replica may have no rows, and JAX infers no dim of an array without elements.
+        # Not -1: a replica may have no rows, and JAX cannot infer a dim of an empty array.
         x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
         return self.logits(nnx.relu(self.hidden(x)))  # [row, class]
 
@@ -81,7 +81,7 @@ def train_step(net: DigitsNet, optimizer: "nnx.Optimizer[Any]", batch: Batch) ->
 
 
 def evaluation_step(net: DigitsNet, batch: Batch, mask: jax.Array) -> Batch:
-    """Return the sums of loss and of right answers over the real rows of all replicas."""
+    """Return the sums of the loss and of right answers over the real rows of all replicas."""
     losses, logits = row_losses(net, batch)
     right = logits.argmax(-1) == batch["label"]
     return weighted_sums({"loss": losses, "accuracy": right}, mask)

@@ -1,4 +1,4 @@
-"""The digits task: 1,797 images, and the words for its results."""
+"""The digits task: 1,797 images, and how to describe its results."""
 
 import dataclasses
 from typing import Literal, final

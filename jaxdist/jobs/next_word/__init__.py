@@ -1,4 +1,4 @@
-"""The next_word task: a large table of embeddings, of which each step changes few rows."""
+"""The next_word task: a large table of embeddings, of which each step changes a few rows."""
 
 from jaxdist.jobs.next_word._task import NextWordConfig as NextWordConfig
 from jaxdist.jobs.next_word._task import NextWordTask as NextWordTask

@@ -1,4 +1,4 @@
-"""A table of embeddings with a dense layer, and its steps, which move the rows of a batch only."""
+"""A table of embeddings with a dense layer, and steps that move only the rows of a batch."""
 
 import dataclasses
 from typing import Annotated, Any
@@ -31,14 +31,14 @@ class ModelConfig:
 class NextWordNet(nnx.Module):
     """The logits of the next word, from the mean of the rows of the features.
 
-    The table is no variable of NNX, so no optimizer and no gradient has its size: the step changes
-    its rows by SGD.
+    The table is not an NNX variable, so no optimizer and no gradient has its size: the step
+    changes its rows by SGD.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
         self.table_learning_rate = config.table_learning_rate
         shape = (config.rows, config.width)
-        # Zeros would learn nothing in a net with one more layer; here the dense layer breaks ties.
+        # Zeros would learn nothing if there were one more layer; here the dense layer breaks ties.
         self.table = Table(
             lambda: Variable(
                 lambda: jnp.zeros(shape, jnp.float32),
@@ -81,7 +81,7 @@ def train_step(net: NextWordNet, optimizer: "nnx.Optimizer[Any]", batch: Batch) 
 
 
 def evaluation_step(net: NextWordNet, batch: Batch, mask: jax.Array) -> Batch:
-    """Return the sums of loss and of right answers over the real examples of all replicas."""
+    """Return the sums of the loss and of right answers over the real examples of all replicas."""
     rows = embedding_lookup(net.table.variable, batch["features"])
     losses, logits = row_losses(net, rows, batch)
     return weighted_sums({"loss": losses, "accuracy": logits.argmax(-1) == batch["label"]}, mask)

@@ -1,4 +1,4 @@
-"""The next word as a task: its examples, and the words for its results."""
+"""The next word as a task: its examples, and how to describe its results."""
 
 import dataclasses
 from typing import Literal, final
@@ -28,7 +28,7 @@ class NextWordConfig(JobConfig):
 
 @final
 class NextWordTask(Task[NextWordConfig]):
-    """The next word in the documentation of Python, from hashed features of the words before it.
+    """Predicts the next word in Python's documentation from hashes of the words before it.
 
     Example:
         >>> task = NextWordTask(NextWordConfig())

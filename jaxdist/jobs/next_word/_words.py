@@ -1,4 +1,4 @@
-"""The data: words of Python's documentation, with the rows of the table that stand for them."""
+"""The data: words of Python's documentation, and the rows of the table for their features."""
 
 import re
 import zlib
@@ -7,8 +7,8 @@ from pydoc_data.topics import topics
 
 import numpy as np
 
-# How many words before the next one are seen, and how many features these give: each word with
-# its place, the pairs of neighbours, and all of them together.
+# How many words before the next one the model sees, and how many features these give: each word
+# with its place, the pairs of neighbours, and all of them together.
 CONTEXT = 3
 NUM_FEATURES = CONTEXT + (CONTEXT - 1) + 1
 _WORD = re.compile(rb"[A-Za-z_]+|[0-9]+|[^\sA-Za-z_0-9]")
@@ -19,12 +19,12 @@ def load_examples(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], int]:
     """Return the examples to train on, the held-out ones, and the checksum of the text.
 
-    An example is the numbers of the rows of its features `[n, NUM_FEATURES]`, and the class of the
-    next word `[n]`. The most frequent words have classes of their own, and 0 means any other word.
+    An example is the row numbers of its features `[n, NUM_FEATURES]`, and the class of the next
+    word `[n]`. Each of the most frequent words has its own class; 0 means any other word.
     """
     parts = _split_words(test_fraction, seed)
     train, held_out = parts
-    # By name, if two are equally frequent.
+    # By name, if two words are equally frequent.
     frequent = sorted(Counter(train).items(), key=lambda item: (-item[1], item[0]))
     number = {word: n for n, (word, _) in enumerate(frequent[: classes - 1], 1)}
     made = [_make_examples(words, number, rows) for words in (train, held_out)]
@@ -33,7 +33,7 @@ def load_examples(
 
 def _split_words(test_fraction: float, seed: int) -> tuple[list[bytes], list[bytes]]:
     """Return the words to train on, and the held-out ones, of other paragraphs."""
-    # Topics repeat paragraphs of each other.
+    # Topics repeat paragraphs of other topics.
     every = dict.fromkeys(p.strip() for n in sorted(topics) for p in topics[n].split("\n\n"))
     paragraphs = [p.encode() for p in every if p]
     # A checksum as the random order: the same on every machine and with every version of NumPy.
@@ -55,7 +55,7 @@ def _make_examples(
 
 
 def find_rows(words: list[bytes], rows: int) -> list[int]:
-    """Return the rows of the features of some words, by hashes.
+    """Return the rows of the features of some words, chosen by hashes.
 
     Example:
         >>> len(find_rows([b"a", b"list", b"of"], 1000))

@@ -1,4 +1,4 @@
-"""A net for rows of numbers of which some are missing, and its steps."""
+"""A net for rows of numbers, some of which are missing, and its steps."""
 
 import dataclasses
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ class ModelConfig:
 
 
 class Regressor(nnx.Module):
-    """A prediction for each row, from its features and from which of them are known.
+    """A prediction for each row, from its features and flags that say which of them are known.
 
     Example:
         >>> net = Regressor(6, ModelConfig(hidden=4), rngs=nnx.Rngs(0))

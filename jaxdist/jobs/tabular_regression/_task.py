@@ -1,4 +1,4 @@
-"""The regression as a task: its table, the missing values, and the words for its results."""
+"""The regression as a task: its table, the missing values, and how to describe its results."""
 
 import dataclasses
 import functools
@@ -57,7 +57,7 @@ class TableConfig(JobConfig):
 def make_table(rows: int, missing: float) -> np.ndarray:
     """Make the table `[rows, 9]`: features and, in the last column, the target; NaN is missing.
 
-    Three hidden causes make all columns, so a known feature says something about a missing one.
+    Three hidden causes make all columns, so a known feature tells something about a missing one.
 
     Example:
         >>> make_table(1000, missing=0.25).shape
@@ -86,7 +86,7 @@ class Scale:
 
     @classmethod
     def of(cls, table: np.ndarray) -> "Scale":
-        """Measure a table `[n, column]`."""
+        """Compute the scale of a table `[n, column]`."""
         known = ~np.isnan(table)
         count = np.maximum(known.sum(0), 1)
         mean = np.where(known, table, 0).sum(0) / count
@@ -96,8 +96,8 @@ class Scale:
     def apply(self, table: np.ndarray) -> dict[str, np.ndarray]:
         """Return the examples of a table: the last column is the target.
 
-        Features are scaled, and the mean replaces a missing one, which is 0 after scaling. After
-        the features come flags that say which are known.
+        Features are scaled. A missing one gets the mean, which is 0 after scaling. After the
+        features come flags that say which are known.
 
         Example:
             >>> table = np.array([[1.0, 10.0], [3.0, 20.0], [np.nan, np.nan]])
@@ -117,7 +117,7 @@ class Scale:
 
 @final
 class TableTask(Task[TableConfig]):
-    """The regression of a target on 8 features, of which some are missing.
+    """Predicts a target from 8 features, some of which are missing.
 
     Example:
         >>> task = TableTask(TableConfig())
@@ -163,7 +163,7 @@ class TableTask(Task[TableConfig]):
 
     @functools.cached_property
     def _scale(self) -> Scale:
-        # Of the training rows only: a held-out row must not change what the model is trained on.
+        # Only of the training rows: a held-out row must not change what the model is trained on.
         return Scale.of(self._tables[0])
 
     def load(self) -> Data:

@@ -1,4 +1,4 @@
-"""Ways to compute causal attention: with all scores at once, in chunks, or by a kernel of TPUs."""
+"""Computes causal attention: with all scores at once, in chunks, or by a TPU kernel."""
 
 import functools
 import math
@@ -24,7 +24,7 @@ _LONGEST_BLOCK = 512
 def attend(
     query: jax.Array, key: jax.Array, value: jax.Array, *, how: str, chunk: int
 ) -> jax.Array:
-    """Attend from each position to itself and those before it.
+    """Attend from each position to itself and the positions before it.
 
     Shapes:
         In: `[b, s, heads, head dim]` each. Out: the same.
@@ -34,10 +34,10 @@ def attend(
         key: The keys.
         value: The values.
         how: `"plain"` has all scores in memory, s x s for each head and row. `"chunked"` has those
-            of `chunk` queries at a time, and computes them again in the backward pass. `"flash"`
-            and `"splash"` are kernels on TPUs, where s is a multiple of 128; elsewhere they are
-            `"chunked"`. Splash skips the blocks after a position, and keeps less for the backward
-            pass.
+            of `chunk` queries at a time, and recomputes them in the backward pass. `"flash"`
+            and `"splash"` are kernels for TPUs, where s must be a multiple of 128; elsewhere they
+            mean `"chunked"`. Splash skips the blocks after a position, and keeps less for the
+            backward pass.
         chunk: The number of queries.
 
     Example:
@@ -60,11 +60,11 @@ def _attend_in_chunks(query: jax.Array, key: jax.Array, value: jax.Array, chunk:
     rows, length, heads, dims = query.shape
     chunk = min(chunk, length)
     count = math.ceil(length / chunk)
-    # Positions after the last one attend to everything, and are cut off at the end.
+    # Padded positions after the last one attend to everything, and are cut off at the end.
     padded = jnp.pad(query, ((0, 0), (0, count * chunk - length), (0, 0), (0, 0)))
     parts = padded.reshape(rows, count, chunk, heads, dims).swapaxes(0, 1)
 
-    # Without it, the backward pass would keep the scores of all chunks.
+    # Without checkpoint, the backward pass would keep the scores of all chunks.
     @jax.checkpoint
     def attend_part(number: jax.Array, part: jax.Array) -> jax.Array:
         places = number * chunk + jnp.arange(chunk)

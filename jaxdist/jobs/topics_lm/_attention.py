@@ -17,7 +17,7 @@ _LONGEST_WAVE = 10_000.0  # wavelength of the slowest rotation, in positions / (
 def rotate(x: jax.Array, positions: jax.Array) -> jax.Array:
     """Rotate the dims of each head by the position (RoPE).
 
-    The product of a query and a key then depends on the distance of their positions only.
+    The product of a query and a key then depends only on the distance of their positions.
 
     Shapes:
         In: `[b, s, heads, head dim]`, and positions `[s]`. Out: `[b, s, heads, head dim]`.
@@ -35,8 +35,8 @@ def rotate(x: jax.Array, positions: jax.Array) -> jax.Array:
     angles = positions[:, None, None] * speeds[None, None]  # [s, 1, half]
     cos, sin = jnp.cos(angles)[None], jnp.sin(angles)[None]
     cos, sin = jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
-    # The halves change places before the conversion to float32. After it, a TPU would write the
-    # float32 copy to memory.
+    # Swap the halves before the conversion to float32. After it, a TPU would write the float32
+    # copy to memory.
     other = jnp.roll(x, half, axis=-1).astype(jnp.float32)
     # In float32: bfloat16 has too few bits for the angles of far positions.
     return (x.astype(jnp.float32) * cos + other * sin).astype(x.dtype)
@@ -92,7 +92,7 @@ class Attention(nnx.Module):
         self, x: jax.Array, positions: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         # A product with the kernel of each head has the layout that attention needs. The result of
-        # a product with the whole kernel would be copied into it.
+        # a product with the whole kernel would have to be copied into that layout.
         def project(linear: nnx.Linear) -> jax.Array:
             kernel = jnp.asarray(linear.kernel[...], dtype)
             by_head = kernel.reshape(x.shape[-1], self.heads, self.head_dim)

@@ -1,4 +1,4 @@
-"""Checks of a language model's configuration: sizes that must fit each other."""
+"""Checks that the sizes of a language model fit each other."""
 
 import math
 
@@ -11,7 +11,7 @@ from jaxdist.jobs.topics_lm._schema import TopicsConfig
 
 
 def check_sizes(loaded: LoadedConfig[TopicsConfig]) -> None:
-    """Check that sizes of the model fit each other and the logical devices.
+    """Check that the sizes of the model fit each other and the logical devices.
 
     Raises:
         ConfigError: Heads do not divide the width, or have an odd number of dims; logical devices

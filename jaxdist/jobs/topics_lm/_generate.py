@@ -1,4 +1,4 @@
-"""Text generation: one compiled loop, with a cache of fixed length."""
+"""Generates text: one compiled loop, with a cache of fixed length."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def next_bytes(
     count: int,
     slots: int,
 ) -> jax.Array:
-    """Continue a prompt, inside of a replica or without a strategy.
+    """Continue a prompt, inside a replica or without a strategy.
 
     Shapes:
         In: the prompt `[p]`, one sequence of bytes. Out: `[count]`.
@@ -45,13 +45,13 @@ def next_bytes(
     def step(carry: _Carry, position: jax.Array) -> tuple[_Carry, jax.Array]:
         token, caches = carry
         logits, caches = model.step(token[None], caches, position)
-        # A larger vocabulary has entries that are no bytes.
+        # A larger vocabulary has entries that are not bytes.
         logits = logits[:, :VOCABULARY]
         # The argmax of logits plus Gumbel noise is a sample of their softmax. At temperature 0 it
         # is the plain argmax, without a second program.
         noise = jax.random.gumbel(jax.random.fold_in(key, position), logits[0].shape)
         drawn = jnp.argmax(logits[0] + temperature * noise).astype(jnp.int32)
-        # Inside of the prompt the next byte is given. One scan covers prompt and generation, so one
+        # Inside the prompt, the next byte is given. One scan covers prompt and generation, so one
         # program is enough.
         following = jnp.where(position + 1 < given, forced[position + 1], drawn)
         return (following, caches), following
@@ -77,7 +77,7 @@ def generate(
     """Continue a prompt, on the devices of a strategy.
 
     Cost:
-        One compilation for each pair of prompt length and number of bytes. The program has one
+        One compilation for each pair of prompt length and number of bytes. The program takes one
         step for each byte; its attention reads a cache of `context_length` positions. All replicas
         compute the same.
 

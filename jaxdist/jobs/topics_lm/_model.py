@@ -42,7 +42,7 @@ class Layer(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
         dtype = jnp.dtype(config.dtype)
         normal = nnx.initializers.normal(_SPREAD)
-        # Every layer adds to the residual stream, so its outputs start smaller with more layers.
+        # Every layer adds to the residual stream, so more layers need smaller initial outputs.
         out_init = nnx.initializers.normal(_SPREAD / math.sqrt(2 * config.layers))
         linear = {"use_bias": False, "kernel_init": normal, "dtype": dtype}
         self.attention_norm = nnx.RMSNorm(config.width, dtype=dtype, rngs=rngs)
@@ -88,8 +88,9 @@ class Layer(nnx.Module):
 class Transformer(nnx.Module):
     """Bytes in, logits of the next byte out.
 
-    Pre-norm (RMSNorm), rotary positions, GELU, no biases, no tied weights. Parameters are float32
-    and depend on `rngs` only; `config.dtype` is the dtype of the matrix products.
+    Pre-norm (RMSNorm), rotary positions, no biases. The configuration chooses between GELU and a
+    gate, and whether input and output share the embedding table. Parameters are float32
+    and depend only on `rngs`; `config.dtype` is the dtype of the matrix products.
 
     Example:
         >>> config = ModelConfig(layers=1, width=16, heads=2, hidden=32)
@@ -126,7 +127,7 @@ class Transformer(nnx.Module):
 
         Args:
             tokens: Integers from 0 to 255.
-            keys: A random key for each row `[b]`, for dropout; None is without dropout.
+            keys: A random key for each row `[b]`, for dropout; None for no dropout.
         """
         x = self._embed(tokens)
         if self.config.scan_layers:
@@ -173,7 +174,7 @@ class Transformer(nnx.Module):
         return x
 
     def _gather(self, parameters: Any) -> Any:
-        """Gather parameters; matrices in the dtype of the products, which sends fewer bytes."""
+        """Gather parameters; cast matrices to the dtype of the products first, to send less."""
 
         def gather(x: Any) -> Any:
             return partition.gather(x, dtype=self.config.dtype if x.ndim > 1 else None)
@@ -181,7 +182,7 @@ class Transformer(nnx.Module):
         return jax.tree.map(gather, parameters, is_leaf=is_sharded)
 
     def _as_sums(self, parameter: Any) -> Any:
-        """Cast a stack of matrices to the dtype in which gradients are summed between slices."""
+        """Cast a stack of matrices to the dtype in which gradients are summed over slices."""
         is_matrix = parameter.ndim > 1
         return parameter.astype(self.config.sums_between_slices) if is_matrix else parameter
 
@@ -215,7 +216,7 @@ def _keep_products(primitive: Any, *_: Any, **params: Any) -> bool:
     return not any(batch_dims)
 
 
-# What a layer keeps for the backward pass: everything; everything except gathered parameters;
+# What a layer keeps for the backward pass: everything; everything but gathered parameters;
 # products with parameters; only its inputs.
 _POLICIES: dict[str, Any] = {
     "none": None,

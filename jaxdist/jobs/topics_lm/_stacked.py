@@ -1,4 +1,4 @@
-"""Layers that are stacked in one array for each parameter, and that a scan runs."""
+"""Stacks layers into one array for each parameter, so that a scan can run them."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,9 +11,9 @@ M = TypeVar("M", bound=nnx.Module)
 
 
 def stack(make: Callable[[nnx.Rngs], M], count: int, rngs: nnx.Rngs) -> M:
-    """Return one layer whose parameters have those of `count` layers, in a new dim 0.
+    """Return one layer that has the parameters of `count` layers, in a new dim 0.
 
-    The parameters are those that `count` calls of `make(rngs)` would draw one after the other.
+    The parameters are those that `count` calls of `make(rngs)` would draw one after another.
     """
     graphdef, before = nnx.split(rngs)
     advanced = nnx.clone(rngs)
@@ -23,14 +23,14 @@ def stack(make: Callable[[nnx.Rngs], M], count: int, rngs: nnx.Rngs) -> M:
     def advance(number: Any) -> Any:
         """Return the state of the random streams before a layer."""
 
-        # Streams count their draws, and each layer draws equally often. Their keys stay.
+        # Streams count their draws, and each layer draws equally often. Their keys stay the same.
         def add(start: Any, end: Any) -> Any:
             is_count = jnp.issubdtype(start.dtype, jnp.integer)
             return start + (number * (end - start)).astype(start.dtype) if is_count else start
 
         return jax.tree.map(add, before, after)
 
-    # One trace, whatever the number of layers.
+    # One trace, for any number of layers.
     numbers = jnp.arange(count)
     nnx.update(made, jax.vmap(lambda n: nnx.state(make(nnx.merge(graphdef, advance(n)))))(numbers))
     nnx.update(rngs, advance(jnp.asarray(count)))

@@ -30,7 +30,7 @@ def train_step(model: Transformer, optimizer: "nnx.Optimizer[Any]", batch: Batch
     tokens = batch["tokens"]
     keys = None
     if model.config.dropout:
-        # The key depends on the step only, so a resumed run drops the same as an uninterrupted one.
+        # The key depends only on the step: a resumed run has the dropout of an uninterrupted one.
         key = jax.random.fold_in(jax.random.key(0), optimizer.step.get_value())
         keys = example_keys(key, tokens.shape[0])
 
@@ -48,6 +48,6 @@ def evaluation_step(model: Transformer, batch: Batch, mask: jax.Array) -> Batch:
     losses = byte_losses(model, batch["tokens"])
     length = batch["length"]
     is_real = jnp.arange(losses.shape[1])[None] < length[:, None]
-    # The mean of each window, weighted by its length: the last window may be padded.
+    # Take the mean of each window, weighted by its length: the last window may be padded.
     means = jnp.sum(jnp.where(is_real, losses, 0.0), axis=1) / jnp.maximum(length, 1)
     return weighted_sums({"loss": means}, mask * length)

@@ -1,4 +1,4 @@
-"""The language model as a task: its data, and the words for its results."""
+"""The language model as a task: its data, and how to describe its results."""
 
 import functools
 import math
@@ -29,7 +29,7 @@ from jaxdist.training import WEIGHT
 
 @final
 class TopicsTask(Task[TopicsConfig]):
-    """The prediction of the next byte in the topics of Python's `help()`.
+    """Predicts the next byte in the topics of Python's `help()`.
 
     Example:
         >>> from jaxdist.jobs.topics_lm import TopicsConfig
@@ -90,7 +90,7 @@ class TopicsTask(Task[TopicsConfig]):
         return {
             "loss": loss,
             "bits_per_byte": loss / math.log(2),
-            # Limited, since exp(710) raises OverflowError.
+            # Limit the loss: exp(710) raises OverflowError.
             "perplexity": math.exp(min(loss, 700.0)),
             "bytes": means[WEIGHT],
         }

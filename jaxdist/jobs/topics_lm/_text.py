@@ -27,7 +27,7 @@ class Text:
 def load_text(test_fraction: float, seed: int) -> Text:
     """Load the topics of `help()`, and hold out topics with about `test_fraction` of all bytes.
 
-    The choice depends on `seed` and on the version of Python only. Many topics repeat parts of
+    The choice depends only on `seed` and the version of Python. Many topics repeat parts of
     others, so a paragraph of a held-out topic is removed from the training topics.
     """
     texts = {name: topics[name].encode() for name in sorted(topics)}
@@ -39,7 +39,7 @@ def load_text(test_fraction: float, seed: int) -> Text:
         if len(texts[name]) <= room:
             held_out.append(name)
             room -= len(texts[name])
-    # At least one topic, also if none is short enough.
+    # Hold out at least one topic, even if none is short enough.
     held_out = held_out or [min(names, key=lambda name: len(texts[name]))]
     seen = {p.strip() for name in held_out for p in _split_paragraphs(texts[name])}
     train = [
@@ -60,7 +60,7 @@ def _join(texts: list[bytes]) -> np.ndarray:
 
 
 def make_training_windows(text: np.ndarray, length: int, stride: int) -> dict[str, np.ndarray]:
-    """Return windows `[n, length + 1]` that start `stride` bytes apart; none of a shorter text.
+    """Return windows `[n, length + 1]` that start `stride` bytes apart; none if text is shorter.
 
     Example:
         >>> make_training_windows(np.arange(7, dtype=np.uint8), 2, 2)["tokens"].tolist()
@@ -91,8 +91,8 @@ def make_held_out_windows(text: np.ndarray, length: int) -> dict[str, np.ndarray
 def compute_baselines(text: Text) -> dict[str, float]:
     """Return the bits per held-out byte of two baselines: byte counts and pair counts.
 
-    The counts are those of the training text. The count of a byte starts at 1, and the count of a
-    pair at a share that is proportional to the count of its second byte.
+    The counts are of the training text. The count of a byte starts at 1. The count of a pair
+    starts at a share that is proportional to the count of its second byte.
 
     Example:
         >>> once = np.zeros(1001, np.uint8)
