@@ -312,11 +312,11 @@ def _check_floats(outputs: PyTree) -> None:
 
 def _check_given(caller: str, name: str, tree: PyTree) -> None:
     remedy = f"Leave it out of {name}, and use it in the function from outside."
-    _check_arrays(f"{caller} was given {name} with what is no array", name, tree, remedy)
+    _check_arrays(f"{caller} was given {name} with a leaf that is not an array", name, tree, remedy)
 
 
 def _check_returned(caller: str, name: str, tree: PyTree) -> None:
-    found = f"{caller} called {name}, and it returned what is no array"
+    found = f"{caller} called {name}, and it returned a leaf that is not an array"
     _check_arrays(found, "result", tree, f"Return arrays from {name}.")
 
 

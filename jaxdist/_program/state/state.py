@@ -153,7 +153,7 @@ def _integer_mean_error(names: Sequence[str], num_replicas: int) -> StateDiverge
     return StateDivergenceError(
         f"strategy.run would average {len(names)} batch statistic(s) of integers or booleans that "
         f"are different on each of {num_replicas} replicas: {_list_names(names)}.\n\n"
-        "Batch statistics are averaged over the replicas, and the mean of integers is none.\n\n"
+        "Batch statistics are averaged over the replicas, and integers have no exact mean.\n\n"
         "Keep them as floats, or make them the same on all replicas inside the step: "
         "jaxdist.get_replica_context().all_reduce('sum', value)."
     )
