@@ -22,7 +22,7 @@ from jaxdist._parameter_server.coordinator.settings import (
     read_wait_settings as read_wait_settings,
 )
 from jaxdist._parameter_server.coordinator.statistics import Statistics as Statistics
-from jaxdist._parameter_server.variables.fence import Fence as Fence
+from jaxdist._parameter_server.variables.servers import Fence as Fence
 from jaxdist._parameter_server.worker.worker_index import check_on_worker as check_on_worker
 from jaxdist._parameter_server.worker.worker_index import (
     experimental_get_current_worker_index as experimental_get_current_worker_index,

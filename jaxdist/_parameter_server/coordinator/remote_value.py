@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._parameter_server.coordinator.no_operand import NoOperand
-from jaxdist._parameter_server.variables.fence import Fence
+from jaxdist._parameter_server.variables.servers import Fence
 
 
 class RemoteValue(NoOperand, abc.ABC):

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerValues
 from jaxdist._parameter_server.coordinator.remote_value import ClosureResult
-from jaxdist._parameter_server.variables.fence import Fence
+from jaxdist._parameter_server.variables.servers import Fence
 
 
 class Scheduled:

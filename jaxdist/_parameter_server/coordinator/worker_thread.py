@@ -13,7 +13,7 @@ from jaxdist._parameter_server.coordinator.per_worker import PerWorkerValues
 from jaxdist._parameter_server.coordinator.protocols import WorkerLink
 from jaxdist._parameter_server.coordinator.scheduled import Scheduled
 from jaxdist._parameter_server.coordinator.settings import WaitSettings
-from jaxdist._parameter_server.variables.fence import Fence
+from jaxdist._parameter_server.variables.servers import Fence
 from jaxdist._parameter_server.worker.dataset_errors import find_line
 from jaxdist._parameter_server.worker.worker_index import set_worker_index
 from jaxdist.errors import (

@@ -12,7 +12,7 @@ from jaxdist._parameter_server.coordinator.protocols import WorkerLink
 from jaxdist._parameter_server.coordinator.retries import make_all_lost_error
 from jaxdist._parameter_server.coordinator.settings import WaitSettings
 from jaxdist._parameter_server.coordinator.worker_thread import WorkerThread
-from jaxdist._parameter_server.variables.fence import Fence
+from jaxdist._parameter_server.variables.servers import Fence
 from jaxdist.errors import WorkerUnavailableError
 
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
+from jaxdist._parameter_server.protocol import Change
 from jaxdist._parameter_server.server.checks import PROGRAM, check_change, find_variable
 from jaxdist._parameter_server.server.operations import DENSE, ROWS, stage_dense, stage_rows
 from jaxdist._parameter_server.server.programs import UpdateProgram
-from jaxdist._parameter_server.server.requests import Change
 from jaxdist._parameter_server.server.state import Slots
 from jaxdist._parameter_server.server.stored import StagedVariable, StoredVariable, put_on_cpu
 from jaxdist.errors import ArgumentError
@@ -30,29 +30,20 @@ def check_changes(
         check_change(caller, variable, change, programs)
         if change.op not in DENSE and change.op not in ROWS:
             program = programs[change.op.removeprefix(PROGRAM)]
-            own = _find_slots(caller, program, variable, variables, slots)
-            program.check_state(caller, variable, own)
+            _check_slots(caller, program, change.name, slots)
             program.check_operands(caller, change.name, change.operands)
 
 
-def _find_slots(
-    caller: str,
-    program: UpdateProgram,
-    variable: StoredVariable,
-    variables: Mapping[str, StoredVariable],
-    slots: Slots,
-) -> list[StoredVariable]:
-    names = slots.get((variable.name, program.key))
-    if names is None or any(name not in variables for name in names):
+def _check_slots(caller: str, program: UpdateProgram, name: str, slots: Slots) -> None:
+    if (name, program.key) not in slots:
         raise ArgumentError(
-            f"{caller} was given op={PROGRAM + program.key!r} for {variable.name!r}, which has no "
+            f"{caller} was given op={PROGRAM + program.key!r} for {name!r}, which has no "
             f"slots for this program.\n\n"
             f"A program is registered for the variables that it changes, with the "
             f"{program.num_slots} first values of the slots of each.\n\n"
-            f"Call register_update({program.key!r}, ...) with {variable.name!r} among its "
+            f"Call register_update({program.key!r}, ...) with {name!r} among its "
             "variables."
         )
-    return [variables[name] for name in names]
 
 
 class Request:

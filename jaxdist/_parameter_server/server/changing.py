@@ -1,13 +1,13 @@
 """One request to change variables: checks, the turn of its closure, and its application."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+from jaxdist._parameter_server.protocol import ChangeVariables
 from jaxdist._parameter_server.server.applying import Request, check_changes
 from jaxdist._parameter_server.server.checks import find_variable
 from jaxdist._parameter_server.server.counted import ALREADY, COUNTED
-from jaxdist._parameter_server.server.requests import Change
-from jaxdist._parameter_server.server.staleness import Admission, ClosureId
+from jaxdist._parameter_server.server.staleness import Admission
 from jaxdist._parameter_server.server.state import State
 from jaxdist.errors import ArgumentError
 
@@ -15,28 +15,25 @@ TOO_STALE = "too stale"
 _CALLER = "change"
 
 
-class ChangeRequest:
-    """One request to change variables.
+class Changing:
+    """One request to change variables, on a server whose lock is held.
 
     Args:
-        state: The state of the server, whose lock is held.
-        changes: The changes.
-        closure: The client and the number of the closure; None means always applied.
-        incarnation: The incarnation of the versions in `changes`; None means this one.
+        state: The state of the server.
+        request: The request.
+
+    Attributes:
+        staleness: That of each change, when they are applied.
     """
 
-    def __init__(
-        self,
-        state: State,
-        changes: Sequence[Change],
-        closure: ClosureId | None,
-        incarnation: str | None,
-    ) -> None:
-        self._state, self._changes, self._closure = state, changes, closure
-        self._is_own = incarnation is None or incarnation == state.incarnation
+    def __init__(self, state: State, request: ChangeVariables) -> None:
+        self._state, self._request, self._changes = state, request, request.changes
+        number = request.closure
+        self._closure = None if number is None else (request.client, number)
+        self._is_own = request.incarnation in (None, state.incarnation)
         self.staleness: list[int | None] = []
 
-    def run(self, admission: Admission | None, client: str, seconds: float) -> str:
+    def run(self, admission: Admission | None) -> str:
         """Apply the request if it is not counted yet, and return its status.
 
         Raises:
@@ -49,7 +46,7 @@ class ChangeRequest:
         if status is None and admission is None:
             self._apply(self._measure({}))
         elif status is None and admission is not None:
-            status = self._run_in_turn(admission, client, seconds)
+            status = self._run_in_turn(admission)
         if status == ALREADY:
             self._state.already_counted += 1
         return status or COUNTED
@@ -76,9 +73,10 @@ class ChangeRequest:
         names = (change.name for change in self._changes)
         return {name: find_variable(_CALLER, variables, name).version for name in names}
 
-    def _run_in_turn(self, admission: Admission, client: str, seconds: float) -> str | None:
+    def _run_in_turn(self, admission: Admission) -> str | None:
         """Wait for older closures, and apply the request. See Note [Bounded staleness]."""
-        own = admission.make_id(client, None if self._closure is None else self._closure[1])
+        seconds = self._request.seconds
+        own = admission.make_id(self._request.client, self._request.closure)
         reads = admission.flight.get_reads(own)
         if reads is None:
             # A write of the coordinator, or a closure whose deadline was over. It takes its place
@@ -88,8 +86,7 @@ class ChangeRequest:
             self._check_registered(reads)
         try:
             admission.wait_for_older(_CALLER, own, self._get_versions, seconds)
-            # While it waited, variables could be deleted, and the same request be applied.
-            self._check()
+            # While it waited, the same request may have been applied.
             status = self._find_status()
             if status is None:
                 staleness = self._measure(reads or {})
@@ -105,7 +102,7 @@ class ChangeRequest:
         missing = [c.name for c in self._changes if c.name not in reads]
         if missing:
             raise ArgumentError(
-                f"change was given {missing[0]!r}, which closure {(self._closure or '??')[1]} did "
+                f"change was given {missing[0]!r}, which closure {self._request.closure} did "
                 f"not register; it registered {', '.join(map(repr, reads))}.\n\n"
                 "With max_staleness, a closure that registers its read names all variables that "
                 "it will change: otherwise two closures could wait for each other.\n\n"

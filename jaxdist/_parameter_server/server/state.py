@@ -5,6 +5,7 @@ import dataclasses
 import secrets
 from typing import Any
 
+from jaxdist._parameter_server.protocol import ServerStatistics, VariableStatistics
 from jaxdist._parameter_server.server.counted import CountedClosures
 from jaxdist._parameter_server.server.programs import UpdateProgram
 from jaxdist._parameter_server.server.stored import StoredVariable
@@ -47,24 +48,22 @@ class State:
     restores: list[Restore] = dataclasses.field(default_factory=list)
     max_staleness: int | None = None
 
-    def describe(self) -> dict[str, Any]:
-        """Return counts, and the histogram of staleness, as JSON can hold them."""
-        return {
-            "incarnation": self.incarnation,
-            "applied": self.applied,
-            "already_counted": self.already_counted,
-            "staleness": _to_json(self.staleness),
-            "staleness_of": {name: _to_json(own) for name, own in self.staleness_of.items()},
-            "variables": {
-                name: {
-                    "version": v.version,
-                    "applied": v.applied,
-                    "bytes": v.nbytes,
-                    "staleness": _to_json(v.staleness),
-                }
+    def describe(self, snapshots: dict[str, Any] | None) -> ServerStatistics:
+        """Return counts, and the histogram of staleness; others may change the state meanwhile."""
+        return ServerStatistics(
+            incarnation=self.incarnation,
+            applied=self.applied,
+            already_counted=self.already_counted,
+            staleness=dict(sorted(self.staleness.items())),
+            staleness_of={n: dict(sorted(own.items())) for n, own in self.staleness_of.items()},
+            variables={
+                name: VariableStatistics(
+                    v.version, v.applied, v.nbytes, dict(sorted(v.staleness.items()))
+                )
                 for name, v in self.variables.items()
             },
-        }
+            snapshots=snapshots,
+        )
 
 
 def make_incarnation(before: str | None = None) -> str:
@@ -78,8 +77,3 @@ def make_incarnation(before: str | None = None) -> str:
         return f"{own}-0-{own}"
     first, generation, _ = before.split("-")
     return f"{first}-{int(generation) + 1}-{own}"
-
-
-def _to_json(counts: collections.Counter[int]) -> dict[str, int]:
-    # Keys of JSON are texts.
-    return {str(number): counts[number] for number in sorted(counts)}

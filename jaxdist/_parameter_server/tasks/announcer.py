@@ -6,7 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from jaxdist._parameter_server.transport import Message, connect
+from jaxdist._parameter_server.protocol import Announce
+from jaxdist._parameter_server.transport import connect
+from jaxdist._parameter_server.transport.requests import call
 from jaxdist._processes import get_settings
 from jaxdist.errors import ArgumentError, ClusterError, JaxdistError
 
@@ -51,7 +53,7 @@ class Announcer:
         self._server, self._give_up = server, give_up
         self._seconds = get_settings().join_seconds
         self._channel = connect(server, layer="grpc", name="ps 0")
-        self._message = Message("announce", {"worker": worker, "address": address})
+        self._request = Announce(worker, address)
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._work, name="jaxdist-announcer", daemon=True)
         self._thread.start()
@@ -67,7 +69,7 @@ class Announcer:
         is_heard, heard = True, time.monotonic()
         while not self._is_stopped.is_set():
             try:
-                self._channel.call(self._message, _CALL_SECONDS)
+                call(self._channel, self._request, _CALL_SECONDS)
                 is_heard, heard = True, time.monotonic()
             except JaxdistError as error:
                 # The server may be started later than this worker, or again.

@@ -1,7 +1,6 @@
 """`Worker`: runs closures."""
 
 import contextlib
-import functools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +12,14 @@ from jax import export
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.traced import Input, Source, TracedClosure, Update
-from jaxdist._parameter_server.server import TOO_STALE, Change, Changed
+from jaxdist._parameter_server.protocol import (
+    Change,
+    Changed,
+    ChangeVariables,
+    Read,
+    Release,
+)
+from jaxdist._parameter_server.server import TOO_STALE
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.shard_rows import NO_ROW
 from jaxdist._parameter_server.worker.kept import KeptValues
@@ -108,9 +114,9 @@ class Worker:
             registered -= changed.keys()
         finally:
             # Others wait for the changes of a closure that is registered.
-            for place in registered:
+            for link in (self._servers.links[place] for place in registered):
                 with contextlib.suppress(OtherProcessError):
-                    self._servers.links[place].release(request.client, request.number)
+                    link.call(Release(request.client, request.number))
         return outputs, changed
 
     def forget(self) -> None:
@@ -140,7 +146,8 @@ class Worker:
                 registered.add(place)
                 # In the order of the servers; see the page on parameter servers.
                 options |= {"closure": request.number, "register": changed[place]}
-            found = self._servers.links[place].read(names, client=request.client, **options)
+            asked = Read(names, client=request.client, **options)
+            found = self._servers.links[place].call(asked)
             self._kept.keep(place, found, request.fence)
 
     def _group_reads(self, closure: TracedClosure) -> dict[int, list[str]]:
@@ -241,34 +248,31 @@ class Worker:
             change = Change(update.op, update.name, operands, version)
             by_server.setdefault(self._servers.find_server(update.name), []).append(change)
         wanted = {} if self._max_staleness is not None else self._group_reads(request.closure)
-        calls = {
-            place: functools.partial(
-                _change, changes, self._options(request, wanted.get(place, []), changes)
-            )
-            for place, changes in by_server.items()
-        }
-        found = self._servers.call_each(calls)
+        found = self._servers.call_each(
+            {
+                place: self._make_request(request, changes, wanted.get(place, []))
+                for place, changes in by_server.items()
+            }
+        )
         for place, changed in found.items():
             self._kept.keep(place, changed, request.fence)
         return found
 
-    def _options(
-        self, request: Request, wanted: Sequence[str], changes: Sequence[Change]
-    ) -> dict[str, Any]:
+    def _make_request(
+        self, request: Request, changes: Sequence[Change], wanted: Sequence[str]
+    ) -> ChangeVariables:
+        """Return the request that sends changes to one server, and asks it for new values."""
         names = [c.name for c in changes if c.version is not None]
         incarnation = self._kept.get_incarnation(names[0]) if names else None
-        return {
-            "client": request.client,
-            "closure": request.number,
-            "done_below": request.done_below,
-            "read": wanted,
-            "incarnation": incarnation,
-            **self._kept.describe(wanted),
-        }
-
-
-def _change(changes: Sequence[Change], options: Mapping[str, Any], link: Any) -> Changed:
-    return link.change(changes, **options)
+        options: dict[str, Any] = {"incarnation": incarnation, **self._kept.describe(wanted)}
+        return ChangeVariables(
+            changes,
+            client=request.client,
+            closure=request.number,
+            done_below=request.done_below,
+            read=wanted,
+            **options,
+        )
 
 
 def _make_twice_error(function: str, update: Update, times: int) -> ContextError:

@@ -19,7 +19,18 @@ from jaxdist._parameter_server.coordinator import (
     ClusterCoordinator,
     experimental_get_current_worker_index,
 )
-from jaxdist._parameter_server.server import UpdateRegistration
+from jaxdist._parameter_server.protocol import (
+    Configure,
+    Create,
+    Created,
+    Hello,
+    RegisterUpdate,
+    Release,
+    Saved,
+    ServerInfo,
+    WriteSnapshot,
+    as_array,
+)
 from jaxdist._parameter_server.strategy.parameter_server import ParameterServerStrategy
 from jaxdist._parameter_server.transport import Message, connect
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
@@ -404,17 +415,19 @@ def test_a_snapshot_that_cannot_be_written_is_tried_again_before_the_next_closur
     class Link:
         calls = 0
 
-        def create(self, creations: Any, client: str) -> dict[str, Any]:
-            return {one.name: (True, 0) for one in creations}
-
-        def hello(self, client: str = "") -> Any:
-            found = {"has_snapshots": True, "versions": {"v": 0}, "incarnation": "a"}
-            return found | {"restored": []}
-
-        def snapshot(self) -> None:
-            self.calls += 1
-            if self.calls < 3:
-                raise CheckpointError("the disk is full")
+        def call(self, request: Any) -> Any:
+            match request:
+                case Create():
+                    return Created(dict.fromkeys(request.list_names(), (True, 0)))
+                case Hello():
+                    return ServerInfo(
+                        task="ps:0", incarnation="a", has_snapshots=True, versions={"v": 0}
+                    )
+                case WriteSnapshot():
+                    self.calls += 1
+                    if self.calls < 3:
+                        raise CheckpointError("the disk is full")
+                    return Saved(0, 0)
 
     link = Link()
     servers = Servers([link], "c")  # type: ignore[list-item]
@@ -436,33 +449,31 @@ def test_variables_that_no_snapshot_has_are_made_again_if_their_server_ends() ->
             self.saved: dict[str, Any] = {}
             self.snapshots = 0
 
-        def create(self, creations: Any, client: str) -> dict[str, Any]:
-            self.values |= {one.name: one.value for one in creations}
-            return {one.name: (True, 0) for one in creations}
-
-        def register_update(self, registration: UpdateRegistration, client: str) -> dict[str, Any]:
-            made = {f"{name}/slot_0": (True, 0) for name in registration.variables}
-            self.values |= dict.fromkeys(made, 0)
-            return made
-
-        def hello(self, client: str = "") -> Any:
-            incarnation = "a" if self.snapshots < 2 else "b"
-            versions = dict.fromkeys(self.values, 0)
-            found = {"has_snapshots": True, "versions": versions, "incarnation": incarnation}
-            return found | {"restored": []}
-
-        def snapshot(self) -> None:
-            self.snapshots += 1
-            if self.snapshots == 2:
-                self.values = dict(self.saved)
-            self.saved = dict(self.values)
+        def call(self, request: Any) -> Any:
+            match request:
+                case Create() | RegisterUpdate():
+                    self.values |= dict.fromkeys(request.list_names(), 0)
+                    return Created(dict.fromkeys(request.list_names(), (True, 0)))
+                case Hello():
+                    return ServerInfo(
+                        task="ps:0",
+                        incarnation="a" if self.snapshots < 2 else "b",
+                        has_snapshots=True,
+                        versions=dict.fromkeys(self.values, 0),
+                    )
+                case WriteSnapshot():
+                    self.snapshots += 1
+                    if self.snapshots == 2:
+                        self.values = dict(self.saved)
+                    self.saved = dict(self.values)
+                    return Saved(0, 0)
 
     link = Link()
     servers = Servers([link], "c")  # type: ignore[list-item]
     servers.create("v", np.zeros(2))
     servers.save_new()
     servers.create("w", np.ones(2))
-    servers.register(0, UpdateRegistration("k", b"", 1, {"w": None}))
+    servers.register(0, RegisterUpdate("k", as_array(b""), 1, {"w": None}))
     servers.save_new()
     assert set(link.saved) == {"v", "w", "w/slot_0"}
     assert link.snapshots == 3
@@ -531,10 +542,10 @@ def test_max_staleness_is_set_on_the_servers(cluster: _Cluster) -> None:
     assert max(coordinator.statistics().staleness) <= 1
     channel = connect(cluster.spec.task_address("ps", 0), layer="grpc")
     server = RemoteServer(channel, 0)
-    assert server.hello()["max_staleness"] == 1
-    server.configure(None)
-    assert server.hello()["max_staleness"] is None
-    assert server.release("nobody", 1) is False
+    assert server.call(Hello()).max_staleness == 1
+    server.call(Configure(None))
+    assert server.call(Hello()).max_staleness is None
+    assert server.call(Release("nobody", 1)).was_registered is False
     server.close()
 
 

@@ -17,7 +17,6 @@ from jaxdist._parameter_server.closures.optimizers.cut import cut_update
 from jaxdist._parameter_server.closures.recorder import Recorder, Recorders
 from jaxdist._parameter_server.closures.trace import OPTIMIZER
 from jaxdist._parameter_server.closures.traced import TracedClosure, Update
-from jaxdist._parameter_server.server import UpdateRegistration
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.servers import Servers
 
@@ -90,19 +89,13 @@ def _move_one(
     slots: dict[str, list[str]] = {}
     for update, program, shape in zip(updates, programs, recorder.shapes, strict=True):
         found = program.by_shape[shape.shape]
-        key = f"{number}-{found.key}"
-        registration = UpdateRegistration(
-            key,
-            found.program,
-            len(program.slots),
-            {update.name: [held[slot] for slot in program.slots]},
-            found.init,
-            prefix=f"optimizer_{number}",
-        )
-        names = servers.register(servers.find_server(update.name), registration)
+        first = [held[slot] for slot in program.slots]
+        prefix = f"optimizer_{number}"
+        request = found.make_request(f"{number}", update.name, len(first), first, prefix)
+        names = servers.register(servers.find_server(update.name), request)
         for slot, name in zip(program.slots, names, strict=True):
             slots.setdefault(slot, []).append(name)
-        keys.append(key)
+        keys.append(request.key)
     _connect_state(optimizer, slots, strategy)
     return keys
 

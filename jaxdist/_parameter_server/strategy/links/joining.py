@@ -5,10 +5,12 @@ import threading
 from collections.abc import Callable, Sequence
 
 from jaxdist._parameter_server.coordinator import WorkerLink
+from jaxdist._parameter_server.protocol import Hello, ListAnnounced
 from jaxdist._parameter_server.strategy.links.ending import ENDINGS
 from jaxdist._parameter_server.strategy.links.local_link import LocalWorkerLink
 from jaxdist._parameter_server.strategy.links.remote_link import RemoteWorkerLink
-from jaxdist._parameter_server.transport import Channel, Message, connect
+from jaxdist._parameter_server.transport import Channel, connect
+from jaxdist._parameter_server.transport.requests import call
 from jaxdist._processes import get_settings
 from jaxdist._validate import show
 from jaxdist.errors import (
@@ -25,8 +27,6 @@ _LOG = logging.getLogger("jaxdist")
 _ADD = "ClusterCoordinator.add_worker"
 _ASK_SECONDS = 5.0
 _GONE = (DeadlineExceededError, UnavailableError, WorkerUnavailableError)
-# A worker that is told no servers only says who it is, as servers do.
-_WHO_IS_THERE = {"client": ""}
 
 
 class LocalJoining:
@@ -117,14 +117,13 @@ class RemoteJoining:
     def find_new(self) -> Sequence[WorkerLink]:
         """Return the connections to workers that have announced themselves since the last call."""
         try:
-            reply = self._server.call(Message("list_announced", {}), _ASK_SECONDS)
+            reply = call(self._server, ListAnnounced(), _ASK_SECONDS)
         except JaxdistError as error:
             # Whoever needs the server says what is wrong with it.
             _LOG.debug("ps 0 was not asked for new workers: %s", error)
             return ()
         found = []
-        for text, address in reply.fields["workers"].items():
-            index = int(text)
+        for index, address in reply.workers.items():
             if (index, address) in self._answered:
                 continue
             try:
@@ -152,8 +151,8 @@ class RemoteJoining:
         channel = connect(address, layer="grpc", name=f"the worker at {address}")
         try:
             channel.wait_until_ready(seconds)
-            task = channel.call(Message("hello", _WHO_IS_THERE)).fields.get("task")
-            index = _read_index(address, task)
+            # A worker that is told no servers only says who it is, as servers do.
+            index = _read_index(address, call(channel, Hello()).task)
             with self._lock:
                 for link in self._links:
                     if link.index == index:
@@ -184,8 +183,8 @@ class RemoteJoining:
             )
 
 
-def _read_index(address: str, task: object) -> int:
-    job, _, number = str(task).partition(":")
+def _read_index(address: str, task: str) -> int:
+    job, _, number = task.partition(":")
     if job != "worker" or not number.isdecimal():
         raise ClusterError(
             f"At {address} there is the task {task!r}.\n\nOnly a worker can join a training.\n\n"

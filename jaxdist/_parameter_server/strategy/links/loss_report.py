@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 
+from jaxdist._parameter_server.protocol import Hello
 from jaxdist._parameter_server.strategy.links.lost_closures import AcknowledgedClosures
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist.errors import JaxdistError
@@ -58,7 +59,7 @@ class LossReport:
     def count(self) -> int:
         """Ask the servers, and return how many functions were lost since the job began."""
         links = self._servers.links
-        hellos = {n: link.hello(self._client) for n, link in enumerate(links)}
+        hellos = {n: link.call(Hello(self._client)) for n, link in enumerate(links)}
         return len(self._acknowledged.find_lost(hellos))
 
     def _report(self, again: Sequence[int]) -> None:

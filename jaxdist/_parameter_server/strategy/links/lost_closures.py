@@ -11,9 +11,10 @@ was the first, since a server without a snapshot begins with nothing.
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
+
+from jaxdist._parameter_server.protocol import Restored, ServerInfo
 
 
 class AcknowledgedClosures:
@@ -33,7 +34,7 @@ class AcknowledgedClosures:
                     bits.extend(bytes(max(byte + 1 - len(bits), len(bits))))
                 bits[byte] |= 1 << bit
 
-    def find_lost(self, hellos: Mapping[int, Mapping[str, Any]]) -> set[int]:
+    def find_lost(self, hellos: Mapping[int, ServerInfo]) -> set[int]:
         """Return the closures of which a server has lost the changes.
 
         Args:
@@ -43,7 +44,7 @@ class AcknowledgedClosures:
         with self._lock:
             for (place, incarnation), bits in self._bits.items():
                 said = hellos[place]
-                if said["incarnation"] == incarnation:
+                if said.incarnation == incarnation:
                     continue
                 numbers = set(
                     np.flatnonzero(
@@ -51,28 +52,23 @@ class AcknowledgedClosures:
                     ).tolist()
                 )
                 first, _, _ = incarnation.split("-")
-                if not said["incarnation"].startswith(f"{first}-"):
+                if not said.incarnation.startswith(f"{first}-"):
                     # It came back with nothing.
                     lost |= numbers
                     continue
-                restores = _find_later(incarnation, said["restores"])
+                restores = _find_later(incarnation, said.restores)
                 for restore in restores:
-                    counted = set(restore["counted"])
-                    below = restore["below"]
+                    counted, below = set(restore.counted), restore.below
                     lost |= {n for n in numbers if n >= below and n not in counted}
         return lost
 
 
-def _find_later(
-    incarnation: str, restores: Sequence[Mapping[str, Any]]
-) -> Sequence[Mapping[str, Any]]:
+def _find_later(incarnation: str, restores: Sequence[Restored]) -> Sequence[Restored]:
     """Return the restarts that came after an incarnation."""
     for n, restore in enumerate(restores):
-        if restore["incarnation"] == incarnation:
+        if restore.incarnation == incarnation:
             return restores[n + 1 :]
-    later = [
-        r for r in restores if _get_generation(r["incarnation"]) >= _get_generation(incarnation)
-    ]
+    later = [r for r in restores if _get_generation(r.incarnation) >= _get_generation(incarnation)]
     return later or restores[-1:]
 
 

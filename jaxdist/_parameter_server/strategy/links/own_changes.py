@@ -4,10 +4,10 @@ import itertools
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from jaxdist._parameter_server.coordinator import FinishedNumbers
+from jaxdist._parameter_server.protocol import ServerInfo
 from jaxdist._parameter_server.strategy.links.lost_closures import AcknowledgedClosures
 
 _LOG = logging.getLogger("jaxdist")
@@ -72,7 +72,7 @@ class OwnChanges:
             known.note(number, {self._index: incarnation})
             self._last.setdefault(incarnation, {}).update(dict.fromkeys(names, (client, number)))
 
-    def find_lost(self, incarnation: str, ask: Callable[[str], Mapping[str, Any]]) -> str:
+    def find_lost(self, incarnation: str, ask: Callable[[str], ServerInfo]) -> str:
         """Ask a server that was started again which changes it has, and log those that are lost.
 
         Args:
@@ -96,9 +96,9 @@ class OwnChanges:
             if len(lost) > before:
                 self._log(first, lost, len(lost) - before)
             # The server may have been started again since; the next reply shows it.
-            return first["incarnation"]
+            return first.incarnation
 
-    def _log(self, said: Mapping[str, Any], lost: set[_Number], count: int) -> None:
+    def _log(self, said: ServerInfo, lost: set[_Number], count: int) -> None:
         names = set()
         for incarnation, last in list(self._last.items()):
             gone = {name for name, number in last.items() if number in lost}
@@ -113,7 +113,7 @@ class OwnChanges:
             "functions: %d, and %d since the job began. They changed %s. Make them again if the "
             "values matter.",
             self._index,
-            "from its snapshot" if said["snapshot"] else "without a snapshot",
+            "from its snapshot" if said.snapshot else "without a snapshot",
             count,
             self.lost,
             ", ".join(listed),

@@ -98,7 +98,9 @@ class RemoteWorkerLink:
         """
         fields = self._call(Message("hello", to_fields(self._greeting)), seconds).fields
         if fields.get("task") != f"worker:{self._index}":
-            raise make_wrong_task_error(self._channel.address, f"worker:{self._index}", fields)
+            raise make_wrong_task_error(
+                self._channel.address, f"worker:{self._index}", fields.get("task")
+            )
         self.platform = fields["platform"]
         if fields["incarnation"] != self._incarnation:
             self._incarnation = fields["incarnation"]
@@ -265,10 +267,10 @@ class _OnWorker:
     """Stands for a dataset on a worker."""
 
 
-def make_wrong_task_error(address: str, wanted: str, fields: Any) -> ClusterError:
+def make_wrong_task_error(address: str, wanted: str, found: Any) -> ClusterError:
     """Return the error for an address at which another task answers."""
     return ClusterError(
-        f"At {address} there is the task {fields.get('task')!r}, and not {wanted!r}.\n\n"
+        f"At {address} there is the task {found!r}, and not {wanted!r}.\n\n"
         "All tasks have the same list of addresses.\n\n"
         "Compare TF_CONFIG, or the cluster resolvers, of this task and of that one."
     )

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.coordinator import Joining, ServerReport, WorkerLink
+from jaxdist._parameter_server.protocol import Configure, GetStatistics, Hello
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.strategy.cluster import Cluster
 from jaxdist._parameter_server.strategy.links.joining import LocalJoining, RemoteJoining
@@ -149,10 +150,10 @@ class RemoteTasks:
         ending = weakref.finalize(self, _close_all, self.storage, channels)
         ending.atexit = False  # pyrefly: ignore[missing-attribute]
         for n, server in enumerate(servers):
-            found = server.hello(client)
-            if found["task"] != f"ps:{n}":
-                raise make_wrong_task_error(cluster.ps[n], f"ps:{n}", found)
-            server.configure(max_staleness)
+            found = server.call(Hello(client))
+            if found.task != f"ps:{n}":
+                raise make_wrong_task_error(cluster.ps[n], f"ps:{n}", found.task)
+            server.call(Configure(max_staleness))
         for link in self.links:
             _greet(link)
 
@@ -229,9 +230,9 @@ def _add_staleness(storage: Servers, clients: Sequence[str] | None) -> dict[int,
     """Return the staleness of the changes of some clients; None means all that there were."""
     staleness: Counter[int] = Counter()
     for link in storage.links:
-        found = link.statistics()
-        of = found["staleness_of"]
-        counts = [found["staleness"]] if clients is None else [of.get(c, {}) for c in clients]
+        found = link.call(GetStatistics())
+        of = found.staleness_of
+        counts = [found.staleness] if clients is None else [of.get(c, {}) for c in clients]
         for one in counts:
-            staleness.update({int(late): count for late, count in one.items()})
+            staleness.update(one)
     return dict(staleness)

@@ -7,13 +7,15 @@ import threading
 import time
 from collections.abc import Sequence
 
+from jaxdist._parameter_server.protocol import Hello
 from jaxdist._parameter_server.strategy.links.patient_server import PatientServer
 from jaxdist._parameter_server.strategy.links.reach import wait_for_tasks
 from jaxdist._parameter_server.strategy.links.remote_link import make_wrong_task_error
 from jaxdist._parameter_server.strategy.version_1.in_process import SERVERS_IN_PROCESS
 from jaxdist._parameter_server.strategy.version_1.own_task import OwnTask
 from jaxdist._parameter_server.transport import connect
-from jaxdist._parameter_server.variables.servers import ServerLink, Servers
+from jaxdist._parameter_server.variables.remote_server import Link
+from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._processes import get_settings
 from jaxdist.errors import ClusterError, DeadlineExceededError
 
@@ -42,7 +44,7 @@ class WorkerServers(Servers):
             else [connect(a, layer="grpc", name=f"ps {n}") for n, a in enumerate(task.ps)]
         )
         self._connecting = threading.Lock()
-        links: list[ServerLink] = (
+        links: list[Link] = (
             [*SERVERS_IN_PROCESS.find(task.ps)]
             if task.is_local
             else [PatientServer(channel, n) for n, channel in enumerate(self._channels)]
@@ -87,9 +89,9 @@ class WorkerServers(Servers):
                     "resolver.cluster_spec(), resolver.task_type, resolver.task_id).join()."
                 )
             for number, address in enumerate(self._task.ps):
-                found = self.links[number].hello()
-                if found["task"] != f"ps:{number}":
-                    raise make_wrong_task_error(address, f"ps:{number}", found)
+                found = self.links[number].call(Hello())
+                if found.task != f"ps:{number}":
+                    raise make_wrong_task_error(address, f"ps:{number}", found.task)
             self._channels.clear()
 
     def _before_creation(self, place: int, names: Sequence[str]) -> None:
@@ -99,7 +101,7 @@ class WorkerServers(Servers):
             return
         began, pause = time.monotonic(), _FIRST_PAUSE
         limit, report = get_settings().join_seconds, _REPORT_SECONDS
-        while missing := set(names) - set(self.links[place].hello()["versions"]):
+        while missing := set(names) - set(self.links[place].call(Hello()).versions):
             waited = time.monotonic() - began
             if waited > limit:
                 raise DeadlineExceededError(

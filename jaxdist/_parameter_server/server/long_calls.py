@@ -2,16 +2,14 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
-from typing import Any
 
-import numpy as np
+from jaxdist._parameter_server.protocol import Pending
+from jaxdist._parameter_server.transport.requests import Reply
 
-Reply = tuple[Mapping[str, Any], tuple[np.ndarray, ...]]
-RUNNING: Reply = ({"state": "running"}, ())
-UNKNOWN: Reply = ({"state": "unknown"}, ())
+RUNNING, UNKNOWN = Pending("running"), Pending("unknown")
 _KEEP = 256
 _THREADS = 8
 
