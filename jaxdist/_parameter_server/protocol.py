@@ -1,4 +1,4 @@
-"""The requests to parameter servers and workers, and their replies: what tasks say to each other.
+"""The requests to parameter servers, and their replies.
 
 Each is sent as its fields are, in a message (`transport.requests`); in one process the same object
 is given to the server itself. What a field means is written here, and nowhere else.

@@ -27,11 +27,7 @@ from jaxdist._parameter_server.closures.trace_errors import (
     make_state_error,
     make_used_after_error,
 )
-from jaxdist._parameter_server.closures.traced import (
-    Structure,
-    TracedClosure,
-    Update,
-)
+from jaxdist._parameter_server.closures.traced import Structure, TracedClosure
 from jaxdist._parameter_server.variables.ports import (
     Addition,
     Port,
@@ -40,7 +36,7 @@ from jaxdist._parameter_server.variables.ports import (
     RowRead,
 )
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
-from jaxdist._parameter_server.variables.shard_rows import Part
+from jaxdist._parameter_server.worker_protocol import Part, Update
 from jaxdist._program import (
     ON_SERVERS,
     FunctionTrace,
@@ -48,9 +44,6 @@ from jaxdist._program import (
     log_options_without_effect,
 )
 
-_CALLBACKS = frozenset(
-    {"callback", "debug_callback", "debug_print", "io_callback", "pure_callback"}
-)
 # Stands for the key of an update program until the optimizer is on the servers.
 OPTIMIZER = "optimizer:"
 

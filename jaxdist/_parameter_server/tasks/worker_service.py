@@ -3,31 +3,33 @@
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
-
-import msgspec
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxdist._parameter_server.tasks.session import Session
-from jaxdist._parameter_server.transport import Handler, Message, connect
+from jaxdist._parameter_server.transport import Handler, connect
+from jaxdist._parameter_server.transport.requests import Reply, make_handlers
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist._parameter_server.variables.servers import Servers
-from jaxdist._parameter_server.worker.messages import (
-    ClientFields,
-    HelloFields,
-    LoadFields,
-    MakeFields,
-    RunFields,
-    read_load,
+from jaxdist._parameter_server.worker_protocol import (
+    Answer,
+    Cancel,
+    End,
+    HelloWorker,
+    Load,
+    Make,
+    Run,
+    WaitForAttempt,
+    WorkerInfo,
 )
 from jaxdist._processes import get_settings
-from jaxdist.errors import ArgumentError
 
 _LOG = logging.getLogger("jaxdist")
 # A longer run is told by "running", so that a worker that is stopped is told from one at work.
 _LONGEST_WAIT = 10.0
 
-F = TypeVar("F", bound=msgspec.Struct)
+_REQUESTS = (HelloWorker, Load, Run, Make, WaitForAttempt, Cancel, End)
+_DONE = Answer(state="done")
 
 
 class WorkerService:
@@ -60,16 +62,30 @@ class WorkerService:
 
     def make_handlers(self) -> dict[str, Handler]:
         """Return the handlers, by method."""
-        handlers: Mapping[str, tuple[Any, Callable[[Any, Message], Message]]] = {
-            "hello": (HelloFields, self._hello),
-            "load": (LoadFields, self._load),
-            "run": (RunFields, self._run),
-            "make": (MakeFields, self._make),
-            "wait": (ClientFields, self._wait),
-            "cancel": (ClientFields, self._cancel),
-            "end": (ClientFields, self._end_with_client),
-        }
-        return {name: _make_handler(name, *pair) for name, pair in handlers.items()}
+        return make_handlers(_REQUESTS, self._answer, "Coordinator and worker")
+
+    def _answer(self, request: Any) -> Reply:
+        if isinstance(request, HelloWorker):
+            return self._hello(request)
+        session = self._session
+        if session is None or session.client != request.client:
+            # Nobody waits for a closure that is cancelled.
+            return _DONE if isinstance(request, Cancel) else Answer(state="stranger")
+        seconds = min(_LONGEST_WAIT, get_settings().rpc_seconds / 2)
+        match request:
+            case Load():
+                return session.load(request)
+            case Run():
+                return session.run(request, seconds)
+            case Make():
+                return session.make(request, seconds)
+            case WaitForAttempt():
+                return session.wait(request.attempt, seconds)
+            case Cancel():
+                session.cancel(request.number)
+            case End():
+                self._end()
+        return _DONE
 
     def close(self) -> None:
         """Run nothing more."""
@@ -78,91 +94,31 @@ class WorkerService:
         if session is not None:
             session.close()
 
-    def _hello(self, fields: HelloFields, message: Message) -> Message:
-        if fields.servers is None:
+    def _hello(self, request: HelloWorker) -> WorkerInfo:
+        if request.servers is None:
             # Its error names both tasks.
-            return Message("hello", {"task": self._task})
+            return WorkerInfo(self._task)
         with self._lock:
-            if self._session is None or self._session.client != fields.client:
+            if self._session is None or self._session.client != request.client:
                 if self._session is not None:
                     _LOG.warning("%s works for another coordinator from now on.", self._task)
                     self._session.close()
-                self._session = self._begin(fields, fields.servers)
+                self._session = self._begin(request, request.servers)
             platform = self._session.platform
-        told = {"task": self._task, "incarnation": self._incarnation, "platform": platform}
-        return Message("hello", told)
+        return WorkerInfo(self._task, self._incarnation, platform)
 
-    def _begin(self, fields: HelloFields, given: list[str]) -> Session:
+    def _begin(self, request: HelloWorker, given: Sequence[str]) -> Session:
         own = self._servers if len(self._servers) == len(given) else given
         channels = [connect(a, layer="grpc", name=f"ps {n}") for n, a in enumerate(own)]
-        servers = Servers([RemoteServer(c, n) for n, c in enumerate(channels)], fields.client)
+        servers = Servers([RemoteServer(c, n) for n, c in enumerate(channels)], request.client)
         return Session(
-            fields.client,
+            request.client,
             self._index,
             servers,
-            fields.max_staleness,
+            request.max_staleness,
             self._modules,
             self._log,
         )
 
     def _log(self, method: str, error: BaseException) -> None:
         _LOG.error("%s: %r raised:", self._task, method, exc_info=error)
-
-    def _load(self, fields: LoadFields, message: Message) -> Message:
-        session = self._find(fields.client)
-        if session is None:
-            return _STRANGER
-        session.load(fields, read_load(fields, message.arrays))
-        return Message("load", {"state": "done"})
-
-    def _run(self, fields: RunFields, message: Message) -> Message:
-        session = self._find(fields.client)
-        return _STRANGER if session is None else session.run(fields, message.arrays, _get_wait())
-
-    def _make(self, fields: MakeFields, message: Message) -> Message:
-        session = self._find(fields.client)
-        return _STRANGER if session is None else session.make(fields, _get_wait())
-
-    def _wait(self, fields: ClientFields, message: Message) -> Message:
-        session = self._find(fields.client)
-        return _STRANGER if session is None else session.wait(fields.attempt, _get_wait())
-
-    def _cancel(self, fields: ClientFields, message: Message) -> Message:
-        session = self._find(fields.client)
-        if session is not None:
-            session.cancel(fields.number)
-        return Message("cancel", {"state": "done"})
-
-    def _end_with_client(self, fields: ClientFields, message: Message) -> Message:
-        if self._find(fields.client) is None:
-            return _STRANGER
-        self._end()
-        return Message("end", {"state": "done"})
-
-    def _find(self, client: str) -> Session | None:
-        session = self._session
-        return session if session is not None and session.client == client else None
-
-
-_STRANGER = Message("", {"state": "stranger"})
-
-
-def _get_wait() -> float:
-    return min(_LONGEST_WAIT, get_settings().rpc_seconds / 2)
-
-
-def _make_handler(
-    method: str, fields_type: type[F], answer: Callable[[F, Message], Message]
-) -> Handler:
-    def handle(message: Message) -> Message:
-        try:
-            fields = msgspec.convert(dict(message.fields), fields_type)
-        except msgspec.ValidationError as error:
-            raise ArgumentError(
-                f"{method} was given fields that are not valid: {error}.\n\n"
-                f"Its fields are {', '.join(fields_type.__struct_fields__)}.\n\n"
-                "Coordinator and worker are of one version of jaxdist: compare `jaxdist --version`."
-            ) from error
-        return answer(fields, message)
-
-    return handle

@@ -26,7 +26,7 @@ from jaxdist._parameter_server.variables.ports import (
     make_zero,
 )
 from jaxdist._parameter_server.variables.servers import Servers
-from jaxdist._parameter_server.variables.shard_rows import Part
+from jaxdist._parameter_server.worker_protocol import Part
 from jaxdist._program import collect_rows
 from jaxdist._values import (
     Change,

@@ -1,6 +1,5 @@
 """Which rows of a sharded variable are on which shard, and reading them there."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,23 +11,6 @@ from jaxdist._values import IndexedSlices, Scatter
 
 # The id of a change that is not for this shard. A negative id of a user is refused all the same.
 NO_ROW = int(np.iinfo(np.int32).min)
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """Which rows of a table one shard has.
-
-    Args:
-        table: The name of the table.
-        start: The number of the shard's first row in the table.
-        rows: How many rows the shard has.
-        total: How many rows the table has.
-    """
-
-    table: str
-    start: int
-    rows: int
-    total: int
 
 
 def read_some(shard: Any, rows: Any) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxdist._parameter_server.variables import shard_rows
 from jaxdist._parameter_server.variables.row_changes import ShardedRowChanges
 from jaxdist._parameter_server.variables.shard_index import read_index
+from jaxdist._parameter_server.worker_protocol import Part
 from jaxdist._validate import as_array, as_flag, check_instance, is_array, show
 from jaxdist._values import (
     Assignable,
@@ -87,7 +88,7 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
         self._shape = (sum(rows), *map(int, self._variables[0].shape[1:]))
         for shard, start, count in zip(self._variables, self._starts.tolist(), rows, strict=True):
             if hasattr(shard, "become_part"):
-                shard.become_part(shard_rows.Part(name, start, count, self._shape[0]))
+                shard.become_part(Part(name, start, count, self._shape[0]))
 
     # Reading
 

@@ -11,7 +11,7 @@ from jax import export
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.recent import Recent
-from jaxdist._parameter_server.closures.traced import Input, Source, TracedClosure, Update
+from jaxdist._parameter_server.closures.traced import TracedClosure
 from jaxdist._parameter_server.protocol import (
     Change,
     Changed,
@@ -23,11 +23,11 @@ from jaxdist._parameter_server.server import TOO_STALE
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.shard_rows import NO_ROW
 from jaxdist._parameter_server.worker.kept import KeptValues
-from jaxdist._parameter_server.worker.messages import list_variables
 from jaxdist._parameter_server.worker.platforms import check_platform, find_platform
 from jaxdist._parameter_server.worker.put import PutOn
 from jaxdist._parameter_server.worker.requests import Finished, Request
 from jaxdist._parameter_server.worker.row_numbers import check_rows
+from jaxdist._parameter_server.worker_protocol import Input, Source, Update
 from jaxdist.errors import ContextError, DeadlineExceededError, OtherProcessError
 
 _TRIES = 100
@@ -94,9 +94,7 @@ class Worker:
 
     def _find_read(self, closure: TracedClosure, counted: Mapping[int, str]) -> dict[int, str]:
         """Return the incarnations of the servers that the closure uses and has not changed."""
-        used = self._used.find(
-            closure.digest, lambda: list(self._servers.group(list_variables(closure)))
-        )
+        used = self._used.find(closure.digest, lambda: list(self._servers.group(closure.variables)))
         return {n: self._servers.links[n].incarnation for n in used if n not in counted}
 
     def _run_once(

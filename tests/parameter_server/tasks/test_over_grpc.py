@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import optax
 import pytest
@@ -33,8 +34,17 @@ from jaxdist._parameter_server.protocol import (
 )
 from jaxdist._parameter_server.strategy.parameter_server import ParameterServerStrategy
 from jaxdist._parameter_server.transport import Message, connect
+from jaxdist._parameter_server.transport.requests import call, make_message
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist._parameter_server.variables.servers import Servers
+from jaxdist._parameter_server.worker_protocol import (
+    Cancel,
+    HelloWorker,
+    Load,
+    Make,
+    Run,
+    WaitForAttempt,
+)
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
 from jaxdist.errors import (
     ArgumentError,
@@ -49,6 +59,7 @@ from jaxdist.errors import (
     OutOfRangeError,
     PSUnavailableError,
     RowIndexError,
+    ShapeError,
     UnknownError,
     UnsupportedError,
 )
@@ -553,49 +564,49 @@ def test_a_worker_refuses_messages_that_are_not_valid(cluster: _Cluster) -> None
     channel = connect(cluster.spec.task_address("worker", 0), layer="grpc")
     with pytest.raises(ArgumentError, match="run was given fields that are not valid"):
         channel.call(Message("run", {"client": "c"}))
-    hello = {"client": "c", "servers": list(cluster.spec.as_dict()["ps"]), "max_staleness": None}
-    fields = {"client": "c", "attempt": 1, "number": 1}
-    assert channel.call(Message("wait", fields)).fields["state"] == "stranger"
-    channel.call(Message("hello", hello))
+    wait = WaitForAttempt("c", 1)
+    assert call(channel, wait).state == "stranger"
+    call(channel, HelloWorker("c", [*map(str, cluster.spec.as_dict()["ps"])]))
     # An attempt that was never started, and one that comes twice.
-    assert channel.call(Message("wait", fields)).fields["state"] == "old"
-    make = {"client": "c", "attempt": 1, "number": 1, "functions": ["os:getpid"], "script": "x"}
-    reply = channel.call(Message("make", make)).fields
-    assert reply["state"] == "failed"
-    assert "without --module os" in reply["error"][1]
-    assert channel.call(Message("make", make)).fields["state"] == "old"
-    make |= {"attempt": 2, "functions": ["__main__:main"]}
-    reply = channel.call(Message("make", make)).fields
-    assert "the coordinator runs 'x', and this worker" in reply["error"][1]
-    run = {
-        "client": "c",
-        "attempt": 3,
-        "digest": "d",
-        "number": 1,
-        "fence": 0,
-        "done_below": 0,
-        "iterators": [],
-        "arguments": [],
-    }
-    assert channel.call(Message("run", run)).fields["state"] == "unknown"
-    load = {
-        "client": "c",
-        "name": "f",
-        "digest": "d",
-        "inputs": [],
-        "updates": [],
-        "num_results": 0,
-        "batches": [],
-        "lookup": None,
-        "places": {},
-        "shapes": [],
-    }
-    with pytest.raises(ArgumentError, match="load was given 0 programs"):
-        channel.call(Message("load", load))
-    channel.call(Message("load", load, (np.zeros(3, np.uint8),)))
-    channel.call(Message("cancel", {"client": "c", "number": 1}))
-    reply = channel.call(Message("run", {**run, "attempt": 4})).fields
-    assert reply["error"][0] == "CancelledError"
+    assert call(channel, wait).state == "old"
+    make = Make(client="c", attempt=1, number=1, functions=["os:getpid"], script="x")
+    answer = call(channel, make)
+    assert (answer.state, answer.error is None) == ("failed", False)
+    assert "without --module os" in str(answer.error)
+    assert call(channel, make).state == "old"
+    make = msgspec.structs.replace(make, attempt=2, functions=["__main__:main"])
+    assert "the coordinator runs 'x', and this worker" in str(call(channel, make).error)
+    run = Run(
+        client="c",
+        attempt=3,
+        digest="d",
+        number=1,
+        fence=0,
+        done_below=0,
+        iterators=[],
+        references=[],
+        arguments=[],
+    )
+    assert call(channel, run).state == "unknown"
+    load = Load(
+        client="c",
+        name="f",
+        digest="d",
+        program=np.zeros(3, np.uint8),
+        inputs=(),
+        updates=(),
+        num_results=0,
+        batches=(),
+        places={},
+        shapes=[],
+    )
+    with pytest.raises(ShapeError, match="load was given 0 arrays"):
+        channel.call(Message("load", make_message("load", load).fields))
+    call(channel, load)
+    call(channel, Cancel("c", 1))
+    error = call(channel, msgspec.structs.replace(run, attempt=4)).error
+    assert error is not None
+    assert error.name == "CancelledError"
     channel.close()
 
 

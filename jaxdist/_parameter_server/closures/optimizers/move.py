@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 from flax import nnx
 from jax.tree_util import keystr, tree_flatten_with_path
@@ -16,9 +17,10 @@ from jaxdist import _compat
 from jaxdist._parameter_server.closures.optimizers.cut import cut_update
 from jaxdist._parameter_server.closures.recorder import Recorder, Recorders
 from jaxdist._parameter_server.closures.trace import OPTIMIZER
-from jaxdist._parameter_server.closures.traced import TracedClosure, Update
+from jaxdist._parameter_server.closures.traced import TracedClosure
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.servers import Servers
+from jaxdist._parameter_server.worker_protocol import Update
 
 
 class _OnServers:
@@ -70,7 +72,7 @@ def move_optimizers(
         own = [(n, u) for n, u in enumerate(moved) if u.op.startswith(prefix)]
         keys = _move_one(optimizers[number], recorder, [u for _, u in own], strategy)
         for (n, update), key in zip(own, keys, strict=True):
-            moved[n] = dataclasses.replace(update, op=f"program:{key}")
+            moved[n] = msgspec.structs.replace(update, op=f"program:{key}")
     # Workers know a closure by its digest, and now it says which optimizers these are.
     text = f"{closure.digest} {[update.op for update in moved]}"
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

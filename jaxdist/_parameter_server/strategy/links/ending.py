@@ -5,7 +5,9 @@ import threading
 import time
 
 from jaxdist._parameter_server.coordinator import call_at_exit
-from jaxdist._parameter_server.transport import Message, connect
+from jaxdist._parameter_server.transport import connect
+from jaxdist._parameter_server.transport.requests import call
+from jaxdist._parameter_server.worker_protocol import End
 from jaxdist.errors import JaxdistError
 
 _LOG = logging.getLogger("jaxdist")
@@ -52,7 +54,7 @@ class Endings:
 def _tell_end(address: str, client: str) -> None:
     channel = connect(address, layer="grpc", name=f"the worker at {address}")
     try:
-        channel.call(Message("end", {"client": client}), _CALL_SECONDS)
+        call(channel, End(client), _CALL_SECONDS)
     except JaxdistError as error:
         # It has ended already, or works for another coordinator.
         _LOG.debug("The worker at %s was not told that the training has ended: %s", address, error)

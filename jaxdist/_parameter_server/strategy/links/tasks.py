@@ -23,9 +23,9 @@ from jaxdist._parameter_server.strategy.links.remote_link import (
 from jaxdist._parameter_server.transport import Channel, connect
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.worker.functions import list_names
-from jaxdist._parameter_server.worker.messages import HelloFields
 from jaxdist._parameter_server.worker.platforms import find_platform
 from jaxdist._parameter_server.worker.worker import Worker
+from jaxdist._parameter_server.worker_protocol import HelloWorker
 from jaxdist._processes import get_settings
 from jaxdist._validate import format_lines
 from jaxdist.errors import DeadlineExceededError, WorkerUnavailableError
@@ -137,7 +137,7 @@ class RemoteTasks:
         self._losses = LossReport(self.storage, client, "functions")
         # Functions of workers, and steps that run in this process.
         self._clients = [client]
-        greeting = HelloFields(client=client, servers=list(cluster.ps), max_staleness=max_staleness)
+        greeting = HelloWorker(client, list(cluster.ps), max_staleness)
         storage, losses = self.storage, self._losses
 
         def make_link(index: int, channel: Channel) -> RemoteWorkerLink:
