@@ -21,7 +21,7 @@ from jaxdist.errors import ArgumentError, ProgramMismatchError, ShapeError
 Array = np.ndarray
 
 
-class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What answers a request."""
 
 
@@ -29,7 +29,9 @@ R = TypeVar("R", bound=Reply)
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-class Request(msgspec.Struct, Generic[R], frozen=True, forbid_unknown_fields=True):
+class Request(
+    msgspec.Struct, Generic[R], frozen=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """What one task asks of another; the reply is of the type in brackets.
 
     Attributes:
