@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from jaxdist._parameter_server.transport.failures import Failure
+from jaxdist._parameter_server.transport.calls import Failure
 from jaxdist._parameter_server.transport.requests import Array, Reply, Request
 
 

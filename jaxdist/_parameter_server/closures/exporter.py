@@ -11,7 +11,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from jaxdist import _compat
 from jaxdist._parameter_server.closures.inputs import StateLeaf, TraceInputs
-from jaxdist._parameter_server.closures.marks import UPDATED
+from jaxdist._parameter_server.closures.recorder import UPDATED
 from jaxdist._parameter_server.closures.trace_errors import (
     make_lookup_error,
     make_used_after_error,

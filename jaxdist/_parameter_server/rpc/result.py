@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from jaxdist._parameter_server.rpc.codes import OK, get_code
-from jaxdist._parameter_server.rpc.served import Result
+from jaxdist._parameter_server.rpc.served import OK, Result, get_code
 from jaxdist._typing import PyTree
 from jaxdist.errors import JaxdistError
 

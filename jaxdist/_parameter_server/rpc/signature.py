@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdist._parameter_server.rpc.structures import Shown, flatten, format_tree, unflatten
 from jaxdist._parameter_server.rpc.values import ARRAY, as_jax, fits
-from jaxdist._parameter_server.transport.dtypes import get_dtypes, get_names
+from jaxdist._parameter_server.transport.message import get_dtypes, get_names
 from jaxdist._validate import show
 from jaxdist.errors import (
     ArgumentError,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist import _compat
-from jaxdist._parameter_server.transport.dtypes import get_names
+from jaxdist._parameter_server.transport.message import get_names
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, DonationError, UnsupportedError
 

@@ -30,8 +30,7 @@ from jaxdist._parameter_server.protocol import (
     WriteSnapshot,
 )
 from jaxdist._parameter_server.server import checks
-from jaxdist._parameter_server.server.applying import LostValuesError
-from jaxdist._parameter_server.server.changing import Changing
+from jaxdist._parameter_server.server.changing import Changing, LostValuesError
 from jaxdist._parameter_server.server.creating import add_update, add_variables, make_values
 from jaxdist._parameter_server.server.programs import Initialiser, UpdateProgram
 from jaxdist._parameter_server.server.snapshots import Captured, SnapshotKeeper, capture

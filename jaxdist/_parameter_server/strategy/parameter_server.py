@@ -15,9 +15,10 @@ from jaxdist._parameter_server.coordinator import (
     check_on_worker,
 )
 from jaxdist._parameter_server.strategy.cluster import check_is_chief, read_cluster
-from jaxdist._parameter_server.strategy.links import LocalTasks, Note, RemoteTasks, Tasks
+from jaxdist._parameter_server.strategy.local_link import Note
 from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
+from jaxdist._parameter_server.strategy.tasks import LocalTasks, RemoteTasks, Tasks
 from jaxdist._parameter_server.strategy.worker_devices import (
     find_layout_of_new_worker,
     find_worker_layouts,

@@ -14,8 +14,7 @@ import msgspec
 import numpy as np
 
 from jaxdist._parameter_server.transport.channel import Channel, Handler
-from jaxdist._parameter_server.transport.fields import copy_fields
-from jaxdist._parameter_server.transport.message import Message
+from jaxdist._parameter_server.transport.message import Message, copy_fields
 from jaxdist.errors import ArgumentError, ProgramMismatchError, ShapeError
 
 Array = np.ndarray

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxdist._parameter_server.protocol import Values
-from jaxdist._parameter_server.worker.put import PutOn
+from jaxdist._parameter_server.worker.devices import PutOn
 
 
 @dataclasses.dataclass

@@ -1,6 +1,7 @@
 """`Worker`: runs closures."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,13 +23,74 @@ from jaxdist._parameter_server.protocol import (
 from jaxdist._parameter_server.server import TOO_STALE
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.shard_rows import NO_ROW
+from jaxdist._parameter_server.worker.devices import PutOn, check_platform, find_platform
 from jaxdist._parameter_server.worker.kept import KeptValues
-from jaxdist._parameter_server.worker.platforms import check_platform, find_platform
-from jaxdist._parameter_server.worker.put import PutOn
-from jaxdist._parameter_server.worker.requests import Finished, Request
-from jaxdist._parameter_server.worker.row_numbers import check_rows
 from jaxdist._parameter_server.worker_protocol import Input, Source, Update
-from jaxdist.errors import ContextError, DeadlineExceededError, OtherProcessError
+from jaxdist.errors import ContextError, DeadlineExceededError, OtherProcessError, RowIndexError
+
+
+def check_rows(closure: TracedClosure, what: str, name: str, ids: np.ndarray) -> None:
+    """Check rows of a shard before any server is asked: it knows the shard, and not the table.
+
+    Args:
+        closure: The closure.
+        what: What it does with the rows, such as `reads`.
+        name: The name of the shard on the servers. Other variables are checked there.
+        ids: The numbers of the rows, counted from the first row of the shard.
+
+    Raises:
+        RowIndexError: One of them is no row of the table.
+    """
+    part = closure.parts.get(name)
+    if part is None:
+        return
+    wrong = ids[(ids < 0) | (ids >= part.rows)]
+    if wrong.size:
+        raise RowIndexError(
+            f"{closure.name} {what} row {int(wrong[0]) + part.start} of {part.table!r}, which has "
+            f"{part.total} rows.\n\n"
+            "The numbers of its rows are integers from 0. The function has changed nothing.\n\n"
+            f"Pass numbers from 0 to {part.total - 1}, or create the table with more rows."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ClosureRun:
+    """One run of a closure.
+
+    Args:
+        closure: The closure.
+        arguments: The arrays that it was scheduled with.
+        batches: The leaves of its batches, by iterator, batch and leaf.
+        number: Its number.
+        fence: Values that were kept from before this fence must be read again.
+        done_below: Closures with lower numbers are finished.
+        client: Who has numbered it.
+    """
+
+    closure: TracedClosure
+    arguments: Sequence[Any]
+    batches: Mapping[tuple[int, ...], Any]
+    number: int
+    fence: int = 0
+    done_below: int = 0
+    client: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """What a run of a closure returns.
+
+    Args:
+        results: The results.
+        counted: The servers that have counted the closure, by number, with their incarnation.
+        read: The servers that it only reads, likewise.
+    """
+
+    results: Sequence[Any]
+    counted: dict[int, str]
+    read: dict[int, str] = dataclasses.field(default_factory=dict)
+
 
 _TRIES = 100
 
@@ -65,7 +127,7 @@ class Worker:
         self._reads: Recent[str, dict[int, list[str]]] = Recent(256)
         self._used: Recent[str, list[int]] = Recent(256)
 
-    def run(self, request: Request) -> Finished:
+    def run(self, request: ClosureRun) -> Finished:
         """Run a closure, send its changes, and return its results."""
         closure = request.closure
         # Before the read: values that are read before a program is compiled are old when it runs.
@@ -98,7 +160,7 @@ class Worker:
         return {n: self._servers.links[n].incarnation for n in used if n not in counted}
 
     def _run_once(
-        self, request: Request, programs: Sequence[Any], began: float
+        self, request: ClosureRun, programs: Sequence[Any], began: float
     ) -> tuple[Sequence[Any], dict[int, Changed]]:
         """Read, compute and send the changes; return the outputs, and the replies of servers."""
         closure = request.closure
@@ -123,7 +185,7 @@ class Worker:
 
     # Reading
 
-    def _read(self, request: Request, began: float, registered: set[int]) -> None:
+    def _read(self, request: ClosureRun, began: float, registered: set[int]) -> None:
         """Read the variables that the closure needs, where the kept values are too old.
 
         Args:
@@ -151,7 +213,7 @@ class Worker:
     def _group_reads(self, closure: TracedClosure) -> dict[int, list[str]]:
         return self._reads.find(closure.digest, lambda: self._servers.group(closure.reads))
 
-    def _read_rows(self, request: Request, programs: Sequence[Any]) -> list[Any]:
+    def _read_rows(self, request: ClosureRun, programs: Sequence[Any]) -> list[Any]:
         """Read the rows that the closure needs, each one once."""
         lookup = request.closure.lookup
         if lookup is None:
@@ -192,7 +254,7 @@ class Worker:
         return programs
 
     def _find_inputs(
-        self, inputs: Sequence[Input], request: Request, rows: Sequence[Any]
+        self, inputs: Sequence[Input], request: ClosureRun, rows: Sequence[Any]
     ) -> list[Any]:
         """Return the inputs of a program, on the devices of the worker."""
         found = [self._find(given, request, rows) for given in inputs]
@@ -201,7 +263,7 @@ class Worker:
             found[n] = value
         return found
 
-    def _find(self, given: Input, request: Request, rows: Sequence[Any]) -> Any:
+    def _find(self, given: Input, request: ClosureRun, rows: Sequence[Any]) -> Any:
         match given.source:
             case Source.VARIABLE:
                 return self._kept.get(given.name)
@@ -228,7 +290,7 @@ class Worker:
         return made
 
     def _send(
-        self, request: Request, updates: Sequence[Update], outputs: Sequence[np.ndarray]
+        self, request: ClosureRun, updates: Sequence[Update], outputs: Sequence[np.ndarray]
     ) -> dict[int, Changed]:
         """Send the changes, keep the new values that come back, and return the replies."""
         if not updates:
@@ -257,7 +319,7 @@ class Worker:
         return found
 
     def _make_request(
-        self, request: Request, changes: Sequence[Change], wanted: Sequence[str]
+        self, request: ClosureRun, changes: Sequence[Change], wanted: Sequence[str]
     ) -> ChangeVariables:
         """Return the request that sends changes to one server, and asks it for new values."""
         names = [c.name for c in changes if c.version is not None]

@@ -12,9 +12,9 @@ import pytest
 
 from jaxdist._parameter_server.coordinator import ClusterCoordinator, Fence, WorkerLink
 from jaxdist._parameter_server.coordinator.closure_queue import ClosureQueue
+from jaxdist._parameter_server.coordinator.retries import WaitSettings
 from jaxdist._parameter_server.coordinator.scheduled import Scheduled
-from jaxdist._parameter_server.coordinator.settings import WaitSettings
-from jaxdist._parameter_server.coordinator.worker_thread import WorkerThread
+from jaxdist._parameter_server.coordinator.workers import WorkerThread
 from jaxdist.errors import (
     ArgumentError,
     CancelledError,
@@ -57,9 +57,9 @@ ROWS = list(itertools.product(MAKERS, ["before", "after"], ["0", "1", "01"], [1,
 
 @pytest.fixture(autouse=True)
 def _quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxdist._parameter_server.coordinator.worker_thread._FIRST_PAUSE", 0.001)
-    monkeypatch.setattr("jaxdist._parameter_server.coordinator.worker_thread._ASK_SECONDS", 0.01)
-    monkeypatch.setattr("jaxdist._parameter_server.coordinator.worker_thread._NAP", 0.001)
+    monkeypatch.setattr("jaxdist._parameter_server.coordinator.workers._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("jaxdist._parameter_server.coordinator.workers._ASK_SECONDS", 0.01)
+    monkeypatch.setattr("jaxdist._parameter_server.coordinator.workers._NAP", 0.001)
 
 
 @pytest.fixture

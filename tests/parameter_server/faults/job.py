@@ -16,9 +16,9 @@ import numpy as np
 import jaxdist
 from jaxdist._parameter_server.protocol import ChangeVariables, GetStatistics, WriteSnapshot
 from jaxdist._parameter_server.server import VariableServer
-from jaxdist._parameter_server.server.applying import Request
-from jaxdist._parameter_server.server.snapshots.files import Checkpoints, Snapshots
-from jaxdist._parameter_server.strategy.links.remote_link import RemoteWorkerLink
+from jaxdist._parameter_server.server.changing import StagedRequest
+from jaxdist._parameter_server.server.snapshots import Checkpoints, Snapshots
+from jaxdist._parameter_server.strategy.remote_link import RemoteWorkerLink
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist._parameter_server.worker.worker import Worker
 from jaxdist.cluster_resolver import TFConfigClusterResolver
@@ -97,7 +97,7 @@ def run_server(resolver: TFConfigClusterResolver, name: str) -> None:
         insert(RemoteServer, "call", moment, after=True, kind=ChangeVariables)
         Moment(name, "restarting", start=2).reach()
     else:
-        insert(Request, "commit", Moment(name, "computing", times=5), after=False)
+        insert(StagedRequest, "commit", Moment(name, "computing", times=5), after=False)
         # Applied, and the worker has no reply.
         moment = Moment(name, "exchange", times=5)
         insert(VariableServer, "call", moment, after=True, kind=ChangeVariables)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxdist
-from jaxdist._parameter_server.rpc.codes import get_code
+from jaxdist._parameter_server.rpc.served import get_code
 from jaxdist._parameter_server.transport import Message, connect, serve
 from jaxdist.errors import (
     ArgumentError,

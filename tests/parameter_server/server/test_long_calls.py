@@ -14,7 +14,7 @@ from jaxdist._parameter_server.protocol import (
     WriteSnapshot,
 )
 from jaxdist._parameter_server.server import VariableServer, make_handlers
-from jaxdist._parameter_server.server.long_calls import RUNNING, UNKNOWN, LongCalls
+from jaxdist._parameter_server.server.handlers import RUNNING, UNKNOWN, LongCalls
 from jaxdist._parameter_server.transport import Message, connect, serve
 from jaxdist._parameter_server.transport.requests import Done
 from jaxdist._parameter_server.variables.remote_server import RemoteServer

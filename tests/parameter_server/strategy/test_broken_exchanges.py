@@ -11,8 +11,7 @@ import pytest
 import jaxdist
 from jaxdist._parameter_server.protocol import Changed, ChangeVariables
 from jaxdist._parameter_server.server import TOO_STALE
-from jaxdist._parameter_server.strategy import prepare
-from jaxdist._parameter_server.strategy.links import tasks
+from jaxdist._parameter_server.strategy import prepare, tasks
 from jaxdist.coordinator import ClusterCoordinator
 from jaxdist.errors import (
     ArgumentError,

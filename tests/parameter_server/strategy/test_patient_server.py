@@ -22,7 +22,7 @@ from jaxdist._parameter_server.protocol import (
     Release,
     WriteSnapshot,
 )
-from jaxdist._parameter_server.strategy.links.patient_server import PatientServer
+from jaxdist._parameter_server.strategy.patient_server import PatientServer
 from jaxdist._parameter_server.transport import Channel, Message, connect
 from jaxdist.cluster_resolver import ClusterSpec
 from jaxdist.errors import DeadlineExceededError, PSUnavailableError, UnavailableError

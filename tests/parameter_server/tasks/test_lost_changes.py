@@ -20,8 +20,8 @@ from jaxdist._parameter_server.protocol import (
     WriteSnapshot,
 )
 from jaxdist._parameter_server.server import VariableServer, make_handlers
-from jaxdist._parameter_server.strategy.links.loss_report import LossReport
-from jaxdist._parameter_server.strategy.links.patient_server import PatientServer
+from jaxdist._parameter_server.strategy.losses import LossReport
+from jaxdist._parameter_server.strategy.patient_server import PatientServer
 from jaxdist._parameter_server.transport import connect, serve
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist.errors import NotFoundError, UnavailableError

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxdist._parameter_server.protocol import Restored, ServerInfo
-from jaxdist._parameter_server.server.counted import CountedClosures
-from jaxdist._parameter_server.server.state import Restore, State, make_incarnation
-from jaxdist._parameter_server.strategy.links.lost_closures import AcknowledgedClosures
+from jaxdist._parameter_server.server.state import CountedClosures, Restore, State, make_incarnation
+from jaxdist._parameter_server.strategy.losses import AcknowledgedClosures
 
 
 def _restart(saved: State) -> State:

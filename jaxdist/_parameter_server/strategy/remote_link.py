@@ -13,11 +13,10 @@ import numpy as np
 from jaxdist._parameter_server.closures.program import ClosureProgram
 from jaxdist._parameter_server.closures.traced import TracedClosure
 from jaxdist._parameter_server.coordinator import IteratorOf
-from jaxdist._parameter_server.strategy.links.loss_report import LossReport
-from jaxdist._parameter_server.strategy.prepare import LeafOf, OwnIndex, Prepared
-from jaxdist._parameter_server.strategy.resources import Made
+from jaxdist._parameter_server.strategy.losses import LossReport
+from jaxdist._parameter_server.strategy.prepare import LeafOf, Made, OwnIndex, Prepared
 from jaxdist._parameter_server.transport import Channel
-from jaxdist._parameter_server.transport.failures import make_error
+from jaxdist._parameter_server.transport.calls import make_error
 from jaxdist._parameter_server.transport.requests import R, Request, call, make_message, read_reply
 from jaxdist._parameter_server.worker.functions import describe_script, list_names
 from jaxdist._parameter_server.worker.structures import describe_tree, make_template

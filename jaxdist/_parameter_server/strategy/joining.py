@@ -1,16 +1,17 @@
-"""Workers that join while a training runs: in this process, or as other tasks."""
+"""Workers that join while a training runs: in this process, or as other tasks; and their end."""
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
-from jaxdist._parameter_server.coordinator import WorkerLink
+from jaxdist._parameter_server.coordinator import WorkerLink, call_at_exit
 from jaxdist._parameter_server.protocol import Hello, ListAnnounced
-from jaxdist._parameter_server.strategy.links.ending import ENDINGS
-from jaxdist._parameter_server.strategy.links.local_link import LocalWorkerLink
-from jaxdist._parameter_server.strategy.links.remote_link import RemoteWorkerLink
+from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
+from jaxdist._parameter_server.strategy.remote_link import RemoteWorkerLink
 from jaxdist._parameter_server.transport import Channel, connect
 from jaxdist._parameter_server.transport.requests import call
+from jaxdist._parameter_server.worker_protocol import End
 from jaxdist._processes import get_settings
 from jaxdist._validate import show
 from jaxdist.errors import (
@@ -24,6 +25,61 @@ from jaxdist.errors import (
 )
 
 _LOG = logging.getLogger("jaxdist")
+_CALL_SECONDS = 5.0
+
+
+class Endings:
+    """The workers that this process tells of its end.
+
+    A strategy may be deleted long before the process ends, and another one made that the same
+    workers take part in. So they are told when the process ends, over connections of their own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._clients: dict[str, str] = {}
+
+    def note(self, address: str, client: str) -> None:
+        """Note that a worker has announced itself.
+
+        Args:
+            address: Where it is.
+            client: The id of the coordinator's run that it works for now.
+        """
+        with self._lock:
+            self._clients[address] = client
+
+    def tell(self) -> None:
+        """Tell the workers at once; wait up to 5 s for those that do not answer."""
+        with self._lock:
+            found = dict(self._clients)
+            self._clients.clear()
+        threads = [
+            threading.Thread(target=_tell_end, args=pair, name="jaxdist-ending", daemon=True)
+            for pair in found.items()
+        ]
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + _CALL_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+
+def _tell_end(address: str, client: str) -> None:
+    channel = connect(address, layer="grpc", name=f"the worker at {address}")
+    try:
+        call(channel, End(client), _CALL_SECONDS)
+    except JaxdistError as error:
+        # It has ended already, or works for another coordinator.
+        _LOG.debug("The worker at %s was not told that the training has ended: %s", address, error)
+    finally:
+        channel.close()
+
+
+ENDINGS = Endings()
+call_at_exit(ENDINGS.tell)
+
+
 _ADD = "ClusterCoordinator.add_worker"
 _ASK_SECONDS = 5.0
 _GONE = (DeadlineExceededError, UnavailableError, WorkerUnavailableError)

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from jaxdist._parameter_server.coordinator import read_wait_settings
+from jaxdist._parameter_server.coordinator import Backoff, read_wait_settings
 from jaxdist._parameter_server.protocol import ChangeVariables, Hello, Release, ServerInfo
 from jaxdist._parameter_server.server import TOO_STALE
-from jaxdist._parameter_server.strategy.links.own_changes import OwnChanges
+from jaxdist._parameter_server.strategy.losses import OwnChanges
 from jaxdist._parameter_server.transport import Channel, Message
 from jaxdist._parameter_server.transport.requests import (
     R,
@@ -23,7 +23,6 @@ from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist.errors import DeadlineExceededError, JaxdistError, PSUnavailableError
 
 _LOG = logging.getLogger("jaxdist")
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
 _HELLO_SECONDS = 5.0
 
 
@@ -106,7 +105,7 @@ class PatientServer(RemoteServer):
         super().close()
 
     def _exchange(self, message: Message, seconds: float | None = None) -> Message:
-        began, pause = time.monotonic(), _FIRST_PAUSE
+        began, backoff = time.monotonic(), Backoff()
         limit = read_wait_settings().server_seconds
         tries = 0
         while True:
@@ -114,12 +113,12 @@ class PatientServer(RemoteServer):
                 reply = super()._exchange(message, seconds)
             except (PSUnavailableError, DeadlineExceededError) as error:
                 tries, waited = tries + 1, time.monotonic() - began
-                if waited >= limit or self._is_closed.wait(min(pause, limit - waited)):
+                pause = min(backoff.find_next(), limit - waited)
+                if waited >= limit or self._is_closed.wait(pause):
                     raise self._make_last(error, message.method, tries, waited, limit) from error
             else:
                 self._compare(self.incarnation)
                 return reply
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _compare(self, incarnation: str) -> None:
         """Find what a server has lost, if it was started again."""
