@@ -179,4 +179,4 @@ def answer(handlers: Mapping[str, Handler], request: Message) -> tuple[Message, 
             _LOG.exception("The handler of %r raised:", method)
         return Message(method), describe_failure(error, method)
     # A reply repeats the name of the method.
-    return Message(method, reply.fields, reply.arrays), None
+    return Message(method, reply.fields, reply.arrays, reply.is_plain), None

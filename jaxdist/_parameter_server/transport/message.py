@@ -27,11 +27,14 @@ class Message:
         method: The name of the method that is called; a reply repeats it.
         fields: Numbers, texts, None, lists and dicts with texts as keys.
         arrays: NumPy arrays of fixed-size dtypes, bfloat16 and its like included.
+        is_plain: Whether the fields are known to hold only these: a request or a reply was written
+            into them. To look at each of hundreds of names takes longer than to send them.
     """
 
     method: str
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     arrays: tuple[np.ndarray, ...] = ()
+    is_plain: bool = dataclasses.field(default=False, compare=False, repr=False)
 
     @property
     def nbytes(self) -> int:

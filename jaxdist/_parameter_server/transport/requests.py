@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from jaxdist._parameter_server.transport.channel import Channel, Handler
-from jaxdist._parameter_server.transport.message import Message, copy_fields
+from jaxdist._parameter_server.transport.message import Message
 from jaxdist.errors import ArgumentError, ProgramMismatchError, ShapeError
 
 Array = np.ndarray
@@ -59,9 +59,8 @@ def make_message(method: str, value: msgspec.Struct) -> Message:
         arrays.append(np.asarray(array))
         return len(arrays) - 1
 
-    built = msgspec.to_builtins(value, enc_hook=place, str_keys=True)
-    # Fields of messages have lists in place of tuples.
-    return Message(method, copy_fields(built), tuple(arrays))
+    fields = msgspec.to_builtins(value, enc_hook=place, str_keys=True)
+    return Message(method, fields, tuple(arrays), is_plain=True)
 
 
 def read_message(kind: type[S], message: Message) -> S:

@@ -80,7 +80,8 @@ class Outgoing:
     def __init__(
         self, caller: str, message: Message, limits: Limits, failure: Failure | None = None
     ) -> None:
-        check_fields(caller, message.fields)
+        if not message.is_plain:
+            check_fields(caller, message.fields)
         self._arrays = [get_plain(caller, array) for array in message.arrays]
         limits.check(caller, self._arrays)
         names = get_names()

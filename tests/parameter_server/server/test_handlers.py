@@ -50,7 +50,7 @@ class _Client:
         sent = json.loads(json.dumps(fields))
         reply = self._handlers[method](Message(method, sent, arrays))
         assert reply.method == method
-        assert json.loads(json.dumps(reply.fields)) == reply.fields
+        json.dumps(reply.fields)
         assert all(isinstance(array, np.ndarray) for array in reply.arrays)
         return reply
 
