@@ -54,6 +54,8 @@ Sources = frozenset[Source]
 _PRESERVING = frozenset(
     {"broadcast_in_dim", "copy", "pcast", "pvary", "reshape", "sharding_constraint", "squeeze"}
 )
+# Stands for the key of an update program until the optimizer is on the servers.
+OPTIMIZER = "optimizer:"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,10 +107,6 @@ def find_origins(closed: Any) -> list[Origin]:
     """Return the origin of each result of a closed program."""
     given = [Origin(frozenset({n}), n) for n in range(len(closed.jaxpr.invars))]
     return SourceAnalysis().run(closed, given)
-
-
-# Stands for the key of an update program until the optimizer is on the servers.
-OPTIMIZER = "optimizer:"
 
 
 def trace_closure(

@@ -30,6 +30,7 @@ _ASK_SECONDS = 0.5
 _NAP = 0.05
 # What the closure is not to blame for: it runs again.
 _OF_SERVERS = (PSUnavailableError, DeadlineExceededError)
+_PERIOD_SECONDS = 1.0
 
 
 class WorkerThread:
@@ -295,9 +296,6 @@ class Workers:
 
     def _list_values(self) -> list[PerWorkerValues]:
         return sorted(self._values, key=lambda values: values.order)
-
-
-_PERIOD_SECONDS = 1.0
 
 
 class NewWorkers:

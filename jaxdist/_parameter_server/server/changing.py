@@ -24,6 +24,9 @@ from jaxdist._parameter_server.server.stored import (
 )
 from jaxdist.errors import ArgumentError
 
+TOO_STALE = "too stale"
+_CALLER = "change"
+
 
 class LostValuesError(Exception):
     """A program failed when it had taken the memory of values that are not replaced yet."""
@@ -111,10 +114,6 @@ class StagedRequest:
             staged.stored.version += 1
             staged.stored.applied += 1
         return [staged.stored for staged in self._staged.values()]
-
-
-TOO_STALE = "too stale"
-_CALLER = "change"
 
 
 class Changing:

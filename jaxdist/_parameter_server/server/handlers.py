@@ -16,8 +16,26 @@ from jaxdist._parameter_server.transport.requests import Done, Reply, Request
 from jaxdist._parameter_server.transport.requests import make_handlers as make_handlers_of
 
 RUNNING, UNKNOWN = Pending("running"), Pending("unknown")
-_KEEP = 256
+_MOST_CALLS = 256
 _THREADS = 8
+_REQUESTS: tuple[type[Request[Any]], ...] = (
+    protocol.Hello,
+    protocol.Configure,
+    protocol.Create,
+    protocol.RegisterUpdate,
+    protocol.Read,
+    protocol.ReadRows,
+    protocol.ChangeVariables,
+    protocol.Release,
+    protocol.GetStatistics,
+    protocol.WriteSnapshot,
+    protocol.WaitForCall,
+    protocol.Announce,
+    protocol.ListAnnounced,
+)
+# A worker tells it every 2 s, so that one that has ended is forgotten soon.
+_KEEP_SECONDS = 10.0
+_MOST_WORKERS = 1024
 
 
 class LongCalls:
@@ -48,7 +66,7 @@ class LongCalls:
             if future is None:
                 future = self._calls[request] = self._threads.submit(call)
                 # Those that have ended were answered long ago.
-                while len(self._calls) > _KEEP and next(iter(self._calls.values())).done():
+                while len(self._calls) > _MOST_CALLS and next(iter(self._calls.values())).done():
                     self._calls.popitem(last=False)
         return _wait(future, seconds)
 
@@ -64,26 +82,6 @@ def _wait(future: "Future[Reply]", seconds: float) -> Reply:
         return future.result(seconds)
     except NotYet:
         return RUNNING
-
-
-_REQUESTS: tuple[type[Request[Any]], ...] = (
-    protocol.Hello,
-    protocol.Configure,
-    protocol.Create,
-    protocol.RegisterUpdate,
-    protocol.Read,
-    protocol.ReadRows,
-    protocol.ChangeVariables,
-    protocol.Release,
-    protocol.GetStatistics,
-    protocol.WriteSnapshot,
-    protocol.WaitForCall,
-    protocol.Announce,
-    protocol.ListAnnounced,
-)
-# A worker tells it every 2 s, so that one that has ended is forgotten soon.
-_KEEP_SECONDS = 10.0
-_MOST = 1024
 
 
 def make_handlers(server: VariableServer) -> dict[str, Handler]:
@@ -137,7 +135,7 @@ class Announcements:
         with self._lock:
             self._found[worker] = address, self._clock()
             self._found.move_to_end(worker)
-            while len(self._found) > _MOST:
+            while len(self._found) > _MOST_WORKERS:
                 self._found.popitem(last=False)
 
     def list_present(self) -> dict[int, str]:

@@ -28,6 +28,7 @@ from jaxdist.errors import CheckpointError, DamagedCheckpointError, UnavailableE
 
 _KEEP = 2
 _FORMAT = 2
+_LOG = logging.getLogger("jaxdist")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,9 +209,6 @@ def _make_state(notes: dict[str, Any], arrays: dict[str, Any], path: str) -> Sta
         program = UpdateProgram("VariableServer", row["key"], content, row["num_slots"])
         state.programs[row["key"]] = program
     return state
-
-
-_LOG = logging.getLogger("jaxdist")
 
 
 class SnapshotKeeper:

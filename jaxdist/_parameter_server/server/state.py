@@ -11,6 +11,7 @@ from jaxdist._parameter_server.server.programs import UpdateProgram
 from jaxdist._parameter_server.server.stored import StoredVariable
 
 COUNTED, ALREADY, FINISHED = "counted", "already counted", "finished"
+Slots = dict[tuple[str, str], tuple[str, ...]]  # of a variable and a program: names of variables
 
 
 @dataclasses.dataclass
@@ -77,9 +78,6 @@ class Restore:
 
     incarnation: str
     counted: dict[str, Any]
-
-
-Slots = dict[tuple[str, str], tuple[str, ...]]  # of a variable and a program: names of variables
 
 
 @dataclasses.dataclass

@@ -10,6 +10,20 @@ import numpy as np
 
 from jaxdist._parameter_server.transport.layout import make_empty
 
+Step = Callable[..., np.ndarray]
+# Operations on the whole variable. None stands for the operand itself.
+DENSE: dict[str, Step | None] = {"assign": None, "add": np.add, "sub": np.subtract}
+# Operations on rows. With `scatter_update` the last of several rows with one id is taken.
+ROWS: dict[str, Any] = {
+    "scatter_add": np.add,
+    "scatter_sub": np.subtract,
+    "scatter_mul": np.multiply,
+    "scatter_div": np.divide,
+    "scatter_min": np.minimum,
+    "scatter_max": np.maximum,
+    "scatter_update": None,
+}
+
 
 @dataclasses.dataclass
 class StoredVariable:
@@ -149,22 +163,6 @@ def put_on_cpu(value: Any) -> jax.Array:
     # A copy: the memory of an array of NumPy may be that of a reader.
     with jax.enable_x64(True):
         return jax.device_put(value, jax.devices("cpu")[0], may_alias=False)
-
-
-Step = Callable[..., np.ndarray]
-
-# Operations on the whole variable. None stands for the operand itself.
-DENSE: dict[str, Step | None] = {"assign": None, "add": np.add, "sub": np.subtract}
-# Operations on rows. With `scatter_update` the last of several rows with one id is taken.
-ROWS: dict[str, Any] = {
-    "scatter_add": np.add,
-    "scatter_sub": np.subtract,
-    "scatter_mul": np.multiply,
-    "scatter_div": np.divide,
-    "scatter_min": np.minimum,
-    "scatter_max": np.maximum,
-    "scatter_update": None,
-}
 
 
 def stage_dense(staged: StagedVariable, op: str, operand: np.ndarray) -> None:

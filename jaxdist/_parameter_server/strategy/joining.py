@@ -26,6 +26,9 @@ from jaxdist.errors import (
 
 _LOG = logging.getLogger("jaxdist")
 _CALL_SECONDS = 5.0
+_ADD = "ClusterCoordinator.add_worker"
+_ASK_SECONDS = 5.0
+_GONE = (DeadlineExceededError, UnavailableError, WorkerUnavailableError)
 
 
 class Endings:
@@ -78,11 +81,6 @@ def _tell_end(address: str, client: str) -> None:
 
 ENDINGS = Endings()
 call_at_exit(ENDINGS.tell)
-
-
-_ADD = "ClusterCoordinator.add_worker"
-_ASK_SECONDS = 5.0
-_GONE = (DeadlineExceededError, UnavailableError, WorkerUnavailableError)
 
 
 class LocalJoining:

@@ -22,6 +22,10 @@ from jaxdist._parameter_server.protocol import Hello, Restored, ServerInfo
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist.errors import JaxdistError
 
+_LOG = logging.getLogger("jaxdist")
+_MOST_NAMES = 8
+_Number = tuple[str, int]  # the client, and the number among its changes
+
 
 class AcknowledgedClosures:
     """The closures that each incarnation of each server has counted, one bit for each."""
@@ -80,9 +84,6 @@ def _find_later(incarnation: str, restores: Sequence[Restored]) -> Sequence[Rest
 
 def _get_generation(incarnation: str) -> int:
     return int(incarnation.split("-")[1])
-
-
-_LOG = logging.getLogger("jaxdist")
 
 
 class LossReport:
@@ -150,11 +151,6 @@ class LossReport:
             count - before,
             count,
         )
-
-
-_MOST_NAMES = 8
-
-_Number = tuple[str, int]  # the client, and the number among its changes
 
 
 class OwnChanges:

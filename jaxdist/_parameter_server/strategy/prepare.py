@@ -39,6 +39,12 @@ from jaxdist._typing import PyTree
 from jaxdist._values import copy_if_writable
 from jaxdist.errors import ArgumentTypeError, ContextError, DeadlineExceededError
 
+_SECONDS = 300.0
+# What Python says when `next` is called on a list.
+_NO_ITERATOR = "is not an iterator"
+# Moves the optimizers of a traced function to the servers of a strategy.
+Finish = Callable[[TracedClosure, Recorders, Sequence[Any], Any], TracedClosure]
+
 
 @dataclasses.dataclass(eq=False)
 class Made:
@@ -57,15 +63,6 @@ class Made:
     template: PyTree = None
     number: int = 0
     name: str = ""
-
-
-_SECONDS = 300.0
-# What Python says when `next` is called on a list.
-_NO_ITERATOR = "is not an iterator"
-
-
-# Moves the optimizers of a traced function to the servers of a strategy.
-Finish = Callable[[TracedClosure, Recorders, Sequence[Any], Any], TracedClosure]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,6 +35,7 @@ _LOG = logging.getLogger("jaxdist")
 # A task that imports JAX takes about 3 s.
 _FIRST_REPORT_SECONDS = 5.0
 _NEXT_REPORT_SECONDS = 60.0
+_PAUSE = 0.05
 
 
 def wait_for_tasks(caller: str, channels: Mapping[str, Channel], seconds: float) -> list[str]:
@@ -73,9 +74,6 @@ def _is_ready(channel: Channel, seconds: float) -> bool:
     except DeadlineExceededError:
         return False
     return True
-
-
-_PAUSE = 0.05
 
 
 class Tasks(Protocol):

@@ -32,6 +32,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _LARGEST_KEPT = 4 * 2**20
 _MOST_KEPT = 16 * 2**20
 _VARIABLES = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
+_LOG = logging.getLogger("jaxdist")
+_DIRECTORY = "JAXDIST_SNAPSHOT_DIRECTORY"
 
 
 def keep_freed_memory() -> None:
@@ -49,10 +51,6 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
         mallopt(_TRIM_THRESHOLD, _MOST_KEPT)
-
-
-_LOG = logging.getLogger("jaxdist")
-_DIRECTORY = "JAXDIST_SNAPSHOT_DIRECTORY"
 
 
 @final

@@ -49,6 +49,11 @@ from jaxdist.errors import (
 _PROGRAMS = 256
 # Errors of jaxdist whose cause is one of a dataset.
 _OF_USERS = (ClosureInputError, UnknownError)
+_LOG = logging.getLogger("jaxdist")
+# A longer run is told by "running", so that a worker that is stopped is told from one at work.
+_LONGEST_WAIT = 10.0
+_REQUESTS = (HelloWorker, Load, Run, Make, WaitForAttempt, Cancel, End)
+_DONE = Answer(state="done")
 
 
 class Session:
@@ -230,14 +235,6 @@ def _answer(future: "Future[Answer]", seconds: float) -> Answer:
         return future.result(seconds)
     except NotYet:
         return Answer(state="running")
-
-
-_LOG = logging.getLogger("jaxdist")
-# A longer run is told by "running", so that a worker that is stopped is told from one at work.
-_LONGEST_WAIT = 10.0
-
-_REQUESTS = (HelloWorker, Load, Run, Make, WaitForAttempt, Cancel, End)
-_DONE = Answer(state="done")
 
 
 class WorkerService:

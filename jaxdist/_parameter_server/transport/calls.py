@@ -32,6 +32,9 @@ _CLASSES: dict[str, type[JaxdistError]] = {
     for name, kind in vars(errors).items()
     if inspect.isclass(kind) and issubclass(kind, JaxdistError)
 }
+_LOG = logging.getLogger("jaxdist")
+# The most that gRPC and locks take.
+_LONGEST = 1e8
 
 
 class Failure(msgspec.Struct, array_like=True):
@@ -78,11 +81,6 @@ def _get_text(error: BaseException) -> str:
         text = object.__repr__(error)
     # It is part of a header, which has a limit; and msgspec encodes no half of a surrogate pair.
     return text[:20_000].encode(errors="replace").decode()
-
-
-_LOG = logging.getLogger("jaxdist")
-# The most that gRPC and locks take.
-_LONGEST = 1e8
 
 
 class Peer:

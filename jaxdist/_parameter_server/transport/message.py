@@ -14,6 +14,14 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 # A reply repeats the name, also beside the text of an error.
 LONGEST_METHOD = 500
+_OF_NUMPY = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+_PLAIN = (str, int, float, bool, type(None))
+# Values that are always right. Of a hundred names, their places would take the most time.
+_QUICK = frozenset((str, float, bool, type(None)))
+_DEEPEST = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +48,6 @@ class Message:
     def nbytes(self) -> int:
         """The bytes of the arrays."""
         return sum(array.nbytes for array in self.arrays)
-
-
-_OF_NUMPY = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64", "complex64", "complex128"),
-)
 
 
 @functools.cache
@@ -89,12 +91,6 @@ def get_plain(caller: str, array: np.ndarray) -> np.ndarray:
         )
     # Also a subclass, such as a matrix, becomes a plain array. A 0-d array stays one.
     return np.asarray(array, dtype=native, order="C")
-
-
-_PLAIN = (str, int, float, bool, type(None))
-# Values that are always right. Of a hundred names, their places would take the most time.
-_QUICK = frozenset((str, float, bool, type(None)))
-_DEEPEST = 64
 
 
 def check_fields(caller: str, fields: Mapping[str, Any]) -> None:

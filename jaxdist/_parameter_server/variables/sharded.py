@@ -26,6 +26,22 @@ from jaxdist._values import (
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError, ShapeError
 
+# What each shard has; `read_rows(ids)` beside them is used where it is there.
+PROTOCOL = (
+    "shape",
+    "dtype",
+    "name",
+    "trainable",
+    "value",
+    "numpy",
+    "assign",
+    "assign_add",
+    "assign_sub",
+    "scatter_add",
+    "sparse_read",
+)
+_SHARDS = "a list of one or more variables, the shards in the order of their rows"
+
 
 class ShardedRowChanges:
     """A base class with the `scatter_*` methods of a sharded variable.
@@ -101,23 +117,6 @@ class ShardedRowChanges:
         check_name(self._label, "batch_scatter_update", name, use_locking)
         slices = as_indexed_slices(self._label, "batch_scatter_update", sparse_delta)
         return self._scatter(Scatter.UPDATE, slices, use_locking, name)
-
-
-# What each shard has; `read_rows(ids)` beside them is used where it is there.
-PROTOCOL = (
-    "shape",
-    "dtype",
-    "name",
-    "trainable",
-    "value",
-    "numpy",
-    "assign",
-    "assign_add",
-    "assign_sub",
-    "scatter_add",
-    "sparse_read",
-)
-_SHARDS = "a list of one or more variables, the shards in the order of their rows"
 
 
 @final

@@ -28,6 +28,8 @@ from jaxdist._parameter_server.worker.kept import KeptValues
 from jaxdist._parameter_server.worker_protocol import Input, Source, Update
 from jaxdist.errors import ContextError, DeadlineExceededError, OtherProcessError, RowIndexError
 
+_TRIES = 100
+
 
 def check_rows(closure: TracedClosure, what: str, name: str, ids: np.ndarray) -> None:
     """Check rows of a shard before any server is asked: it knows the shard, and not the table.
@@ -90,9 +92,6 @@ class Finished:
     results: Sequence[Any]
     counted: dict[int, str]
     read: dict[int, str] = dataclasses.field(default_factory=dict)
-
-
-_TRIES = 100
 
 
 class Worker:

@@ -21,6 +21,9 @@ from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._processes import get_settings
 from jaxdist.errors import ClusterError, DeadlineExceededError
 
+_LOG = logging.getLogger("jaxdist")
+_REPORT_SECONDS = 5.0
+
 
 class ServersInProcess:
     """The servers of jobs whose tasks are all in this process.
@@ -48,10 +51,6 @@ class ServersInProcess:
 
 
 SERVERS_IN_PROCESS = ServersInProcess()
-
-
-_LOG = logging.getLogger("jaxdist")
-_REPORT_SECONDS = 5.0
 
 
 class WorkerServers(Servers):

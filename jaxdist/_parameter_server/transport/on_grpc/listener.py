@@ -35,6 +35,18 @@ from jaxdist._parameter_server.transport.stream import (
 from jaxdist._parameter_server.transport.threads import Threads
 from jaxdist.errors import ClusterError, JaxdistError
 
+# Says only that a task is there, and is asked by those who start tasks.
+_HEALTH = "/grpc.health.v1.Health/Check"
+_SECONDS_TO_STOP = 5.0
+# gRPC reports a deadline in some hundred years where the caller gave none.
+_LONGEST = 1e9
+_OPTIONS = (
+    # Otherwise two servers could have one port, and each would get a part of the calls.
+    ("grpc.so_reuseport", 0),
+    # Who connects and says nothing is sent away. The default is two minutes.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+)
+
 
 class Watch:
     """One thread that looks after all calls of a listener.
@@ -92,10 +104,6 @@ class Watch:
                 cancel()
 
 
-# Says only that a task is there, and is asked by those who start tasks.
-_HEALTH = "/grpc.health.v1.Health/Check"
-
-
 def make_guard(secret: str | None) -> Any:
     """Return a server interceptor that lets callers through who know the secret."""
     grpc = load_grpc()
@@ -131,17 +139,6 @@ def make_guard(secret: str | None) -> Any:
             return go_on(details)
 
     return Guard()
-
-
-_SECONDS_TO_STOP = 5.0
-# gRPC reports a deadline in some hundred years where the caller gave none.
-_LONGEST = 1e9
-_OPTIONS = (
-    # Otherwise two servers could have one port, and each would get a part of the calls.
-    ("grpc.so_reuseport", 0),
-    # Who connects and says nothing is sent away. The default is two minutes.
-    ("grpc.server_handshake_timeout_ms", 10_000),
-)
 
 
 class GrpcListener:
