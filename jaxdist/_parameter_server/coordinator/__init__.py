@@ -16,6 +16,7 @@ from jaxdist._parameter_server.coordinator.protocols import ServerReport as Serv
 from jaxdist._parameter_server.coordinator.protocols import WorkerLink as WorkerLink
 from jaxdist._parameter_server.coordinator.remote_value import RemoteValue as RemoteValue
 from jaxdist._parameter_server.coordinator.retries import Backoff as Backoff
+from jaxdist._parameter_server.coordinator.retries import first_line as first_line
 from jaxdist._parameter_server.coordinator.retries import (
     read_wait_settings as read_wait_settings,
 )

@@ -123,7 +123,7 @@ def note_server(
         return None
     kind = DeadlineExceededError if isinstance(error, DeadlineExceededError) else PSUnavailableError
     made = kind(
-        f"{_first_line(error)}\n\n{item.describe()} was tried {_count(trouble.tries, 'time')} "
+        f"{first_line(error)}\n\n{item.describe()} was tried {_count(trouble.tries, 'time')} "
         f"since {trouble.began}, for {waited:.1f} s, by {_name_workers(trouble.workers)}. "
         f"A function waits {settings.server_seconds:g} s (JAXDIST_SERVER_SECONDS) for a server to "
         "come back"
@@ -156,7 +156,7 @@ def note_lost_worker(
     if len(item.lost_on) < settings.worker_tries:
         return None
     made = WorkerUnavailableError(
-        f"{_first_line(error)}\n\n{item.describe()} was running each of the "
+        f"{first_line(error)}\n\n{item.describe()} was running each of the "
         f"{_count(len(item.lost_on), 'time')} that a worker was lost "
         f"({_name_workers(set(item.lost_on))}), so it may be what ends them, for instance by "
         "taking too much memory.\n\n"
@@ -171,7 +171,7 @@ def note_lost_worker(
 def make_all_lost_error(seconds: float, error: WorkerUnavailableError) -> WorkerUnavailableError:
     """Return the error of a job in which all workers are lost."""
     made = WorkerUnavailableError(
-        f"All workers have been lost for {seconds:.1f} s: {_first_line(error)}\n\n"
+        f"All workers have been lost for {seconds:.1f} s: {first_line(error)}\n\n"
         "Functions wait for a worker as long as one is left, or comes back in time "
         "(JAXDIST_WORKER_SECONDS).\n\n"
         "Start the workers again, then schedule the functions again.",
@@ -181,7 +181,8 @@ def make_all_lost_error(seconds: float, error: WorkerUnavailableError) -> Worker
     return made
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of the text of an error."""
     return str(error).partition("\n")[0]
 
 

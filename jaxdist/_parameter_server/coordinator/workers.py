@@ -12,7 +12,12 @@ from jaxdist._parameter_server.coordinator import retries
 from jaxdist._parameter_server.coordinator.closure_queue import ClosureQueue, make_cancelled_error
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerValues
 from jaxdist._parameter_server.coordinator.protocols import Joining, WorkerLink
-from jaxdist._parameter_server.coordinator.retries import Backoff, WaitSettings, make_all_lost_error
+from jaxdist._parameter_server.coordinator.retries import (
+    Backoff,
+    WaitSettings,
+    first_line,
+    make_all_lost_error,
+)
 from jaxdist._parameter_server.coordinator.scheduled import Scheduled
 from jaxdist._parameter_server.variables.servers import Fence
 from jaxdist._parameter_server.worker.datasets import find_line
@@ -150,7 +155,7 @@ class WorkerThread:
         """Wait until the worker is back, and let it make its values again."""
         index = self.link.index
         since = self.lost_since = time.monotonic()
-        _LOG.warning("Worker %d was lost: %s The others go on.", index, _first_line(error))
+        _LOG.warning("Worker %d was lost: %s The others go on.", index, first_line(error))
         while not self.stopping.is_set() and not self._ask_for_worker():
             self._fleet.check_all_lost(error)
         # First what is made from now on, then what was made before: so no value is left out.
@@ -169,7 +174,7 @@ class WorkerThread:
                 return True
         except Exception as error:
             # Whatever is wrong with the connection, the worker is not back.
-            _LOG.info("Worker %d is not back: %s", self.link.index, _first_line(error))
+            _LOG.info("Worker %d is not back: %s", self.link.index, first_line(error))
         # A link may answer at once.
         self.stopping.wait(max(0.0, _NAP - (time.monotonic() - began)))
         return False
@@ -200,10 +205,6 @@ class WorkerThread:
             except BaseException as error:
                 values.set_error(index, error)
                 return
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
 
 
 class Workers:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from jaxdist._parameter_server.coordinator import Backoff, read_wait_settings
+from jaxdist._parameter_server.coordinator import Backoff, first_line, read_wait_settings
 from jaxdist._parameter_server.protocol import ChangeVariables, Hello, Release, ServerInfo
 from jaxdist._parameter_server.server import TOO_STALE
 from jaxdist._parameter_server.strategy.losses import OwnChanges
@@ -151,9 +151,8 @@ class PatientServer(RemoteServer):
             else PSUnavailableError
         )
         times = "once" if tries == 1 else f"{tries} times"
-        first = str(error).partition("\n")[0]
         return kind(
-            f"{first}\n\n{method!r} was tried {times}, for {waited:.1f} s. "
+            f"{first_line(error)}\n\n{method!r} was tried {times}, for {waited:.1f} s. "
             f"A call of a server waits {limit:g} s (JAXDIST_SERVER_SECONDS) for it to return.\n\n"
             "Start the server again: it then serves from its snapshot. Set "
             f"JAXDIST_SERVER_SECONDS={2 * limit:g} to wait longer.",

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from jaxdist._parameter_server.coordinator import first_line
 from jaxdist._parameter_server.protocol import Announce
 from jaxdist._parameter_server.transport import connect
 from jaxdist._parameter_server.transport.requests import call
@@ -74,8 +75,9 @@ class Announcer:
             except JaxdistError as error:
                 # The server may be started later than this worker, or again.
                 if is_heard and not self._is_stopped.is_set():
-                    first = str(error).partition("\n")[0]
-                    _LOG.warning("The worker is not announced yet, and tries again: %s", first)
+                    _LOG.warning(
+                        "The worker is not announced yet, and tries again: %s", first_line(error)
+                    )
                 is_heard = False
                 silent = time.monotonic() - heard
                 if silent >= self._seconds and not self._is_stopped.is_set():
@@ -84,10 +86,9 @@ class Announcer:
             self._is_stopped.wait(_PERIOD_SECONDS)
 
     def _make_error(self, silent: float, error: JaxdistError) -> ClusterError:
-        first = str(error).partition("\n")[0]
         return ClusterError(
             f"The parameter server 0 at {self._server} has not answered for {silent:.0f} s "
-            f"({first}).\n\n"
+            f"({first_line(error)}).\n\n"
             "A worker that announces itself ends when the server is silent for "
             f"{self._seconds:g} s (JAXDIST_JOIN_SECONDS): its job has ended, or was never "
             "there.\n\n"

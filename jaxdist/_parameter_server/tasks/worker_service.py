@@ -50,7 +50,7 @@ _PROGRAMS = 256
 # Errors of jaxdist whose cause is one of a dataset.
 _OF_USERS = (ClosureInputError, UnknownError)
 _LOG = logging.getLogger("jaxdist")
-# A longer run is told by "running", so that a worker that is stopped is told from one at work.
+# After this, answer "running", so that the caller can tell a busy worker from a stopped one.
 _LONGEST_WAIT = 10.0
 _REQUESTS = (HelloWorker, Load, Run, Make, WaitForAttempt, Cancel, End)
 _DONE = Answer(state="done")
@@ -221,7 +221,7 @@ class Session:
 
 @contextlib.contextmanager
 def _send_text() -> Iterator[None]:
-    """Let the coordinator get the text of what a dataset raises: it has not its class."""
+    """Send errors of a dataset as text; the coordinator may not have their class."""
     try:
         yield
     except JaxdistError:

@@ -48,8 +48,8 @@ class Failure(msgspec.Struct, array_like=True):
 def describe_failure(error: BaseException, method: str) -> Failure:
     """Return an error as values that can be sent.
 
-    A class that is not in `jaxdist.errors` counts as its base class there. What is no error of
-    jaxdist at all is told by its class and text. The places of its traceback stay here.
+    A class that is not in `jaxdist.errors` counts as its base class there. Other errors are sent as
+    class name and message. The places of its traceback stay here.
     """
     if isinstance(error, JaxdistError):
         name = next(k.__name__ for k in type(error).__mro__ if _CLASSES.get(k.__name__) is k)

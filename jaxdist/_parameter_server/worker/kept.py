@@ -40,7 +40,7 @@ class KeptValues:
         return kept is not None and kept.fence >= fence and kept.since >= since
 
     def get(self, name: str) -> Any:
-        """Return the value of a variable, which is there."""
+        """Return the value of a variable that exists."""
         return self._kept[name].value
 
     def find_version(self, name: str) -> int | None:
