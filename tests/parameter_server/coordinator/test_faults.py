@@ -1,6 +1,7 @@
 """Workers and servers that are lost: every closure counts once, and all threads go on."""
 
 import contextlib
+import functools
 import itertools
 import logging
 import threading
@@ -12,7 +13,7 @@ import pytest
 
 from jaxdist._parameter_server.coordinator import ClusterCoordinator, Fence, WorkerLink
 from jaxdist._parameter_server.coordinator.closure_queue import ClosureQueue
-from jaxdist._parameter_server.coordinator.retries import WaitSettings
+from jaxdist._parameter_server.coordinator.retries import Backoff, WaitSettings
 from jaxdist._parameter_server.coordinator.scheduled import Scheduled
 from jaxdist._parameter_server.coordinator.workers import WorkerThread
 from jaxdist.errors import (
@@ -57,7 +58,8 @@ ROWS = list(itertools.product(MAKERS, ["before", "after"], ["0", "1", "01"], [1,
 
 @pytest.fixture(autouse=True)
 def _quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxdist._parameter_server.coordinator.workers._FIRST_PAUSE", 0.001)
+    short = functools.partial(Backoff, 0.001)
+    monkeypatch.setattr("jaxdist._parameter_server.coordinator.workers.Backoff", short)
     monkeypatch.setattr("jaxdist._parameter_server.coordinator.workers._ASK_SECONDS", 0.01)
     monkeypatch.setattr("jaxdist._parameter_server.coordinator.workers._NAP", 0.001)
 
