@@ -74,7 +74,7 @@ def read_message(kind: type[S], message: Message) -> S:
 
     def find(wanted: type, number: Any) -> np.ndarray:
         if type(number) is not int or number < 0 or number in taken:
-            raise ValueError("Expected the number of an array")
+            raise msgspec.ValidationError("Expected the number of an array")
         taken.add(number)
         # The numbers are compared with the arrays when all of them are known.
         return arrays[number] if number < len(arrays) else np.empty(0)
