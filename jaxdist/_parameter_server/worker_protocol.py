@@ -89,7 +89,7 @@ class HelloWorker(Request[WorkerInfo], frozen=True):
     """Greets a worker, which works for this coordinator from then on.
 
     Args:
-        client: The id of the coordinator's run.
+        client: The id of the coordinator's run; "" from one that only asks who is there.
         servers: The addresses of the parameter servers; None if the coordinator takes the task for
             one of them. It then says only its name.
         max_staleness: Their bound.
@@ -97,7 +97,7 @@ class HelloWorker(Request[WorkerInfo], frozen=True):
 
     method = "hello"
 
-    client: str
+    client: str = ""
     servers: Sequence[str] | None = None
     max_staleness: int | None = None
 

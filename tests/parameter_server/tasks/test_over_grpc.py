@@ -1,5 +1,6 @@
 """Servers and workers over gRPC, all in this process: the same results as without messages."""
 
+import dataclasses
 import itertools
 import logging
 import pathlib
@@ -601,7 +602,7 @@ def test_a_worker_refuses_messages_that_are_not_valid(cluster: _Cluster) -> None
         shapes=[],
     )
     with pytest.raises(ShapeError, match="load was given 0 arrays"):
-        channel.call(Message("load", make_message("load", load).fields))
+        channel.call(dataclasses.replace(make_message("load", load), arrays=()))
     call(channel, load)
     call(channel, Cancel("c", 1))
     error = call(channel, msgspec.structs.replace(run, attempt=4)).error
