@@ -64,6 +64,7 @@ PROGRAM_SIDEWAYS = {("uneven", "state"), ("variables", "uneven")}
 # And inside `_parameter_server`; see `docs/design/017-parameter-servers.md`.
 SERVERS = [
     {"transport"},
+    {"protocol", "worker_protocol"},
     {"server"},
     {"variables"},
     {"closures"},

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist._keras_servers.transformation import make_transformation
-from jaxdist._parameter_server import Change, UpdateRegistration, cut_update, list_shards
+from jaxdist._parameter_server import Change, cut_update, list_shards
 from jaxdist._values import Variable, VariableAggregation
 
 
@@ -63,13 +63,10 @@ class OptimizerOnServers:
                     else held[n]
                     for n in places
                 ]
-                key = f"{prefix}-{program.key}"
-                registration = UpdateRegistration(
-                    key, program.program, len(own), {shard.remote_name: own}, program.init, prefix
-                )
-                place = self._storage.find_server(shard.remote_name)
-                names.append(self._storage.register(place, registration))
-                self._ops[shard.remote_name] = f"program:{key}"
+                name = shard.remote_name
+                request = program.make_request(prefix, name, len(own), own, prefix)
+                names.append(self._storage.register(self._storage.find_server(name), request))
+                self._ops[name] = f"program:{request.key}"
                 start = end
             for number, n in enumerate(places):
                 self._slots.setdefault(n, []).append([of_shard[number] for of_shard in names])

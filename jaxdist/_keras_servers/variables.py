@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from jaxdist._keras_servers.optimizer import OptimizerOnServers
-from jaxdist._parameter_server import list_shards
+from jaxdist._parameter_server import Read, list_shards
 from jaxdist._values import Variable, VariableAggregation
 
 # Workers that run the same script have the same numbers. The names of layers would not work:
@@ -115,9 +115,9 @@ class ModelOnServers:
         storage = self._strategy.storage
         groups = storage.group(names)
         storage.fence.advance()
-        calls = {n: (lambda link, own=own: link.read(own)) for n, own in groups.items()}
+        requests = {n: Read(own) for n, own in groups.items()}
         found: dict[str, np.ndarray] = {}
-        for read in storage.call_each(calls).values() if calls else ():
+        for read in storage.call_each(requests).values() if requests else ():
             found.update(read.values)
         values = []
         for v in remote:

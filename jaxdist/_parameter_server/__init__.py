@@ -12,8 +12,8 @@ from jaxdist._parameter_server.coordinator import Statistics as Statistics
 from jaxdist._parameter_server.coordinator import (
     experimental_get_current_worker_index as experimental_get_current_worker_index,
 )
-from jaxdist._parameter_server.server import Change as Change
-from jaxdist._parameter_server.server import UpdateRegistration as UpdateRegistration
+from jaxdist._parameter_server.protocol import Change as Change
+from jaxdist._parameter_server.protocol import Read as Read
 from jaxdist._parameter_server.strategy import ParameterServerStrategy as ParameterServerStrategy
 from jaxdist._parameter_server.strategy import WorkerStrategy as WorkerStrategy
 from jaxdist._parameter_server.tasks import Server as Server

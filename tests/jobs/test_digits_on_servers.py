@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from jaxdist._parameter_server import ParameterServerStrategy
+from jaxdist._parameter_server.protocol import Hello
 from jaxdist.cli._train import format_interrupted_line
 from jaxdist.data import batches
 from jaxdist.errors import ConfigError, InputContextError, NonFiniteLossError
@@ -177,10 +178,10 @@ def test_the_entries_make_the_tasks_of_the_strategy() -> None:
     assert isinstance(strategy, ParameterServerStrategy)
     jobs = strategy.cluster_resolver.cluster_spec().as_dict()
     assert {job: len(tasks) for job, tasks in jobs.items()} == {"chief": 1, "ps": 2, "worker": 3}
-    assert [link.hello()["max_staleness"] for link in strategy.storage.links] == [None, None]
+    assert [link.call(Hello()).max_staleness for link in strategy.storage.links] == [None, None]
     strategy = make_strategy(load_job_config(CONFIG, ["strategy.max_staleness=0"]).values)
     assert isinstance(strategy, ParameterServerStrategy)
-    assert strategy.storage.links[0].hello()["max_staleness"] == 0
+    assert strategy.storage.links[0].call(Hello()).max_staleness == 0
 
 
 def test_a_cluster_without_servers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,14 +11,15 @@ from jax.extend.core import jaxpr_as_fun
 
 from jaxdist import _compat
 from jaxdist._parameter_server.closures.inputs import StateLeaf, TraceInputs
-from jaxdist._parameter_server.closures.marks import UPDATED
+from jaxdist._parameter_server.closures.recorder import UPDATED
 from jaxdist._parameter_server.closures.trace_errors import (
     make_lookup_error,
     make_used_after_error,
 )
-from jaxdist._parameter_server.closures.traced import Input, Lookup, Source
+from jaxdist._parameter_server.closures.traced import Lookup
 from jaxdist._parameter_server.variables.ports import Port, RowRead, WorkerIndex
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
+from jaxdist._parameter_server.worker_protocol import Input, Source
 from jaxdist._program import FunctionTrace, contains, iterate_equations
 from jaxdist.errors import UnsupportedError
 

@@ -9,9 +9,9 @@ from jax.sharding import NamedSharding
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.trace_errors import make_state_error
-from jaxdist._parameter_server.closures.traced import Input, Source
 from jaxdist._parameter_server.variables.ports import Port, RowRead, WorkerIndex
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
+from jaxdist._parameter_server.worker_protocol import Input, Source
 from jaxdist._program import BatchLeaf, FunctionTrace, WholeCall
 
 

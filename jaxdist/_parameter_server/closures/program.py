@@ -7,8 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._parameter_server.closures.captured import adopt_captured, find_moved
-from jaxdist._parameter_server.closures.constants import CapturedConstants
+from jaxdist._parameter_server.closures.captured import (
+    CapturedConstants,
+    adopt_captured,
+    find_moved,
+)
 from jaxdist._parameter_server.closures.inputs import StateLeaf
 from jaxdist._parameter_server.closures.recorder import Recorders
 from jaxdist._parameter_server.closures.trace import trace_closure

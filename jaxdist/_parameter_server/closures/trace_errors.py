@@ -6,7 +6,7 @@ from jaxdist.errors import ContextError, MixedStrategyError, UnsupportedError
 
 
 def make_lookup_error(function: str, label: str, wrong: Any) -> ContextError:
-    """Return the error; see its text."""
+    """Return the error of rows whose numbers depend on a variable."""
     return ContextError(
         f"{function} reads rows of {label!r} whose numbers depend on the variable "
         f"{wrong.label!r}.\n\n"
@@ -17,7 +17,7 @@ def make_lookup_error(function: str, label: str, wrong: Any) -> ContextError:
 
 
 def make_key_error(function: str) -> UnsupportedError:
-    """Return the error; see its text."""
+    """Return the error of a function that returns a random key."""
     return UnsupportedError(
         f"{function} returns a random key.\n\n"
         "Results are arrays of NumPy, which has no random keys.\n\n"
@@ -26,7 +26,7 @@ def make_key_error(function: str) -> UnsupportedError:
 
 
 def make_foreign_error(function: str, variable: Any) -> ContextError:
-    """Return the error; see its text."""
+    """Return the error of a variable that is on no server."""
     return ContextError(
         f"{function} uses Variable {variable.label!r}, which was made outside of the scope of the "
         "ParameterServerStrategy.\n\n"
@@ -37,7 +37,7 @@ def make_foreign_error(function: str, variable: Any) -> ContextError:
 
 
 def make_other_strategy_error(function: str, name: str) -> MixedStrategyError:
-    """Return the error; see its text."""
+    """Return the error of a variable on the servers of another strategy."""
     return MixedStrategyError(
         f"{function} uses {name}, which is on the parameter servers of another strategy.\n\n"
         "A function reads and changes variables on the servers of the strategy that runs it; one "
@@ -49,7 +49,7 @@ def make_other_strategy_error(function: str, name: str) -> MixedStrategyError:
 
 
 def make_used_after_error(function: str, name: str) -> ContextError:
-    """Return the error; see its text."""
+    """Return the error of a parameter that is used after its update, or updated twice."""
     return ContextError(
         f"{function} uses {name} after optimizer.update, or updates it twice.\n\n"
         "The servers compute the new value when the whole function has run, so a worker does not "
@@ -59,7 +59,7 @@ def make_used_after_error(function: str, name: str) -> ContextError:
 
 
 def make_lost_update_error(function: str, name: str) -> ContextError:
-    """Return the error; see its text."""
+    """Return the error of a gradient whose parameter is in no argument."""
     return ContextError(
         f"{function} calls optimizer.update with a gradient of parameter {name}, and no model "
         "among its arguments gets the new value.\n\n"
@@ -69,7 +69,7 @@ def make_lost_update_error(function: str, name: str) -> ContextError:
 
 
 def make_state_error(function: str, name: str) -> UnsupportedError:
-    """Return the error; see its text."""
+    """Return the error of a function that uses the state of an optimizer."""
     return UnsupportedError(
         f"{function} reads or changes {name}, which is the state of an optimizer.\n\n"
         "The servers hold it beside the parameters, and no worker has it.\n\n"

@@ -1,59 +1,12 @@
 """A closure after its trace: its program, what the program needs, and what it changes."""
 
 import dataclasses
-import enum
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxdist._parameter_server.variables.shard_rows import Part
-
-
-class Source(enum.Enum):
-    """Where an input of a closure's program comes from."""
-
-    VARIABLE = "variable"  # the value of a variable on the servers
-    ARGUMENT = "argument"  # an array that was passed when the closure was scheduled
-    BATCH = "batch"  # a leaf of a batch of a per-worker dataset
-    ROWS = "rows"  # rows of a variable, whose numbers `Lookup` computes
-    NUMBER = "number"  # the number of the closure
-
-
-@dataclasses.dataclass(frozen=True)
-class Input:
-    """One input of the program.
-
-    Args:
-        source: Where it comes from.
-        name: The name of the variable on the servers; else empty.
-        index: The number of the argument; of a batch: its iterator, which batch, which leaf; of
-            rows: which result of the lookup.
-    """
-
-    source: Source
-    name: str = ""
-    index: tuple[int, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Update:
-    """One change that the closure sends, by the numbers of the program's results.
-
-    Args:
-        op: The operation of the server.
-        name: The name of the variable on the servers.
-        operands: The results that are its operands.
-        count: The result that tells how often the closure made the change; None if always once.
-        is_once: Whether more than once is an error, and not only a later value.
-        what: What it is called in messages.
-    """
-
-    op: str
-    name: str
-    operands: tuple[int, ...]
-    count: int | None = None
-    is_once: bool = False
-    what: str = ""
+from jaxdist._parameter_server.protocol import as_array
+from jaxdist._parameter_server.worker_protocol import Input, Load, Part, Source, Update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,3 +74,55 @@ class TracedClosure:
     def reads(self) -> tuple[str, ...]:
         """The names of the variables that it reads."""
         return tuple(i.name for i in self.inputs if i.source is Source.VARIABLE)
+
+    @functools.cached_property
+    def variables(self) -> tuple[str, ...]:
+        """The names of all variables that it reads or changes."""
+        inputs = [*self.inputs, *(self.lookup.inputs if self.lookup else ())]
+        read = [i.name for i in inputs if i.source in (Source.VARIABLE, Source.ROWS)]
+        return tuple(dict.fromkeys([*read, *(u.name for u in self.updates)]))
+
+    def make_request(
+        self, client: str, find_server: Callable[[str], int], shapes: Sequence[Any]
+    ) -> Load:
+        """Return the request that brings it to a worker.
+
+        Args:
+            client: Whose closure it is.
+            find_server: Returns the number of the server of a variable.
+            shapes: The batches that it takes, as `describe_tree` describes them.
+        """
+        lookup = self.lookup
+        return Load(
+            client=client,
+            name=self.name,
+            digest=self.digest,
+            program=as_array(self.exported),
+            inputs=self.inputs,
+            updates=self.updates,
+            num_results=self.num_results,
+            batches=self.batches,
+            lookup=() if lookup is None else lookup.inputs,
+            lookup_program=None if lookup is None else as_array(lookup.exported),
+            places={name: find_server(name) for name in self.variables},
+            shapes=shapes,
+            parts=self.parts,
+        )
+
+
+def read_request(load: Load) -> TracedClosure:
+    """Return the closure of a request. What the function returns is known to the client only."""
+    program = load.lookup_program
+    return TracedClosure(
+        load.name,
+        load.program.tobytes(),
+        load.digest,
+        load.inputs,
+        load.updates,
+        load.num_results,
+        Structure(None, 0),
+        load.batches,
+        1,
+        None if program is None else Lookup(program.tobytes(), load.lookup),
+        load.parts,
+    )

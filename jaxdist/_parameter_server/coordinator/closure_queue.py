@@ -6,9 +6,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection
 
-from jaxdist._parameter_server.coordinator.finished_numbers import FinishedNumbers
 from jaxdist._parameter_server.coordinator.scheduled import Scheduled
-from jaxdist._parameter_server.coordinator.statistics import Counts
+from jaxdist._parameter_server.coordinator.statistics import Counts, FinishedNumbers
 from jaxdist.errors import CancelledError, ContextError
 
 MOST_CLOSURES = 262144

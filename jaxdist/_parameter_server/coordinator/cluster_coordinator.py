@@ -10,14 +10,13 @@ import jax
 
 from jaxdist import _compat
 from jaxdist._parameter_server.coordinator.doctor import ClosureDoctor
-from jaxdist._parameter_server.coordinator.new_workers import NewWorkers
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
 from jaxdist._parameter_server.coordinator.protocols import CoordinatedStrategy
 from jaxdist._parameter_server.coordinator.remote_value import ClosureResult, RemoteValue
+from jaxdist._parameter_server.coordinator.retries import read_wait_settings
 from jaxdist._parameter_server.coordinator.scheduled import Scheduled
-from jaxdist._parameter_server.coordinator.settings import read_wait_settings
 from jaxdist._parameter_server.coordinator.statistics import Statistics
-from jaxdist._parameter_server.coordinator.workers import Workers
+from jaxdist._parameter_server.coordinator.workers import NewWorkers, Workers
 from jaxdist._parameter_server.worker.worker_index import is_on_worker
 from jaxdist._program import is_unit
 from jaxdist._validate import check_call_arguments, check_callable, check_keys, show

@@ -2,11 +2,11 @@
 
 import itertools
 import threading
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from jaxdist import _compat
 from jaxdist._parameter_server.coordinator.protocols import IteratorOf
-from jaxdist._parameter_server.worker.dataset_errors import (
+from jaxdist._parameter_server.worker.datasets import (
     find_line,
     make_input_error,
     name_dataset,
@@ -18,14 +18,6 @@ _ORDER = itertools.count()
 _MISSING: Any = object()
 
 
-class Owner(Protocol):
-    """Makes per-worker values on all workers."""
-
-    def create(self, values: "PerWorkerValues") -> None:
-        """Make a value on each worker, now and whenever a worker comes back."""
-        ...
-
-
 class PerWorkerValues:
     """A value of which each worker has its own, such as an iterator.
 
@@ -33,7 +25,7 @@ class PerWorkerValues:
     the function. `iter(coordinator.create_per_worker_dataset(...))` makes one.
 
     Args:
-        owner: Makes the values on the workers.
+        owner: The `Workers`, which make it now and whenever a worker comes back.
         resource: What the workers make it of.
 
     Example:
@@ -53,7 +45,7 @@ class PerWorkerValues:
     # What a worker that has an error could not do.
     _failed = "make the value"
 
-    def __init__(self, owner: Owner, resource: Any = _MISSING) -> None:
+    def __init__(self, owner: Any, resource: Any = _MISSING) -> None:
         if resource is _MISSING:
             raise UnsupportedError(
                 f"{type(self).__name__} was called with {show(owner)}.\n\n"
@@ -186,7 +178,7 @@ class PerWorkerDataset(PerWorkerValues):
 
     _failed = "make the dataset"
 
-    def __init__(self, owner: Owner, resource: Any) -> None:
+    def __init__(self, owner: Any, resource: Any) -> None:
         super().__init__(owner, resource)
         owner.create(self)
 

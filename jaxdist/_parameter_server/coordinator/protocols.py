@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from jaxdist._parameter_server.variables.fence import Fence
+from jaxdist._parameter_server.variables.servers import Fence
 
 
 @dataclasses.dataclass(frozen=True)

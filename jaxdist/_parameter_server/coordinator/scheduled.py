@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerValues
 from jaxdist._parameter_server.coordinator.remote_value import ClosureResult
-from jaxdist._parameter_server.variables.fence import Fence
+from jaxdist._parameter_server.variables.servers import Fence
 
 
 class Scheduled:
@@ -22,7 +22,7 @@ class Scheduled:
     Attributes:
         number: 1, 2, 3 ... in the order of `schedule`; set by the queue.
         cancel: Asks the worker that runs the closure to stop it; None while no worker does.
-        is_cancelled: Whether somebody has asked for that.
+        is_cancelled: Whether cancellation was requested.
         server_trouble: How often it was tried while a server did not answer.
         lost_on: The workers that were lost while they ran it.
     """

@@ -1,19 +1,210 @@
-"""`Workers`: the threads of all workers, and what they share."""
+"""The threads of all workers: each takes closures from the queue, and runs them on its worker."""
 
 import contextlib
+import logging
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterable
 
-from jaxdist._parameter_server.coordinator.closure_queue import ClosureQueue
+from jaxdist._parameter_server.coordinator import retries
+from jaxdist._parameter_server.coordinator.closure_queue import ClosureQueue, make_cancelled_error
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerValues
-from jaxdist._parameter_server.coordinator.protocols import WorkerLink
-from jaxdist._parameter_server.coordinator.retries import make_all_lost_error
-from jaxdist._parameter_server.coordinator.settings import WaitSettings
-from jaxdist._parameter_server.coordinator.worker_thread import WorkerThread
-from jaxdist._parameter_server.variables.fence import Fence
-from jaxdist.errors import WorkerUnavailableError
+from jaxdist._parameter_server.coordinator.protocols import Joining, WorkerLink
+from jaxdist._parameter_server.coordinator.retries import (
+    Backoff,
+    WaitSettings,
+    first_line,
+    make_all_lost_error,
+)
+from jaxdist._parameter_server.coordinator.scheduled import Scheduled
+from jaxdist._parameter_server.variables.servers import Fence
+from jaxdist._parameter_server.worker.datasets import find_line
+from jaxdist._parameter_server.worker.worker_index import set_worker_index
+from jaxdist.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    JaxdistError,
+    PSUnavailableError,
+    WorkerUnavailableError,
+)
+
+_LOG = logging.getLogger("jaxdist")
+_ASK_SECONDS = 0.5
+_NAP = 0.05
+# What the closure is not to blame for: it runs again.
+_OF_SERVERS = (PSUnavailableError, DeadlineExceededError)
+_PERIOD_SECONDS = 1.0
+
+
+class WorkerThread:
+    """Takes closures from the queue, and runs them on one worker, one at a time.
+
+    When the worker is lost, its closure goes back to the queue, and the thread waits for the worker
+    and makes its per-worker values again. The other workers go on.
+
+    Args:
+        link: The connection to the worker.
+        queue: The closures.
+        fence: The fence of the coordinator.
+        settings: How long closures wait for servers and workers.
+        fleet: All workers.
+
+    Attributes:
+        running: The closure that runs, and since when; None between closures.
+        lost_since: When the worker was lost; None while it is not.
+        stopping: Set when the thread has to end.
+    """
+
+    def __init__(
+        self,
+        link: WorkerLink,
+        queue: ClosureQueue,
+        fence: Fence,
+        settings: WaitSettings,
+        fleet: "Workers",
+    ) -> None:
+        self.link = link
+        self.running: tuple[Scheduled, float] | None = None
+        self.lost_since: float | None = None
+        self.stopping = threading.Event()
+        self._queue = queue
+        self._fence = fence
+        self._settings = settings
+        self._fleet = fleet
+        # Values that this worker has to make. Weak: nobody may need them any more.
+        self._to_make: deque[weakref.ref[PerWorkerValues]] = deque()
+        self._backoff = Backoff()
+        self.thread = threading.Thread(
+            target=self._work, name=f"jaxdist-worker-{link.index}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start the thread."""
+        self.thread.start()
+
+    def make(self, values: PerWorkerValues) -> None:
+        """Make a value on this worker before the next closure."""
+        self._to_make.append(weakref.ref(values))
+
+    def _work(self) -> None:
+        # A thread has a context of its own, so this holds for all that it runs.
+        set_worker_index(self.link.index)
+        while not self.stopping.is_set():
+            item = self._queue.get(self.link.cancel, self._to_make)
+            if item is not None:
+                self._run(item)
+            elif self._to_make:
+                self._make_values()
+            # Do not keep the last closure and its result alive while waiting for the next one.
+            item = None
+
+    def _run(self, item: Scheduled) -> None:
+        index = self.link.index
+        self.running = (item, time.monotonic())
+        try:
+            if item.is_cancelled:
+                raise make_cancelled_error(item)
+            for values in item.inputs:
+                values.of(index)
+            results = self.link.run(
+                item.closure, item.number, self._fence.value, self._queue.finished.below
+            )
+        except WorkerUnavailableError as error:
+            self._put_back(item, retries.note_lost_worker(item, index, error, self._settings))
+            self._wait_for_worker(error)
+        except _OF_SERVERS as error:
+            if self._put_back(item, retries.note_server(item, index, error, self._settings)):
+                self._pause()
+        except BaseException as error:  # Also SystemExit of a closure: join raises it.
+            self._fail(item, error)
+        else:
+            self._backoff.reset()
+            # First the queue: who has the result can rely on what the queue counts.
+            self._queue.finish(item)
+            item.result.set_value(results)
+        finally:
+            self.running = None
+
+    def _put_back(self, item: Scheduled, error: BaseException | None) -> bool:
+        """Put a closure back; or fail it, if the error says that it was tried often enough."""
+        self.running = None
+        if error is not None:
+            self._fail(item, error)
+            return False
+        if not self._queue.put_back(item):
+            item.result.set_error(make_cancelled_error(item))
+            return False
+        return True
+
+    def _fail(self, item: Scheduled, error: BaseException) -> None:
+        if item.is_cancelled and isinstance(error, CancelledError):
+            error = make_cancelled_error(item)
+        if isinstance(error, JaxdistError) and find_line(error) is None:
+            # Of another process: the frames of this thread say nothing about it.
+            error.__traceback__ = None
+        self._queue.fail(item, error)
+        item.result.set_error(error)
+
+    def _pause(self) -> None:
+        """Wait a little, longer each time, before a server is asked again."""
+        self.stopping.wait(self._backoff.find_next())
+
+    def _wait_for_worker(self, error: WorkerUnavailableError) -> None:
+        """Wait until the worker is back, and let it make its values again."""
+        index = self.link.index
+        since = self.lost_since = time.monotonic()
+        _LOG.warning("Worker %d was lost: %s The others go on.", index, first_line(error))
+        while not self.stopping.is_set() and not self._ask_for_worker():
+            self._fleet.check_all_lost(error)
+        # First what is made from now on, then what was made before: so no value is left out.
+        self._to_make.clear()
+        for values in self._fleet.list_values():
+            values.forget(index)
+            self.make(values)
+        self.lost_since = None
+        if not self.stopping.is_set():
+            _LOG.warning("Worker %d is back after %.1f s.", index, time.monotonic() - since)
+
+    def _ask_for_worker(self) -> bool:
+        began = time.monotonic()
+        try:
+            if self.link.wait_until_back(_ASK_SECONDS):
+                return True
+        except Exception as error:
+            # Whatever is wrong with the connection, the worker is not back.
+            _LOG.info("Worker %d is not back: %s", self.link.index, first_line(error))
+        # A link may answer at once.
+        self.stopping.wait(max(0.0, _NAP - (time.monotonic() - began)))
+        return False
+
+    def _make_values(self) -> None:
+        """Make the first value of those that this worker has to make."""
+        try:
+            values = self._to_make.popleft()()
+        except IndexError:
+            return
+        if values is None or values.has(self.link.index):
+            return
+        index = self.link.index
+        began = time.monotonic()
+        while not self.stopping.is_set():
+            try:
+                values.set(index, self.link.create_resource(values.what_to_make(index)))
+                self._backoff.reset()
+                return
+            except WorkerUnavailableError as error:
+                self._wait_for_worker(error)
+                return
+            except _OF_SERVERS as error:
+                if time.monotonic() - began >= self._settings.server_seconds:
+                    values.set_error(index, error)
+                    return
+                self._pause()
+            except BaseException as error:
+                values.set_error(index, error)
+                return
 
 
 class Workers:
@@ -106,3 +297,28 @@ class Workers:
 
     def _list_values(self) -> list[PerWorkerValues]:
         return sorted(self._values, key=lambda values: values.order)
+
+
+class NewWorkers:
+    """A thread that asks once a second for workers that have announced themselves.
+
+    It ends when the threads of the workers are stopped.
+
+    Args:
+        workers: The threads of all workers, to which those of new ones are added.
+        joining: Finds the new ones.
+    """
+
+    def __init__(self, workers: Workers, joining: Joining) -> None:
+        self._workers, self._joining = workers, joining
+        self.thread = threading.Thread(target=self._work, name="jaxdist-new-workers", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self.thread.start()
+
+    def _work(self) -> None:
+        while not self._workers.is_stopped.wait(_PERIOD_SECONDS):
+            for link in self._joining.find_new():
+                self._workers.add(link)
+                _LOG.warning("Worker %d has joined, and takes functions now.", link.index)

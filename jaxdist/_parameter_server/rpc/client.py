@@ -7,10 +7,10 @@ import numpy as np
 
 from jaxdist._parameter_server.rpc.connection import Connection
 from jaxdist._parameter_server.rpc.result import StatusOrResult
+from jaxdist._parameter_server.rpc.served import Call, Result
 from jaxdist._parameter_server.rpc.signature import LeafSpec, Signature, read_spec
 from jaxdist._parameter_server.rpc.structures import flatten, is_sendable, unflatten
 from jaxdist._parameter_server.rpc.values import check_not_traced, read_leaf
-from jaxdist._parameter_server.transport import Message
 from jaxdist._parameter_server.transport.connect import check_layer
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_number, check_call_arguments, check_text, show
@@ -223,21 +223,20 @@ def _start(
     name: str,
     args: tuple[PyTree, ...],
     seconds: float | None,
-    read: Callable[[Message], PyTree],
+    read: Callable[[Result], PyTree],
     signature: Signature | None,
 ) -> StatusOrResult:
     caller = f"Client.{name}" if signature is not None else "Client.call"
     structure, leaves = flatten(caller, "args", args)
     if signature is not None:
         signature.check_structure(name, structure, [leaf for _, leaf in leaves])
-    pairs = [read_leaf(caller, path, leaf) for path, leaf in leaves]
-    fields = {"name": name, "structure": structure, "kinds": [kind for _, kind in pairs]}
-    reply = connection.start(fields, tuple(array for array, _ in pairs), seconds)
+    pairs = [read_leaf(caller, path, leaf)[::-1] for path, leaf in leaves]
+    reply = connection.start(Call(name, structure, pairs), seconds)
     return StatusOrResult(reply, read, connection)
 
 
-def _read_whole(reply: Message) -> PyTree:
-    return unflatten(reply.fields.get("structure"), [_protect(x) for x in reply.arrays])
+def _read_whole(reply: Result) -> PyTree:
+    return unflatten(reply.structure, [_protect(x) for x in reply.arrays])
 
 
 def _protect(array: np.ndarray) -> np.ndarray:
@@ -246,13 +245,13 @@ def _protect(array: np.ndarray) -> np.ndarray:
     return view
 
 
-def _make_reader(name: str, output_specs: PyTree) -> Callable[[Message], PyTree]:
+def _make_reader(name: str, output_specs: PyTree) -> Callable[[Result], PyTree]:
     if output_specs is None:
         return lambda reply: [_protect(x) for x in reply.arrays] or None
     structure, leaves = flatten("Client.call", "output_specs", output_specs)
     specs = [read_spec("Client.call", *leaf) for leaf in leaves]
 
-    def read(reply: Message) -> PyTree:
+    def read(reply: Result) -> PyTree:
         found = [LeafSpec(str(x.dtype), x.shape) for x in reply.arrays]
         if len(found) != len(specs) or not all(map(_fits, specs, found)):
             raise InvalidArgumentError(

@@ -4,19 +4,18 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any
 
-import numpy as np
+import msgspec
 
-from jaxdist._parameter_server.rpc.served import CALL, LIST
+from jaxdist._parameter_server.rpc.served import Call, ListMethods, Result
 from jaxdist._parameter_server.rpc.signature import Signature, read_signature
-from jaxdist._parameter_server.transport import Channel, Message, connect
+from jaxdist._parameter_server.transport import Channel, connect
 from jaxdist._parameter_server.transport.calls import get_seconds
+from jaxdist._parameter_server.transport.requests import call
 from jaxdist._parameter_server.transport.threads import Threads
-from jaxdist._validate import CallerRename, show
-from jaxdist.errors import OtherProcessError, ProgramMismatchError
+from jaxdist._validate import CallerRename
+from jaxdist.errors import OtherProcessError
 
 # Of one client at a time; further calls wait. A server answers those of many clients.
 _MOST_CALLS = 64
@@ -51,33 +50,20 @@ class Connection:
         deadline = time.monotonic() + seconds
         try:
             self._channel.wait_until_ready(seconds)
-            reply = self._channel.call(Message(LIST), _count_seconds(deadline))
+            found = call(self._channel, ListMethods(), _count_seconds(deadline))
         except OtherProcessError as error:
-            raise _rename(error, LIST, "Client.create") from None
-        found = reply.fields.get("methods")
-        try:
-            return {str(name): read_signature(described) for name, described in found or ()}
-        except (TypeError, ValueError):
-            raise ProgramMismatchError(
-                f"The server described its methods by {show(found)}.\n\n"
-                "A description has a name and a signature for each method.\n\n"
-                "Install the same version of jaxdist for the server and its clients."
-            ) from None
+            raise _rename(error, ListMethods.method, "Client.create") from None
+        return {name: read_signature(described) for name, described in found.methods}
 
-    def start(
-        self,
-        fields: Mapping[str, Any],
-        arrays: tuple[np.ndarray, ...],
-        seconds: float | None,
-    ) -> Future[Message]:
+    def start(self, request: Call, seconds: float | None) -> Future[Result]:
         """Start a call, and return what will be its reply."""
         seconds = get_seconds(self._seconds if seconds is None else seconds)
-        work = (self._channel, fields, arrays, time.monotonic() + seconds)
+        work = (self._channel, request, time.monotonic() + seconds)
         with self._lock:
             if not self._is_closed:
                 return self._threads.submit(_call, *work)
         # No thread would take it; the channel says that it is closed.
-        closed: Future[Message] = Future()
+        closed: Future[Result] = Future()
         try:
             closed.set_result(_call(*work))
         except Exception as error:
@@ -92,15 +78,13 @@ class Connection:
 
 
 # Without a reference to the connection: a thread that has ended its work would keep it.
-def _call(
-    channel: Channel, fields: Mapping[str, Any], arrays: tuple[np.ndarray, ...], deadline: float
-) -> Message:
+def _call(channel: Channel, request: Call, deadline: float) -> Result:
     left = _count_seconds(deadline)
     try:
         with CallerRename("Channel.call", "Client.call"):
-            return channel.call(Message(CALL, {**fields, "seconds": left}, arrays), left)
+            return call(channel, msgspec.structs.replace(request, seconds=left), left)
     except OtherProcessError as error:
-        raise _rename(error, CALL, fields["name"]) from None
+        raise _rename(error, Call.method, request.name) from None
 
 
 def _count_seconds(deadline: float) -> float:

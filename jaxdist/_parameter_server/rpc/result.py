@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from jaxdist._parameter_server.rpc.codes import OK, get_code
-from jaxdist._parameter_server.transport import Message
+from jaxdist._parameter_server.rpc.served import OK, Result, get_code
 from jaxdist._typing import PyTree
 from jaxdist.errors import JaxdistError
 
@@ -31,7 +30,7 @@ class StatusOrResult:
     """
 
     def __init__(
-        self, reply: Future[Message], read: Callable[[Message], PyTree], keep: object
+        self, reply: Future[Result], read: Callable[[Result], PyTree], keep: object
     ) -> None:
         self._reply, self._read = reply, read
         # The connection, which closes when nothing refers to it.

@@ -1,30 +1,121 @@
-"""The functions of one server, and its answers to calls."""
+"""The functions of one server, its answers to calls, and their status codes."""
 
 import contextlib
 import dataclasses
 import inspect
+import logging
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import jax
+import msgspec
 
-from jaxdist._parameter_server.rpc.codes import as_own_error
 from jaxdist._parameter_server.rpc.signature import Signature, make_signature
 from jaxdist._parameter_server.rpc.structures import flatten
-from jaxdist._parameter_server.rpc.values import NUMBERS, read_leaf
-from jaxdist._parameter_server.transport import Message
+from jaxdist._parameter_server.rpc.values import NUMBERS, Kind, read_leaf
+from jaxdist._parameter_server.transport.requests import Array, Reply, Request
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_array, show
 from jaxdist.errors import (
     ArgumentError,
+    CancelledError,
+    ContextError,
     DeadlineExceededError,
     InvalidArgumentError,
     JaxdistError,
+    NotFoundError,
+    OutOfRangeError,
+    ProgramMismatchError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnknownError,
     UnsupportedError,
 )
 
-CALL, LIST = "rpc/call", "rpc/list"
+_LOG = logging.getLogger("jaxdist")
+OK, UNKNOWN, INVALID_ARGUMENT = 0, 2, 3
+# The first class that fits; every other error of jaxdist is of a built-in class of _BUILT_IN.
+_CODES: tuple[tuple[type[JaxdistError], int], ...] = (
+    (CancelledError, 1),
+    (DeadlineExceededError, 4),
+    (NotFoundError, 5),
+    (ProgramMismatchError, 9),
+    (ContextError, 9),
+    (OutOfRangeError, 11),
+    (UnsupportedError, 12),
+    (UnavailableError, 14),
+    (UnauthenticatedError, 16),
+)
+# The classes that TensorFlow's `py_function` gives to errors of Python.
+_BUILT_IN: tuple[tuple[type[Exception], type[JaxdistError]], ...] = (
+    (NotImplementedError, UnsupportedError),
+    (TypeError, InvalidArgumentError),
+    (ValueError, InvalidArgumentError),
+    (StopIteration, OutOfRangeError),
+)
+
+
+def get_code(error: JaxdistError) -> int:
+    """Return the status code of an error."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    return INVALID_ARGUMENT if isinstance(error, (ValueError, TypeError)) else UNKNOWN
+
+
+def as_own_error(method: str, error: BaseException) -> JaxdistError:
+    """Return an error of a registered function as one that can be sent; log its traceback."""
+    if isinstance(error, JaxdistError):
+        return error
+    _LOG.error("The function of %r raised:", method, exc_info=error)
+    kind = next((own for built_in, own in _BUILT_IN if isinstance(error, built_in)), UnknownError)
+    return kind(
+        f"The function of {method!r} raised {show(error)}.\n\n"
+        "The server answers with the error of its function, and goes on.\n\n"
+        "Its log has the traceback."
+    )
+
+
+class MethodList(Reply, frozen=True):
+    """The functions of a server.
+
+    Args:
+        methods: The name of each, and its signature; see `Signature.as_fields`.
+    """
+
+    methods: Sequence[tuple[str, Any]]
+
+
+class ListMethods(Request[MethodList], frozen=True):
+    """Asks which functions there are, and what they take."""
+
+    method = "rpc/list"
+
+
+class Result(Reply, frozen=True):
+    """The result of a function: its structure, and the arrays in it."""
+
+    structure: Any
+    arrays: Sequence[Array]
+
+
+class Call(Request[Result], frozen=True):
+    """Calls a function.
+
+    Args:
+        name: Its name.
+        structure: That of its arguments.
+        leaves: How each leaf of them was given, and the leaf.
+        seconds: How long the caller waits.
+    """
+
+    method = "rpc/call"
+
+    name: str
+    structure: Any
+    leaves: Sequence[tuple[Kind, Array]]
+    seconds: Annotated[float, msgspec.Meta(ge=0, lt=1e9)] = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,15 +148,15 @@ class Methods:
         """Add a function."""
         self._methods[name] = method
 
-    def list_all(self, request: Message) -> Message:
-        """Answer which functions there are, and what they take."""
-        found = [[name, method.signature.as_fields()] for name, method in self._methods.items()]
-        return Message(LIST, {"methods": found})
+    def answer(self, request: Call | ListMethods) -> Reply:
+        """Answer a request."""
+        if isinstance(request, Call):
+            return self._call(request)
+        methods = self._methods.items()
+        return MethodList([(name, method.signature.as_fields()) for name, method in methods])
 
-    def call(self, request: Message) -> Message:
-        """Call a function, and answer with its result."""
-        fields = request.fields
-        name = str(fields.get("name"))
+    def _call(self, request: Call) -> Result:
+        name = request.name
         method = self._methods.get(name)
         if method is None:
             raise InvalidArgumentError(
@@ -73,10 +164,10 @@ class Methods:
                 f"Its methods are {sorted(self._methods)}.\n\n"
                 "Call one of these, or register it before the server is started."
             )
-        args = method.signature.read_arguments(name, fields, request.arrays)
+        args = method.signature.read_arguments(name, request.structure, request.leaves)
         with contextlib.ExitStack() as stack:
             if not method.is_concurrent:
-                self._wait(name, fields)
+                self._wait(name, request.seconds)
                 stack.callback(self._turn.release)
             try:
                 result = method.function(*args)
@@ -85,16 +176,9 @@ class Methods:
             except BaseException as error:
                 own = as_own_error(name, error)
                 raise own from (None if own is error else error)
-            return _make_reply(name, result)
+            return _make_result(name, result)
 
-    def _wait(self, name: str, fields: Mapping[str, Any]) -> None:
-        seconds = fields.get("seconds")
-        if not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
-            raise InvalidArgumentError(
-                f"A call of {name!r} has seconds={show(seconds)}.\n\n"
-                "A call says how long its caller waits.\n\n"
-                "Install the same version of jaxdist for the server and its clients."
-            )
+    def _wait(self, name: str, seconds: float) -> None:
         if not self._turn.acquire(timeout=seconds):
             raise DeadlineExceededError(
                 f"{name!r} did not start within {seconds:g} s: another call was running.\n\n"
@@ -154,7 +238,7 @@ def _read_compiled(name: str, func: jax.stages.Compiled, input_signature: Any) -
     return make_signature(args)
 
 
-def _make_reply(name: str, result: PyTree) -> Message:
+def _make_result(name: str, result: PyTree) -> Result:
     caller = f"The function of {name!r}"
     try:
         structure, leaves = flatten(caller, "result", result)
@@ -168,4 +252,4 @@ def _make_reply(name: str, result: PyTree) -> Message:
         raise UnsupportedError(
             str(error).replace(" was given result", " returned result", 1)
         ) from None
-    return Message(CALL, {"structure": structure}, tuple(arrays))
+    return Result(structure, arrays)

@@ -5,11 +5,12 @@ import weakref
 from typing import Any
 
 from jaxdist._parameter_server.rpc.client import RESERVED
-from jaxdist._parameter_server.rpc.served import CALL, LIST, Methods, make_method
+from jaxdist._parameter_server.rpc.served import Call, ListMethods, Methods, make_method
 from jaxdist._parameter_server.rpc.structures import is_sendable
 from jaxdist._parameter_server.rpc.values import check_not_traced
 from jaxdist._parameter_server.transport import Limits, Listener, serve
 from jaxdist._parameter_server.transport.connect import check_layer, split_address
+from jaxdist._parameter_server.transport.requests import make_handlers
 from jaxdist._validate import CallerRename, as_flag, check_callable, check_text, show
 from jaxdist.errors import ArgumentError, ContextError
 
@@ -182,7 +183,8 @@ class Server:
                     "\n\nA server is started once.\n\nCreate another one."
                 )
             if self._listener is None:
-                handlers = {CALL: self._methods.call, LIST: self._methods.list_all}
+                answer = self._methods.answer
+                handlers = make_handlers((Call, ListMethods), answer, "Client and server")
                 with CallerRename("serve", "Server.start"):
                     self._listener = serve(
                         self._address, handlers, layer=self._layer, limits=_LIMITS

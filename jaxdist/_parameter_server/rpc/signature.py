@@ -1,15 +1,15 @@
 """What a registered function takes: the structure, dtypes and shapes of its arguments."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxdist._parameter_server.rpc.structures import Shown, flatten, format_tree, unflatten
-from jaxdist._parameter_server.rpc.values import ARRAY, NUMBERS, as_jax, fits
-from jaxdist._parameter_server.transport.dtypes import get_dtypes, get_names
+from jaxdist._parameter_server.rpc.values import ARRAY, as_jax, fits
+from jaxdist._parameter_server.transport.message import get_dtypes, get_names
 from jaxdist._validate import show
 from jaxdist.errors import (
     ArgumentError,
@@ -18,8 +18,6 @@ from jaxdist.errors import (
     ProgramMismatchError,
     ShapeError,
 )
-
-_KINDS = {ARRAY, *NUMBERS}
 
 
 def _suggest(name: str) -> str:
@@ -55,30 +53,24 @@ class Signature:
         return [self.structure, [[leaf.dtype, [*leaf.dims]] for leaf in self.leaves]]
 
     def read_arguments(
-        self, method: str, fields: Mapping[str, Any], arrays: Sequence[np.ndarray]
+        self, method: str, structure: Any, leaves: Sequence[tuple[str, np.ndarray]]
     ) -> tuple[Any, ...]:
         """Return the arguments of a call, or raise an error that says what does not fit.
+
+        Args:
+            method: What is called.
+            structure: The structure of the arguments.
+            leaves: How each of their leaves was given, and the leaf.
 
         Raises:
             InvalidArgumentError: The structure, a dtype or a shape is another one.
         """
-        kinds = fields.get("kinds")
-        if (
-            not isinstance(kinds, list)
-            or len(kinds) != len(arrays)
-            or not all(isinstance(kind, str) and kind in _KINDS for kind in kinds)
-        ):
-            raise ProgramMismatchError(
-                f"A call of {method!r} has {len(arrays)} array(s) and kinds={show(kinds)}.\n\n"
-                "There is one kind for each array.\n\n"
-                "Install the same version of jaxdist for the server and its clients."
-            )
-        shown = [x if kind == ARRAY else Shown(kind) for kind, x in zip(kinds, arrays, strict=True)]
-        self.check_structure(method, fields.get("structure"), shown)
+        shown = [x if kind == ARRAY else Shown(kind) for kind, x in leaves]
+        self.check_structure(method, structure, shown)
         sizes: dict[str, int] = {}
         read = [
             _read(method, self, number, kind, array, sizes)
-            for number, (kind, array) in enumerate(zip(kinds, arrays, strict=True))
+            for number, (kind, array) in enumerate(leaves)
         ]
         return tuple(unflatten(self.structure, read))
 

@@ -1,18 +1,19 @@
 """Leaves of arguments and results as arrays that can be sent, and back."""
 
-from typing import Any
+from typing import Any, Final, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxdist import _compat
-from jaxdist._parameter_server.transport.dtypes import get_names
+from jaxdist._parameter_server.transport.message import get_names
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, DonationError, UnsupportedError
 
 # How a leaf was given: a number of Python fits several dtypes, an array only its own.
-ARRAY = "array"
+ARRAY: Final = "array"
+Kind = Literal["array", "bool", "int", "float", "complex"]
 NUMBERS = {"bool": bool, "int": int, "float": float, "complex": complex}
 _ACCEPTS: dict[str, tuple[Any, ...]] = {
     "bool": (np.bool_,),
@@ -36,7 +37,7 @@ def check_not_traced(caller: str) -> None:
         )
 
 
-def read_leaf(caller: str, name: str, leaf: Any) -> tuple[np.ndarray, str]:
+def read_leaf(caller: str, name: str, leaf: Any) -> tuple[np.ndarray, Kind]:
     """Return a leaf as an array that nobody changes, and how it was given.
 
     Raises:
@@ -51,7 +52,7 @@ def read_leaf(caller: str, name: str, leaf: Any) -> tuple[np.ndarray, str]:
         # The caller may write into its own array before this one is sent.
         array = np.array(leaf, copy=True, order="C", subok=False)
         return _check_dtype(caller, name, leaf, array), ARRAY
-    kind = type(leaf).__name__
+    kind: Any = type(leaf).__name__
     if NUMBERS.get(kind) is not type(leaf):
         raise _make_type_error(caller, name, leaf)
     if kind == "int" and not -(2**63) <= leaf < 2**64:

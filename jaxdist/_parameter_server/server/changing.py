@@ -1,42 +1,140 @@
-"""One request to change variables: checks, the turn of its closure, and its application."""
+"""One request to change variables: checks, the turn of its closure, and its application.
+
+All checks come first, then all values are computed, then all are committed.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from jaxdist._parameter_server.server.applying import Request, check_changes
-from jaxdist._parameter_server.server.checks import find_variable
-from jaxdist._parameter_server.server.counted import ALREADY, COUNTED
-from jaxdist._parameter_server.server.requests import Change
-from jaxdist._parameter_server.server.staleness import Admission, ClosureId
-from jaxdist._parameter_server.server.state import State
+import jax
+
+from jaxdist._parameter_server.protocol import Change, ChangeVariables
+from jaxdist._parameter_server.server.checks import PROGRAM, check_change, find_variable
+from jaxdist._parameter_server.server.programs import UpdateProgram
+from jaxdist._parameter_server.server.staleness import Admission
+from jaxdist._parameter_server.server.state import ALREADY, COUNTED, Slots, State
+from jaxdist._parameter_server.server.stored import (
+    DENSE,
+    ROWS,
+    StagedVariable,
+    StoredVariable,
+    put_on_cpu,
+    stage_dense,
+    stage_rows,
+)
 from jaxdist.errors import ArgumentError
 
 TOO_STALE = "too stale"
 _CALLER = "change"
 
 
-class ChangeRequest:
-    """One request to change variables.
+class LostValuesError(Exception):
+    """A program failed when it had taken the memory of values that are not replaced yet."""
 
-    Args:
-        state: The state of the server, whose lock is held.
-        changes: The changes.
-        closure: The client and the number of the closure; None means always applied.
-        incarnation: The incarnation of the versions in `changes`; None means this one.
-    """
+
+def check_changes(
+    caller: str,
+    changes: Sequence[Change],
+    variables: dict[str, StoredVariable],
+    programs: Mapping[str, UpdateProgram],
+    slots: Slots,
+) -> None:
+    """Check all changes of a request against the variables of the server."""
+    for change in changes:
+        variable = find_variable(caller, variables, change.name)
+        check_change(caller, variable, change, programs)
+        if change.op not in DENSE and change.op not in ROWS:
+            program = programs[change.op.removeprefix(PROGRAM)]
+            _check_slots(caller, program, change.name, slots)
+            program.check_operands(caller, change.name, change.operands)
+
+
+def _check_slots(caller: str, program: UpdateProgram, name: str, slots: Slots) -> None:
+    if (name, program.key) not in slots:
+        raise ArgumentError(
+            f"{caller} was given op={PROGRAM + program.key!r} for {name!r}, which has no "
+            f"slots for this program.\n\n"
+            f"A program is registered for the variables that it changes, with the "
+            f"{program.num_slots} first values of the slots of each.\n\n"
+            f"Call register_update({program.key!r}, ...) with {name!r} among its "
+            "variables."
+        )
+
+
+class StagedRequest:
+    """The next values of the variables that one request changes."""
 
     def __init__(
         self,
-        state: State,
-        changes: Sequence[Change],
-        closure: ClosureId | None,
-        incarnation: str | None,
+        variables: dict[str, StoredVariable],
+        programs: Mapping[str, UpdateProgram],
+        slots: Slots,
     ) -> None:
-        self._state, self._changes, self._closure = state, changes, closure
-        self._is_own = incarnation is None or incarnation == state.incarnation
+        self._variables, self._programs, self._slots = variables, programs, slots
+        self._staged: dict[str, StagedVariable] = {}
+
+    def stage(self, changes: Sequence[Change]) -> None:
+        """Compute the next values; `check_changes` has accepted the changes.
+
+        Raises:
+            LostValuesError: A program failed after it had taken the memory of values.
+        """
+        try:
+            for change in changes:
+                if change.op in DENSE:
+                    stage_dense(self._get(change.name), change.op, change.operands[0])
+                elif change.op in ROWS:
+                    stage_rows(self._get(change.name), change.op, *change.operands)
+                else:
+                    self._stage_program(change)
+        except Exception as error:
+            held = [staged.stored for staged in self._staged.values()]
+            lost = [v.name for v in held if isinstance(v.value, jax.Array) and v.value.is_deleted()]
+            if lost:
+                why = f"{type(error).__name__}: {error}; the values of {', '.join(lost)} are gone"
+                raise LostValuesError(why) from error
+            raise
+
+    def _stage_program(self, change: Change) -> None:
+        program = self._programs[change.op.removeprefix(PROGRAM)]
+        names = [change.name, *self._slots[change.name, program.key]]
+        staged = [self._get(name) for name in names]
+        state = [put_on_cpu(each.get_dense()) for each in staged]
+        results = program.run([*state, *change.operands])
+        for each, value in zip(staged, results, strict=True):
+            each.set_dense(value)
+
+    def _get(self, name: str) -> StagedVariable:
+        return self._staged.setdefault(name, StagedVariable(self._variables[name]))
+
+    def commit(self) -> list[StoredVariable]:
+        """Make the next values those of the variables, which are returned; this cannot fail."""
+        for staged in self._staged.values():
+            staged.commit()
+            staged.stored.version += 1
+            staged.stored.applied += 1
+        return [staged.stored for staged in self._staged.values()]
+
+
+class Changing:
+    """One request to change variables, on a server whose lock is held.
+
+    Args:
+        state: The state of the server.
+        request: The request.
+
+    Attributes:
+        staleness: That of each change, when they are applied.
+    """
+
+    def __init__(self, state: State, request: ChangeVariables) -> None:
+        self._state, self._request, self._changes = state, request, request.changes
+        number = request.closure
+        self._closure = None if number is None else (request.client, number)
+        self._is_own = request.incarnation in (None, state.incarnation)
         self.staleness: list[int | None] = []
 
-    def run(self, admission: Admission | None, client: str, seconds: float) -> str:
+    def run(self, admission: Admission | None) -> str:
         """Apply the request if it is not counted yet, and return its status.
 
         Raises:
@@ -49,7 +147,7 @@ class ChangeRequest:
         if status is None and admission is None:
             self._apply(self._measure({}))
         elif status is None and admission is not None:
-            status = self._run_in_turn(admission, client, seconds)
+            status = self._run_in_turn(admission)
         if status == ALREADY:
             self._state.already_counted += 1
         return status or COUNTED
@@ -76,9 +174,10 @@ class ChangeRequest:
         names = (change.name for change in self._changes)
         return {name: find_variable(_CALLER, variables, name).version for name in names}
 
-    def _run_in_turn(self, admission: Admission, client: str, seconds: float) -> str | None:
+    def _run_in_turn(self, admission: Admission) -> str | None:
         """Wait for older closures, and apply the request. See Note [Bounded staleness]."""
-        own = admission.make_id(client, None if self._closure is None else self._closure[1])
+        seconds = self._request.seconds
+        own = admission.make_id(self._request.client, self._request.closure)
         reads = admission.flight.get_reads(own)
         if reads is None:
             # A write of the coordinator, or a closure whose deadline was over. It takes its place
@@ -88,8 +187,7 @@ class ChangeRequest:
             self._check_registered(reads)
         try:
             admission.wait_for_older(_CALLER, own, self._get_versions, seconds)
-            # While it waited, variables could be deleted, and the same request be applied.
-            self._check()
+            # While it waited, the same request may have been applied.
             status = self._find_status()
             if status is None:
                 staleness = self._measure(reads or {})
@@ -105,7 +203,7 @@ class ChangeRequest:
         missing = [c.name for c in self._changes if c.name not in reads]
         if missing:
             raise ArgumentError(
-                f"change was given {missing[0]!r}, which closure {(self._closure or '??')[1]} did "
+                f"change was given {missing[0]!r}, which closure {self._request.closure} did "
                 f"not register; it registered {', '.join(map(repr, reads))}.\n\n"
                 "With max_staleness, a closure that registers its read names all variables that "
                 "it will change: otherwise two closures could wait for each other.\n\n"
@@ -126,7 +224,7 @@ class ChangeRequest:
 
     def _apply(self, staleness: list[int | None]) -> None:
         state = self._state
-        request = Request(state.variables, state.programs, state.slots)
+        request = StagedRequest(state.variables, state.programs, state.slots)
         request.stage(self._changes)
         request.commit()
         state.applied += 1

@@ -6,9 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._parameter_server.server.operations import DENSE, ROWS
-from jaxdist._parameter_server.server.requests import Change
-from jaxdist._parameter_server.server.stored import StoredVariable
+from jaxdist._parameter_server.protocol import Change
+from jaxdist._parameter_server.server.stored import DENSE, ROWS, StoredVariable
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError, ShapeError
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from jaxdist._parameter_server.protocol import Created, Creation, RegisterUpdate
 from jaxdist._parameter_server.server.checks import check_array, check_name, find_variable
 from jaxdist._parameter_server.server.programs import Initialiser, UpdateProgram
-from jaxdist._parameter_server.server.requests import Creation, UpdateRegistration
 from jaxdist._parameter_server.server.state import State
 from jaxdist._parameter_server.server.stored import StoredVariable
 from jaxdist.errors import ArgumentError, ShapeError
@@ -27,12 +27,11 @@ def make_values(caller: str, creations: Sequence[Creation]) -> dict[str, np.ndar
 
 
 def _make_value(caller: str, creation: Creation) -> np.ndarray:
-    value = creation.value
-    if not isinstance(value, bytes):
+    if creation.program is None:
         # The array may be the caller's own, which it may change later.
-        return np.array(check_array(caller, f"the value of {creation.name!r}", value))
+        return np.array(check_array(caller, f"the value of {creation.name!r}", creation.value))
     what = f"the initialiser of {creation.name!r}"
-    results = Initialiser(caller, what, value).run()
+    results = Initialiser(caller, what, creation.program.tobytes()).run()
     if len(results) != 1:
         raise ArgumentError(
             f"{caller} was given {what}, which returns {len(results)} arrays.\n\n"
@@ -43,7 +42,7 @@ def _make_value(caller: str, creation: Creation) -> np.ndarray:
 
 def add_variables(
     caller: str, state: State, values: Mapping[str, np.ndarray], client: str
-) -> dict[str, tuple[bool, int]]:
+) -> Created:
     """Add the variables that do not exist; return for each whether it is new, and its version.
 
     One that the client itself has made counts as new: it asks again after a lost reply.
@@ -68,25 +67,26 @@ def add_variables(
         if name in new:
             state.variables[name] = StoredVariable(name, values[name], creator=client)
     found = {name: state.variables[name] for name in values}
-    return {
-        name: (name in new or (client != "" and one.creator == client), one.version)
-        for name, one in found.items()
-    }
+    return Created(
+        {
+            name: (name in new or (client != "" and one.creator == client), one.version)
+            for name, one in found.items()
+        }
+    )
 
 
 def add_update(
     caller: str,
     state: State,
     program: UpdateProgram,
-    registration: UpdateRegistration,
+    request: RegisterUpdate,
     init: Initialiser | None,
-    client: str,
-) -> dict[str, tuple[bool, int]]:
+) -> Created:
     """Add a program, and the slots of its variables; slots that exist stay as they are."""
-    prefix = check_name(caller, "prefix", registration.prefix)
+    prefix = check_name(caller, "prefix", request.prefix)
     flat: dict[str, np.ndarray] = {}
     names: dict[str, tuple[str, ...]] = {}
-    for name, given in registration.variables.items():
+    for name, given in request.variables.items():
         variable = find_variable(caller, state.variables, name)
         program.check_variable(caller, variable)
         values = program.make_slots(caller, variable, given, init)
@@ -94,7 +94,7 @@ def add_update(
         flat.update(zip(names[name], values, strict=True))
     # Another thread may have registered the key while this one compiled.
     state.programs.get(program.key, program).check_same(caller, program)
-    created = add_variables(caller, state, flat, client)
+    created = add_variables(caller, state, flat, request.client)
     state.programs.setdefault(program.key, program)
     state.slots.update({(name, program.key): own for name, own in names.items()})
     return created

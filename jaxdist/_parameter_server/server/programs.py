@@ -12,8 +12,8 @@ import numpy as np
 from jax import export
 from jax.sharding import SingleDeviceSharding
 
+from jaxdist._parameter_server.protocol import RegisterUpdate
 from jaxdist._parameter_server.server.checks import check_array
-from jaxdist._parameter_server.server.requests import UpdateRegistration
 from jaxdist._parameter_server.server.stored import StoredVariable
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.training import require_extra
@@ -56,13 +56,13 @@ class UpdateProgram:
         return len(self._given) - 1 - self.num_slots
 
     @classmethod
-    def prepare(cls, caller: str, registration: UpdateRegistration, found: Self | None) -> Self:
+    def prepare(cls, caller: str, request: RegisterUpdate, found: Self | None) -> Self:
         """Return the program of a registration: `found` if it is the same, else a new one."""
-        key, content = registration.key, registration.program
+        content = request.program.tobytes()
         is_same = found is not None and found.content == content
-        if found is not None and is_same and found.num_slots == registration.num_slots:
+        if found is not None and is_same and found.num_slots == request.num_slots:
             return found
-        made = cls(caller, key, content, registration.num_slots)
+        made = cls(caller, request.key, content, request.num_slots)
         if found is not None:
             found.check_same(caller, made)
         made.compile()
@@ -81,7 +81,14 @@ class UpdateProgram:
 
     def check_variable(self, caller: str, variable: StoredVariable) -> None:
         """Check that a variable is what the program takes."""
-        self.check_state(caller, variable, [])
+        given = self._given[0]
+        if tuple(given.shape) != variable.shape or given.dtype != variable.dtype:
+            raise ShapeError(
+                f"{caller}: program {self.key!r} takes {_describe(given)} where "
+                f"{variable.name!r} is {variable.describe()}.\n\n"
+                "A program is exported for the shapes and dtypes of one variable and its "
+                "slots.\n\nExport one for this shape, and register it under another key."
+            )
 
     def make_slots(
         self,
@@ -105,19 +112,6 @@ class UpdateProgram:
                 "Pass one first value for each slot, or an exported initialiser of them."
             )
         return values
-
-    def check_state(
-        self, caller: str, variable: StoredVariable, slots: Sequence[StoredVariable]
-    ) -> None:
-        """Check that a variable and its slots are what the program takes."""
-        for given, stored in zip(self._given, [variable, *slots], strict=False):
-            if tuple(given.shape) != stored.shape or given.dtype != stored.dtype:
-                raise ShapeError(
-                    f"{caller}: program {self.key!r} takes {_describe(given)} where "
-                    f"{stored.name!r} is {stored.describe()}.\n\n"
-                    "A program is exported for the shapes and dtypes of one variable and its "
-                    "slots.\n\nExport one for this shape, and register it under another key."
-                )
 
     def check_operands(self, caller: str, name: str, operands: Sequence[Any]) -> None:
         """Check the arrays of one change."""

@@ -3,11 +3,68 @@
 import collections
 import dataclasses
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
-from jaxdist._parameter_server.server.counted import CountedClosures
+from jaxdist._parameter_server.protocol import ServerStatistics, VariableStatistics
 from jaxdist._parameter_server.server.programs import UpdateProgram
 from jaxdist._parameter_server.server.stored import StoredVariable
+
+COUNTED, ALREADY, FINISHED = "counted", "already counted", "finished"
+Slots = dict[tuple[str, str], tuple[str, ...]]  # of a variable and a program: names of variables
+
+
+@dataclasses.dataclass
+class _Client:
+    below: int = 0  # every closure below this number is finished
+    counted: set[int] = dataclasses.field(default_factory=set)
+
+
+class CountedClosures:
+    """The numbers of the closures that a server has counted, for each client."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, _Client] = {}
+
+    def find_status(self, client: str, closure: int) -> str | None:
+        """Return why a change of this closure must not be applied; None if it may be.
+
+        `FINISHED` is a closure below the watermark: its client does not wait for it any more, and
+        whether it was counted is forgotten. A change of it that arrives so late is not applied.
+        """
+        known = self._clients.get(client)
+        if known is None:
+            return None
+        if closure < known.below:
+            return FINISHED
+        return ALREADY if closure in known.counted else None
+
+    def count(self, client: str, closure: int) -> None:
+        """Remember that a closure is counted."""
+        self._clients.setdefault(client, _Client()).counted.add(closure)
+
+    def forget_below(self, client: str, below: int) -> None:
+        """Raise the watermark of a client: its closures below are finished."""
+        known = self._clients.setdefault(client, _Client())
+        # A message that was delayed brings an older watermark.
+        if below > known.below:
+            known.below = below
+            known.counted = {n for n in known.counted if n >= below}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers as JSON can hold them."""
+        return {
+            client: {"below": known.below, "counted": sorted(known.counted)}
+            for client, known in self._clients.items()
+        }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> "CountedClosures":
+        """Return the closures that `to_json` described."""
+        made = cls()
+        for client, known in stored.items():
+            made._clients[client] = _Client(known["below"], set(known["counted"]))
+        return made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,9 +78,6 @@ class Restore:
 
     incarnation: str
     counted: dict[str, Any]
-
-
-Slots = dict[tuple[str, str], tuple[str, ...]]  # of a variable and a program: names of variables
 
 
 @dataclasses.dataclass
@@ -47,24 +101,22 @@ class State:
     restores: list[Restore] = dataclasses.field(default_factory=list)
     max_staleness: int | None = None
 
-    def describe(self) -> dict[str, Any]:
-        """Return counts, and the histogram of staleness, as JSON can hold them."""
-        return {
-            "incarnation": self.incarnation,
-            "applied": self.applied,
-            "already_counted": self.already_counted,
-            "staleness": _to_json(self.staleness),
-            "staleness_of": {name: _to_json(own) for name, own in self.staleness_of.items()},
-            "variables": {
-                name: {
-                    "version": v.version,
-                    "applied": v.applied,
-                    "bytes": v.nbytes,
-                    "staleness": _to_json(v.staleness),
-                }
+    def describe(self, snapshots: dict[str, Any] | None) -> ServerStatistics:
+        """Return counts, and the histogram of staleness; others may change the state meanwhile."""
+        return ServerStatistics(
+            incarnation=self.incarnation,
+            applied=self.applied,
+            already_counted=self.already_counted,
+            staleness=dict(sorted(self.staleness.items())),
+            staleness_of={n: dict(sorted(own.items())) for n, own in self.staleness_of.items()},
+            variables={
+                name: VariableStatistics(
+                    v.version, v.applied, v.nbytes, dict(sorted(v.staleness.items()))
+                )
                 for name, v in self.variables.items()
             },
-        }
+            snapshots=snapshots,
+        )
 
 
 def make_incarnation(before: str | None = None) -> str:
@@ -78,8 +130,3 @@ def make_incarnation(before: str | None = None) -> str:
         return f"{own}-0-{own}"
     first, generation, _ = before.split("-")
     return f"{first}-{int(generation) + 1}-{own}"
-
-
-def _to_json(counts: collections.Counter[int]) -> dict[str, int]:
-    # Keys of JSON are texts.
-    return {str(number): counts[number] for number in sorted(counts)}

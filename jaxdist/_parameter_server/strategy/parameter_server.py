@@ -15,9 +15,10 @@ from jaxdist._parameter_server.coordinator import (
     check_on_worker,
 )
 from jaxdist._parameter_server.strategy.cluster import check_is_chief, read_cluster
-from jaxdist._parameter_server.strategy.links import LocalTasks, Note, RemoteTasks, Tasks
+from jaxdist._parameter_server.strategy.local_link import Note
 from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
+from jaxdist._parameter_server.strategy.tasks import LocalTasks, RemoteTasks, Tasks
 from jaxdist._parameter_server.strategy.worker_devices import (
     find_layout_of_new_worker,
     find_worker_layouts,
@@ -28,7 +29,7 @@ from jaxdist._validate import as_integer, check_callable, show
 from jaxdist._values import Variable
 from jaxdist.errors import ArgumentError
 
-# Loops over them are not what somebody means by a dataset.
+# Iterable, but never a dataset.
 _NO_DATASETS: tuple[type, ...] = (str, bytes, dict)
 _LOG = logging.getLogger("jaxdist")
 
@@ -131,7 +132,7 @@ class ParameterServerStrategy(ServerStrategy):
         self.warns_of_runs_here = False
         self._may_read_here = True
 
-    # It has a default for its own error; to tools that show parameters it is required.
+    # Required; the default exists only to raise our own error.
     __signature__ = _require_first(__init__)
 
     @property

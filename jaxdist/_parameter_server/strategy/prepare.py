@@ -29,11 +29,10 @@ from jaxdist._parameter_server.coordinator import (
     raise_outside,
 )
 from jaxdist._parameter_server.strategy.check_arguments import check_arguments, raise_no_iterator
-from jaxdist._parameter_server.strategy.resources import Made
 from jaxdist._parameter_server.variables.ports import Port, WorkerIndex
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.sharded import ShardedVariable
-from jaxdist._parameter_server.worker.platforms import find_platform
+from jaxdist._parameter_server.worker.devices import find_platform
 from jaxdist._parameter_server.worker.structures import is_value
 from jaxdist._program import WholeCalls, is_unit
 from jaxdist._typing import PyTree
@@ -43,10 +42,27 @@ from jaxdist.errors import ArgumentTypeError, ContextError, DeadlineExceededErro
 _SECONDS = 300.0
 # What Python says when `next` is called on a list.
 _NO_ITERATOR = "is not an iterator"
-
-
 # Moves the optimizers of a traced function to the servers of a strategy.
 Finish = Callable[[TracedClosure, Recorders, Sequence[Any], Any], TracedClosure]
+
+
+@dataclasses.dataclass(eq=False)
+class Made:
+    """What a worker has made, as its link knows it.
+
+    Args:
+        value: The value, or the dataset.
+        iterator: The iterator, for an iterator over a dataset.
+        template: Arrays with the shapes of its first element.
+        number: How a worker in another process calls it.
+        name: How errors call a dataset.
+    """
+
+    value: Any = None
+    iterator: Any = None
+    template: PyTree = None
+    number: int = 0
+    name: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

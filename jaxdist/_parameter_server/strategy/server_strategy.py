@@ -17,13 +17,13 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.adopted import Adopted
 from jaxdist._parameter_server.closures.optimizers.move import move_optimizers
 from jaxdist._parameter_server.closures.recent import Recent
-from jaxdist._parameter_server.strategy.links import LocalWorkerLink, Note
+from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink, Note
 from jaxdist._parameter_server.strategy.prepare import Prepared, Preparer
 from jaxdist._parameter_server.variables.make_shards import make_shards
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.sharded import ShardedVariable
-from jaxdist._parameter_server.worker.platforms import find_platform
+from jaxdist._parameter_server.worker.devices import find_platform
 from jaxdist._parameter_server.worker.worker import Worker
 from jaxdist._program import RunOptions, check_options, function
 from jaxdist._strategies import Strategy

@@ -6,7 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from jaxdist._parameter_server.transport import Message, connect
+from jaxdist._parameter_server.coordinator import first_line
+from jaxdist._parameter_server.protocol import Announce
+from jaxdist._parameter_server.transport import connect
+from jaxdist._parameter_server.transport.requests import call
 from jaxdist._processes import get_settings
 from jaxdist.errors import ArgumentError, ClusterError, JaxdistError
 
@@ -51,7 +54,7 @@ class Announcer:
         self._server, self._give_up = server, give_up
         self._seconds = get_settings().join_seconds
         self._channel = connect(server, layer="grpc", name="ps 0")
-        self._message = Message("announce", {"worker": worker, "address": address})
+        self._request = Announce(worker, address)
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._work, name="jaxdist-announcer", daemon=True)
         self._thread.start()
@@ -67,13 +70,14 @@ class Announcer:
         is_heard, heard = True, time.monotonic()
         while not self._is_stopped.is_set():
             try:
-                self._channel.call(self._message, _CALL_SECONDS)
+                call(self._channel, self._request, _CALL_SECONDS)
                 is_heard, heard = True, time.monotonic()
             except JaxdistError as error:
                 # The server may be started later than this worker, or again.
                 if is_heard and not self._is_stopped.is_set():
-                    first = str(error).partition("\n")[0]
-                    _LOG.warning("The worker is not announced yet, and tries again: %s", first)
+                    _LOG.warning(
+                        "The worker is not announced yet, and tries again: %s", first_line(error)
+                    )
                 is_heard = False
                 silent = time.monotonic() - heard
                 if silent >= self._seconds and not self._is_stopped.is_set():
@@ -82,10 +86,9 @@ class Announcer:
             self._is_stopped.wait(_PERIOD_SECONDS)
 
     def _make_error(self, silent: float, error: JaxdistError) -> ClusterError:
-        first = str(error).partition("\n")[0]
         return ClusterError(
             f"The parameter server 0 at {self._server} has not answered for {silent:.0f} s "
-            f"({first}).\n\n"
+            f"({first_line(error)}).\n\n"
             "A worker that announces itself ends when the server is silent for "
             f"{self._seconds:g} s (JAXDIST_JOIN_SECONDS): its job has ended, or was never "
             "there.\n\n"

@@ -1,12 +1,18 @@
-"""What both layers do with a call: limits of time, errors that name the task, and handlers."""
+"""What both layers do with a call: limits of time, errors that name the task, and handlers.
 
+An error of a handler is sent as the name of its class and its text.
+"""
+
+import inspect
 import logging
 import math
 import time
 from collections.abc import Mapping
 
+import msgspec
+
+from jaxdist import errors
 from jaxdist._parameter_server.transport.channel import Handler
-from jaxdist._parameter_server.transport.failures import Failure, describe_failure
 from jaxdist._parameter_server.transport.message import LONGEST_METHOD, Message
 from jaxdist._processes import get_settings
 from jaxdist._validate import as_number, show
@@ -16,12 +22,65 @@ from jaxdist.errors import (
     DeadlineExceededError,
     JaxdistError,
     NotFoundError,
+    OtherProcessError,
     UnavailableError,
+    UnknownError,
 )
 
+_CLASSES: dict[str, type[JaxdistError]] = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if inspect.isclass(kind) and issubclass(kind, JaxdistError)
+}
 _LOG = logging.getLogger("jaxdist")
 # The most that gRPC and locks take.
 _LONGEST = 1e8
+
+
+class Failure(msgspec.Struct, array_like=True):
+    """An error, without what could be a program: its class by name, and its text."""
+
+    name: str
+    text: str
+    processes: list[int]
+
+
+def describe_failure(error: BaseException, method: str) -> Failure:
+    """Return an error as values that can be sent.
+
+    A class that is not in `jaxdist.errors` counts as its base class there. Other errors are sent as
+    class name and message. The places of its traceback stay here.
+    """
+    if isinstance(error, JaxdistError):
+        name = next(k.__name__ for k in type(error).__mro__ if _CLASSES.get(k.__name__) is k)
+        processes = error.processes if isinstance(error, OtherProcessError) else ()
+        return Failure(name, _get_text(error), list(processes))
+    text = (
+        f"{method} raised {type(error).__name__}: {_get_text(error)}\n\n"
+        "The other task answers with the error of its function, and goes on.\n\n"
+        "Its log has the traceback."
+    )
+    return Failure("UnknownError", text, [])
+
+
+def make_error(failure: Failure) -> JaxdistError:
+    """Return the error that a failure describes."""
+    kind = _CLASSES.get(failure.name)
+    if kind is None:
+        # Of a later version of jaxdist.
+        return UnknownError(f"{failure.name}: {failure.text}")
+    if issubclass(kind, OtherProcessError):
+        return kind(failure.text, failure.processes)
+    return kind(failure.text)
+
+
+def _get_text(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:
+        text = object.__repr__(error)
+    # It is part of a header, which has a limit; and msgspec encodes no half of a surrogate pair.
+    return text[:20_000].encode(errors="replace").decode()
 
 
 class Peer:
@@ -118,4 +177,4 @@ def answer(handlers: Mapping[str, Handler], request: Message) -> tuple[Message, 
             _LOG.exception("The handler of %r raised:", method)
         return Message(method), describe_failure(error, method)
     # A reply repeats the name of the method.
-    return Message(method, reply.fields, reply.arrays), None
+    return Message(method, reply.fields, reply.arrays, reply.is_plain), None

@@ -38,7 +38,7 @@ def serve(
         The listener. It answers until `stop`, or until the process ends.
 
     Raises:
-        ArgumentError: The layer or the address is none.
+        ArgumentError: The layer or the address is not valid.
         ClusterError: The address is in use.
         UnauthenticatedError: Other machines reach the address, and there is no TLS and no secret.
         MissingExtraError: `"grpc"`, and grpcio is not installed.
@@ -85,7 +85,7 @@ def connect(
         The channel. It connects when it is used, and again after the task was started again.
 
     Raises:
-        ArgumentError: The layer or the address is none.
+        ArgumentError: The layer or the address is not valid.
         MissingExtraError: `"grpc"`, and grpcio is not installed.
     """
     _check_layer("connect", layer, security)

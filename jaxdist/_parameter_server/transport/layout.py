@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxdist._parameter_server.transport.dtypes import get_dtypes
+from jaxdist._parameter_server.transport.message import get_dtypes
 
 # Arrays start at multiples of this, as JAX wants them if it is to use their memory.
 ALIGNMENT = 64

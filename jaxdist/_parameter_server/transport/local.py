@@ -7,13 +7,23 @@ from concurrent.futures import Future, InvalidStateError
 
 import numpy as np
 
-from jaxdist._parameter_server.transport.calls import Peer, answer, check_message, get_seconds
+from jaxdist._parameter_server.transport.calls import (
+    Failure,
+    Peer,
+    answer,
+    check_message,
+    describe_failure,
+    get_seconds,
+    make_error,
+)
 from jaxdist._parameter_server.transport.channel import Handler
-from jaxdist._parameter_server.transport.dtypes import get_plain
-from jaxdist._parameter_server.transport.failures import Failure, describe_failure, make_error
-from jaxdist._parameter_server.transport.fields import check_fields, copy_fields
 from jaxdist._parameter_server.transport.limits import Limits
-from jaxdist._parameter_server.transport.message import Message
+from jaxdist._parameter_server.transport.message import (
+    Message,
+    check_fields,
+    copy_fields,
+    get_plain,
+)
 from jaxdist._parameter_server.transport.threads import Threads
 from jaxdist.errors import ClusterError, JaxdistError
 
@@ -190,7 +200,8 @@ class LocalChannel:
 
 def receive(caller: str, message: Message, limits: Limits) -> Message:
     """Return a message as its receiver gets it: other fields, the same arrays without copies."""
-    check_fields(caller, message.fields)
+    if not message.is_plain:
+        check_fields(caller, message.fields)
     arrays = tuple(_make_view(get_plain(caller, array)) for array in message.arrays)
     limits.check(caller, arrays)
     return Message(message.method, copy_fields(message.fields), arrays)

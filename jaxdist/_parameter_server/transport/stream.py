@@ -17,9 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from jaxdist._parameter_server.transport.dtypes import get_names, get_plain
-from jaxdist._parameter_server.transport.failures import Failure
-from jaxdist._parameter_server.transport.fields import check_fields
+from jaxdist._parameter_server.transport.calls import Failure
 from jaxdist._parameter_server.transport.layout import (
     Arrays,
     Layout,
@@ -29,7 +27,13 @@ from jaxdist._parameter_server.transport.layout import (
     pad,
 )
 from jaxdist._parameter_server.transport.limits import Limits, compare
-from jaxdist._parameter_server.transport.message import LONGEST_METHOD, Message
+from jaxdist._parameter_server.transport.message import (
+    LONGEST_METHOD,
+    Message,
+    check_fields,
+    get_names,
+    get_plain,
+)
 
 CHUNK = 2**19
 REQUEST, REPLY = 0, 1
@@ -76,7 +80,8 @@ class Outgoing:
     def __init__(
         self, caller: str, message: Message, limits: Limits, failure: Failure | None = None
     ) -> None:
-        check_fields(caller, message.fields)
+        if not message.is_plain:
+            check_fields(caller, message.fields)
         self._arrays = [get_plain(caller, array) for array in message.arrays]
         limits.check(caller, self._arrays)
         names = get_names()

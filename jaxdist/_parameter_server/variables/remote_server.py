@@ -1,14 +1,26 @@
-"""`RemoteServer`: a server that is another task, as `ServerLink`."""
+"""`Link`: a parameter server as other tasks use it; and `RemoteServer`, one in another process."""
 
-import dataclasses
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Protocol
 
-import numpy as np
+import msgspec
 
-from jaxdist._parameter_server.server import Change, Changed, Creation, UpdateRegistration, Values
+from jaxdist._parameter_server.protocol import (
+    Hello,
+    LongRequest,
+    Pending,
+    ServerInfo,
+    WaitForCall,
+    Waiting,
+)
 from jaxdist._parameter_server.transport import Channel, Message
+from jaxdist._parameter_server.transport.requests import (
+    R,
+    Request,
+    get_reply_kind,
+    make_message,
+    read_reply,
+)
 from jaxdist._processes import get_settings
 from jaxdist.errors import NotFoundError, PSUnavailableError, UnavailableError
 
@@ -18,8 +30,21 @@ _LONGEST_WAIT = 10.0
 _BYTES_PER_SECOND = 4e6
 
 
+class Link(Protocol):
+    """One server. Several threads may call at a time."""
+
+    @property
+    def incarnation(self) -> str:
+        """The start of the server, as its last reply says; "" before the first."""
+        ...
+
+    def call(self, request: Request[R]) -> R:
+        """Return the reply to a request."""
+        ...
+
+
 class RemoteServer:
-    """A parameter server in another process: each method is one message.
+    """A parameter server in another process.
 
     Args:
         channel: To the server.
@@ -33,157 +58,43 @@ class RemoteServer:
         self._channel, self._index = channel, index
         self.incarnation = ""
 
-    def hello(self, client: str = "", seconds: float | None = None) -> dict[str, Any]:
-        """Return who the server is, and what it has counted of a client's closures."""
-        return dict(self._call("hello", {"client": client}, seconds=seconds).fields)
+    def call(self, request: Request[R]) -> R:
+        """Return the reply to a request, however long a long one takes.
 
-    def configure(self, max_staleness: int | None) -> None:
-        """Set the bound of staleness."""
-        self._call("configure", {"max_staleness": max_staleness})
-
-    def snapshot(self) -> None:
-        """Write a snapshot."""
-        self._call_long("snapshot", {})
-
-    def create(
-        self, creations: Sequence[Creation], client: str = ""
-    ) -> Mapping[str, tuple[bool, int]]:
-        """Create variables."""
-        variables = [{"name": c.name, "is_program": type(c.value) is bytes} for c in creations]
-        arrays = [_to_array(c.value) for c in creations]
-        return _read_created(
-            self._call_long("create", {"variables": variables, "client": client}, arrays)
-        )
-
-    def register_update(
-        self, registration: UpdateRegistration, client: str = ""
-    ) -> Mapping[str, tuple[bool, int]]:
-        """Add an update program."""
-        made: dict[str, tuple[bool, int]] = {}
-        # A message has first values for all of its variables, or an initialiser.
-        for has_values in (True, False):
-            own = {n: v for n, v in registration.variables.items() if (v is not None) == has_values}
-            if own:
-                init = None if has_values else registration.init
-                made |= self._register(
-                    dataclasses.replace(registration, variables=own, init=init), client
-                )
-        return made
-
-    def _register(self, given: UpdateRegistration, client: str) -> Mapping[str, tuple[bool, int]]:
-        programs = [given.program] if given.init is None else [given.program, given.init]
-        slots = [x for own in given.variables.values() for x in own or ()]
-        fields = {
-            "key": given.key,
-            "num_slots": given.num_slots,
-            "variables": list(given.variables),
-            "has_init": given.init is not None,
-            "prefix": given.prefix,
-            "client": client,
-        }
-        arrays = [*map(_to_array, programs), *map(np.asarray, slots)]
-        return _read_created(self._call_long("register_update", fields, arrays))
-
-    def read(
-        self,
-        names: Sequence[str],
-        *,
-        client: str = "",
-        closure: int | None = None,
-        register: Sequence[str] = (),
-        known: Mapping[str, int] | None = None,
-        incarnation: str | None = None,
-    ) -> Values:
-        """Return values."""
-        fields = {
-            "names": list(names),
-            "client": client,
-            "closure": closure,
-            "register": list(register),
-            "known": dict(known or {}),
-            "incarnation": incarnation,
-            "seconds": _get_wait_seconds(),
-        }
-        reply = self._call("read", fields)
-        return Values(**_read_values(reply))
-
-    def read_rows(self, name: str, ids: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return rows."""
-        reply = self._call("read_rows", {"name": name}, [ids])
-        return reply.arrays[0], reply.fields["version"]
-
-    def change(
-        self,
-        changes: Sequence[Change],
-        *,
-        client: str = "",
-        closure: int | None = None,
-        done_below: int = 0,
-        incarnation: str | None = None,
-        read: Sequence[str] = (),
-        known: Mapping[str, int] | None = None,
-    ) -> Changed:
-        """Apply changes."""
-        described = [
-            {"op": c.op, "name": c.name, "operands": len(c.operands), "version": c.version}
-            for c in changes
-        ]
-        fields = {
-            "changes": described,
-            "client": client,
-            "closure": closure,
-            "done_below": done_below,
-            "incarnation": incarnation,
-            "read": list(read),
-            "known": dict(known or {}),
-            "seconds": _get_wait_seconds(),
-        }
-        reply = self._call("change", fields, [x for c in changes for x in c.operands])
-        status, staleness = reply.fields["status"], tuple(reply.fields["staleness"])
-        return Changed(**_read_values(reply), status=status, staleness=staleness)
-
-    def release(self, client: str, closure: int) -> bool:
-        """Remove the reads of a closure."""
-        reply = self._call("release", {"client": client, "closure": closure})
-        return bool(reply.fields["was_registered"])
-
-    def statistics(self) -> Mapping[str, Any]:
-        """Return counts."""
-        return self._call("statistics", {}).fields
+        Raises:
+            PSUnavailableError: The server was lost, or does not answer.
+            DeadlineExceededError: It does not answer in time.
+            JaxdistError: What the server raised.
+        """
+        kind = get_reply_kind(type(request))
+        if isinstance(request, LongRequest):
+            return self._call_long(request, kind)
+        if isinstance(request, Waiting):
+            request = msgspec.structs.replace(request, seconds=_get_wait_seconds())
+        return read_reply(kind, self._exchange(make_message(request.method, request)))
 
     def close(self) -> None:
         """Close the connection."""
         self._channel.close()
 
-    def _call_long(
-        self, method: str, fields: dict[str, Any], arrays: Sequence[np.ndarray] = ()
-    ) -> Message:
+    def _call_long(self, request: LongRequest[R], kind: type[R]) -> R:
         """Make a call that may take longer than the deadline of a message; see `LongCalls`."""
-        own = {
-            "request": secrets.token_hex(8),
-            "seconds": min(_LONGEST_WAIT, _get_wait_seconds()),
-        }
-        deadline = get_settings().rpc_seconds + sum(x.nbytes for x in arrays) / _BYTES_PER_SECOND
-        reply = self._call(method, {**fields, **own}, arrays, deadline)
-        while state := reply.fields.get("state"):
+        seconds, own = min(_LONGEST_WAIT, _get_wait_seconds()), secrets.token_hex(8)
+        request = msgspec.structs.replace(request, request=own, seconds=seconds)
+        first = make_message(request.method, request)
+        wait = make_message(WaitForCall.method, WaitForCall(request=own, seconds=seconds))
+        deadline = get_settings().rpc_seconds + first.nbytes / _BYTES_PER_SECOND
+        reply = self._exchange(first, deadline)
+        while "state" in reply.fields:
+            state = read_reply(Pending, reply).state
             # A server that was started again knows nothing of the call.
-            is_running = state == "running"
-            reply = (
-                self._call("wait", own)
-                if is_running
-                else self._call(method, {**fields, **own}, arrays, deadline)
-            )
-        return reply
+            reply = self._exchange(wait) if state == "running" else self._exchange(first, deadline)
+        return read_reply(kind, reply)
 
-    def _call(
-        self,
-        method: str,
-        fields: dict[str, Any],
-        arrays: Sequence[np.ndarray] = (),
-        seconds: float | None = None,
-    ) -> Message:
+    def _exchange(self, message: Message, seconds: float | None = None) -> Message:
+        """Send one message, and return the reply."""
         try:
-            reply = self._channel.call(Message(method, fields, tuple(arrays)), seconds)
+            reply = self._channel.call(message, seconds)
         except UnavailableError as error:
             text = str(error).replace("This server", f"ps {self._index}", 1)
             raise PSUnavailableError(text, [self._index]) from error
@@ -194,12 +105,12 @@ class RemoteServer:
 
     def _explain(self, error: NotFoundError) -> NotFoundError:
         """Return a better error, if the server has lost its variables."""
-        found = self.hello()
-        if found["variables"]:
+        found: ServerInfo = self.call(Hello())
+        if found.variables:
             return error
         remedy = (
             "Make its snapshots more often: snapshot_seconds=5."
-            if found["has_snapshots"]
+            if found.has_snapshots
             else "Let servers write snapshots: jaxdist.Server(..., snapshot_directory='snapshots')."
         )
         return NotFoundError(
@@ -213,23 +124,3 @@ class RemoteServer:
 def _get_wait_seconds() -> float:
     """Return how long a server may let a call wait for other closures: less than its deadline."""
     return get_settings().rpc_seconds / 2
-
-
-def _to_array(value: Any) -> np.ndarray:
-    return np.frombuffer(value, np.uint8) if isinstance(value, bytes) else np.asarray(value)
-
-
-def _read_created(reply: Message) -> dict[str, tuple[bool, int]]:
-    found: Mapping[str, Any] = reply.fields["variables"]
-    return {name: (one["status"] == "created", one["version"]) for name, one in found.items()}
-
-
-def _read_values(reply: Message) -> dict[str, Any]:
-    fields = reply.fields
-    arrays: Iterator[np.ndarray] = iter(reply.arrays)
-    return {
-        "incarnation": fields["incarnation"],
-        "versions": fields["versions"],
-        "values": {name: next(arrays) for name in fields["sent"]},
-        "is_registered": fields["registered"],
-    }

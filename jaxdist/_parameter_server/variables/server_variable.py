@@ -3,14 +3,14 @@
 import contextlib
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._parameter_server.server import Change as ServerChange
+from jaxdist._parameter_server.protocol import Change as ServerChange
 from jaxdist._parameter_server.variables.exported_initial import (
     ExportedInitial,
     export_initial,
@@ -25,7 +25,8 @@ from jaxdist._parameter_server.variables.ports import (
     RowRead,
     make_zero,
 )
-from jaxdist._parameter_server.variables.shard_rows import Part
+from jaxdist._parameter_server.variables.servers import Servers
+from jaxdist._parameter_server.worker_protocol import Part
 from jaxdist._program import collect_rows
 from jaxdist._values import (
     Change,
@@ -45,34 +46,6 @@ from jaxdist._values import (
 from jaxdist.errors import ContextError, UnsupportedError
 
 _OPS = {Change.ASSIGN: "assign", Change.ADD: "add", Change.SUBTRACT: "sub"}
-
-
-class Storage(Protocol):
-    """The servers, as a variable uses them."""
-
-    def create(self, label: str, value: np.ndarray | bytes) -> str:
-        """Create a variable of a value or an exported function; return its name there."""
-        ...
-
-    def find_server(self, name: str) -> int:
-        """Return the number of the server that has a variable."""
-        ...
-
-    def place_with(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Create variables in a block on the server that has this one."""
-        ...
-
-    def read(self, name: str) -> np.ndarray:
-        """Return the value of a variable."""
-        ...
-
-    def read_rows(self, name: str, ids: np.ndarray) -> np.ndarray:
-        """Return rows of a variable."""
-        ...
-
-    def change(self, change: ServerChange) -> None:
-        """Apply one change."""
-        ...
 
 
 class ServerVariable(Lent, Variable):
@@ -146,7 +119,7 @@ class ServerVariable(Lent, Variable):
 
     def _set_up(self, shape: tuple[int, ...], dtype: Any, layout: ReplicaMesh | None) -> None:
         strategy = self._strategy
-        self._storage: Storage = strategy.storage
+        self._storage: Servers = strategy.storage
         # A server has one value, so `ON_READ` is treated as a variable that aggregates.
         sharding = None if layout is None else layout.replicated
         self._home = VariablePlacement(layout, sharding, False, shape, dtype)

@@ -1,4 +1,15 @@
-"""`Servers`: the parameter servers of a job, as one of its other tasks uses them."""
+"""`Servers`: the parameter servers of a job, as one of its other tasks uses them.
+
+Note [Fence]
+A worker keeps the values of variables that came with the reply to its last changes. They may be
+old, because other workers change variables too. Nobody can tell as long as nobody knows of a newer
+value. So each closure carries the fence, and the fence increases whenever the program of the
+coordinator learns something: at join, done, fetch, and at its own reads and changes of variables.
+A worker that kept values from before the fence of a closure reads again.
+
+The fence is read when a closure begins to run, not when it is scheduled: what was learned between
+the two counts as well.
+"""
 
 import contextlib
 import logging
@@ -6,87 +17,59 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from jaxdist import _compat
-from jaxdist._parameter_server.server import Change, Changed, Creation, UpdateRegistration, Values
-from jaxdist._parameter_server.variables.fence import Fence
-from jaxdist._parameter_server.variables.remote_server import RemoteServer
-from jaxdist._parameter_server.variables.restored import compare_with_snapshots
+from jaxdist._parameter_server.protocol import (
+    Change,
+    ChangeVariables,
+    Create,
+    Creation,
+    Hello,
+    Read,
+    ReadRows,
+    RegisterUpdate,
+    WriteSnapshot,
+    as_array,
+)
+from jaxdist._parameter_server.transport.requests import R, Request
+from jaxdist._parameter_server.variables.remote_server import Link, RemoteServer
+from jaxdist.errors import CheckpointError
 
 _LOG = logging.getLogger("jaxdist")
+_MOST_NAMES = 5
+_REMEDY = (
+    "Give the variables the names that they had in the run that wrote the snapshots, and make them "
+    "in the same order, since that decides on their servers. For a new training start the servers "
+    "with another snapshot directory, or delete this one."
+)
 # The variable on whose server new ones are created; "" for the next server.
 _PLACED_WITH: ContextVar[str] = ContextVar("jaxdist_placed_with", default="")
 
 
-class ServerLink(Protocol):
-    """One server: the methods of `VariableServer` that another task calls."""
+class Fence:
+    """A number that only increases. All threads may use it.
 
-    @property
-    def incarnation(self) -> str:
-        """The start of the server, as its last reply says; "" before the first."""
-        ...
+    Example:
+        >>> from jaxdist._parameter_server.variables.servers import Fence
+        >>> fence = Fence()
+        >>> fence.advance()
+        >>> fence.value
+        1
+    """
 
-    def hello(self, client: str = "") -> Mapping[str, Any]:
-        """Return who the server is, and what it has counted of a client's closures."""
-        ...
+    __slots__ = ("_lock", "value")
 
-    def snapshot(self) -> Any:
-        """Write a snapshot."""
-        ...
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.value = 0
 
-    def create(
-        self, creations: Sequence[Creation], client: str = ""
-    ) -> Mapping[str, tuple[bool, int]]:
-        """Create variables."""
-        ...
-
-    def register_update(
-        self, registration: UpdateRegistration, client: str = ""
-    ) -> Mapping[str, tuple[bool, int]]:
-        """Add an update program."""
-        ...
-
-    def read(
-        self,
-        names: Sequence[str],
-        *,
-        client: str = "",
-        closure: int | None = None,
-        register: Sequence[str] = (),
-        known: Mapping[str, int] | None = None,
-        incarnation: str | None = None,
-    ) -> Values:
-        """Return values."""
-        ...
-
-    def read_rows(self, name: str, ids: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return rows."""
-        ...
-
-    def change(
-        self,
-        changes: Sequence[Change],
-        *,
-        client: str = "",
-        closure: int | None = None,
-        done_below: int = 0,
-        incarnation: str | None = None,
-        read: Sequence[str] = (),
-        known: Mapping[str, int] | None = None,
-    ) -> Changed:
-        """Apply changes."""
-        ...
-
-    def release(self, client: str, closure: int) -> bool:
-        """Remove the reads of a closure."""
-        ...
-
-    def statistics(self) -> Mapping[str, Any]:
-        """Return counts."""
-        ...
+    def advance(self) -> None:
+        """Increase the number."""
+        with self._lock:
+            self.value += 1
 
 
 class Servers:
@@ -99,14 +82,14 @@ class Servers:
         client: The id of the job's run, with which closures are counted.
     """
 
-    def __init__(self, links: Sequence[ServerLink], client: str) -> None:
+    def __init__(self, links: Sequence[Link], client: str) -> None:
         self.links, self.client = list(links), client
         self._place: dict[str, int] = {}
         self._next = 0
         self._has_said_what_counts = False
         self._lock = threading.Lock()
         # What was made on each server, and is in no snapshot yet.
-        self._unsaved: dict[int, list[Creation | UpdateRegistration]] = {}
+        self._unsaved: dict[int, list[Create | RegisterUpdate]] = {}
         # What was made, and is not compared yet with the snapshots of earlier runs.
         self._uncompared: dict[str, int] = {}
         # Workers must see what this task has read or changed; see Note [Fence].
@@ -144,10 +127,12 @@ class Servers:
             place = self._next % len(self.links) if step else self._place[beside]
             self._place[name] = place
             self._next += step
-        made = Creation(name, value)
+        is_program = isinstance(value, bytes)
+        made = Creation(name, program=as_array(value)) if is_program else Creation(name, value)
+        request = Create([made], self.client)
         try:
             self._before_creation(place, [name])
-            is_new, version = self.links[place].create([made], self.client)[name]
+            is_new, version = self.links[place].call(request).made[name]
         except BaseException:
             with self._lock:
                 del self._place[name]
@@ -155,7 +140,7 @@ class Servers:
             raise
         if not is_new:
             self._say_what_counts(name, place, version)
-        self._note_made(place, made)
+        self._note_made(place, request)
         return name
 
     def _say_what_counts(self, name: str, place: int, version: int) -> None:
@@ -177,11 +162,12 @@ class Servers:
         """Create variables in a block on the server that has this one."""
         return _compat.set_in_block(_PLACED_WITH, name)
 
-    def register(self, place: int, registration: UpdateRegistration) -> list[str]:
+    def register(self, place: int, request: RegisterUpdate) -> list[str]:
         """Add an update program to a server; return the names of the new slots."""
-        self._before_creation(place, _list_slots(registration))
-        made = self.links[place].register_update(registration, self.client)
-        self._note_made(place, registration)
+        request = msgspec.structs.replace(request, client=self.client)
+        self._before_creation(place, request.list_names())
+        made = self.links[place].call(request).made
+        self._note_made(place, request)
         with self._lock:
             self._place.update(dict.fromkeys(made, place))
         return list(made)
@@ -202,7 +188,7 @@ class Servers:
 
         Raises:
             CheckpointError: The servers have snapshots of other variables; see
-                `compare_with_snapshots`.
+                `_compare_with_snapshots`.
         """
         self._compare()
         while self._unsaved:
@@ -224,62 +210,58 @@ class Servers:
             return
         with self._lock:
             made, new = dict(self._place), dict(self._uncompared)
-        compare_with_snapshots(self.links, self.client, made, new)
+        _compare_with_snapshots(self.links, self.client, made, new)
         with self._lock:
             for name in new:
                 self._uncompared.pop(name, None)
 
-    def _save(self, place: int, made: Sequence[Creation | UpdateRegistration]) -> None:
+    def _save(self, place: int, made: Sequence[Create | RegisterUpdate]) -> None:
         """Let a server write a snapshot that has all of these."""
         link = self.links[place]
-        while (found := link.hello())["has_snapshots"]:
+        while (found := link.call(Hello())).has_snapshots:
             # It may have been started again since, from a snapshot that has not all of them.
             for one in made:
-                names = [one.name] if isinstance(one, Creation) else _list_slots(one)
-                if names and set(names) <= set(found["versions"]):
+                names = one.list_names()
+                if names and set(names) <= set(found.versions):
                     continue
                 self._before_creation(place, names)
-                if isinstance(one, Creation):
-                    link.create([one], self.client)
-                else:
-                    link.register_update(one, self.client)
-            link.snapshot()
-            if link.hello()["incarnation"] == found["incarnation"]:
+                link.call(one)
+            link.call(WriteSnapshot())
+            if link.call(Hello()).incarnation == found.incarnation:
                 return
 
-    def _note_made(self, place: int, made: Creation | UpdateRegistration) -> None:
+    def _note_made(self, place: int, made: Create | RegisterUpdate) -> None:
         with self._lock:
             self._unsaved.setdefault(place, []).append(made)
-            names = [made.name] if isinstance(made, Creation) else _list_slots(made)
-            self._uncompared.update(dict.fromkeys(names, place))
+            self._uncompared.update(dict.fromkeys(made.list_names(), place))
 
     def read(self, name: str) -> np.ndarray:
         """Return the value of a variable."""
         self.fence.advance()
-        return self.links[self.find_server(name)].read([name]).values[name]
+        return self.links[self.find_server(name)].call(Read([name])).values[name]
 
     def read_rows(self, name: str, ids: np.ndarray) -> np.ndarray:
         """Return rows of a variable."""
         self.fence.advance()
-        return self.links[self.find_server(name)].read_rows(name, ids)[0]
+        return self.read_rows_of_closure(name, ids)
 
     def read_rows_of_closure(self, name: str, ids: np.ndarray) -> np.ndarray:
         """Return rows that a closure reads, which this task does not see."""
-        return self.links[self.find_server(name)].read_rows(name, ids)[0]
+        return self.links[self.find_server(name)].call(ReadRows(name, ids)).rows
 
     def change(self, change: Change) -> None:
         """Apply one change that belongs to no closure."""
-        self.links[self.find_server(change.name)].change([change])
+        self.links[self.find_server(change.name)].call(ChangeVariables([change]))
         self.fence.advance()
 
-    def call_each(self, calls: Mapping[int, Any]) -> dict[int, Any]:
-        """Call functions of server links at the same time; return their results by server."""
-        if len(calls) == 1:
-            return {n: call(self.links[n]) for n, call in calls.items()}
+    def call_each(self, requests: Mapping[int, Request[R]]) -> dict[int, R]:
+        """Send requests to servers at the same time; return the replies by server."""
+        if len(requests) == 1:
+            return {n: self.links[n].call(request) for n, request in requests.items()}
         if not hasattr(self._own, "threads"):
             self._own.threads = ThreadPoolExecutor(len(self.links), "jaxdist-servers")
         threads: ThreadPoolExecutor = self._own.threads
-        waiting = {n: threads.submit(call, self.links[n]) for n, call in calls.items()}
+        waiting = {n: threads.submit(self.links[n].call, r) for n, r in requests.items()}
         # Every call ends before an error is raised: none goes on behind the caller's back.
         errors = [e for f in waiting.values() if (e := f.exception()) is not None]
         if errors:
@@ -293,7 +275,55 @@ class Servers:
                 link.close()
 
 
-def _list_slots(given: UpdateRegistration) -> list[str]:
-    """Return the names of the slots of an update program."""
-    slots = range(given.num_slots)
-    return [f"{name}/{given.prefix}_{n}" for name in given.variables for n in slots]
+def _compare_with_snapshots(
+    servers: Sequence[Link],
+    client: str,
+    made: Mapping[str, int],
+    new: Mapping[str, int],
+) -> None:
+    """Say which variables begin anew although the servers have started from snapshots.
+
+    Args:
+        servers: The servers.
+        client: The id of this run. What it has made itself before a server came back counts not.
+        made: All variables of this run, with the number of their server.
+        new: Those of them that were not compared yet.
+
+    Raises:
+        CheckpointError: No variable is in the snapshots.
+    """
+    restored = {
+        (name, place)
+        for place, server in enumerate(servers)
+        for name in server.call(Hello(client)).restored
+    }
+    missing = [(n, place) for n, place in new.items() if (n, place) not in restored]
+    if not restored or not missing:
+        return
+    unused = sorted(restored - set(made.items()))
+    if restored.isdisjoint(made.items()):
+        raise CheckpointError(
+            f"The variables {_list_places(missing)} were made on servers that have started from "
+            f"snapshots of other variables: {_list_places(unused)}.\n\n"
+            "A variable goes on from its value in the snapshot of its server, by its name. None of "
+            f"these is there, so the training would begin anew.\n\n{_REMEDY}"
+        )
+    rest = (
+        f" The snapshots also have {_list_places(unused)}, which nobody has asked for."
+        if unused
+        else ""
+    )
+    _LOG.warning(
+        "The servers have started from snapshots, and these do not have %s: what is not there "
+        "begins with its initial value.%s %s",
+        _list_places(missing),
+        rest,
+        _REMEDY,
+    )
+
+
+def _list_places(variables: Sequence[tuple[str, int]]) -> str:
+    """Return names for a message, with their servers."""
+    names = [f"{name!r} on ps:{place}" for name, place in variables[:_MOST_NAMES]]
+    more = len(variables) - _MOST_NAMES
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")

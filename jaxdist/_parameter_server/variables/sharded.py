@@ -1,24 +1,27 @@
-"""`ShardedVariable`: one variable whose rows are on several others."""
+"""`ShardedVariable`: a variable that is cut into shards along its first dim."""
 
 import copy
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn, Self, final
 
 import jax
 import numpy as np
 
 from jaxdist._parameter_server.variables import shard_rows
-from jaxdist._parameter_server.variables.row_changes import ShardedRowChanges
-from jaxdist._parameter_server.variables.shard_index import read_index
+from jaxdist._parameter_server.variables.shard_rows import read_index, split_slices
+from jaxdist._parameter_server.worker_protocol import Part
 from jaxdist._validate import as_array, as_flag, check_instance, is_array, show
 from jaxdist._values import (
     Assignable,
     Change,
     DistributedValues,
+    Scatter,
     ValueOperators,
     Variable,
+    as_indexed_slices,
     check_ids,
     check_name,
+    check_slices,
     check_value,
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError, ShapeError
@@ -38,6 +41,82 @@ PROTOCOL = (
     "sparse_read",
 )
 _SHARDS = "a list of one or more variables, the shards in the order of their rows"
+
+
+class ShardedRowChanges:
+    """A base class with the `scatter_*` methods of a sharded variable.
+
+    Each shard gets only its own rows. For `scatter_add` and `scatter_sub`, rows with the same index
+    are added up before that. All methods take `IndexedSlices`, or a `BCOO` of whole rows, and
+    return the variable.
+    """
+
+    __slots__ = ()
+
+    _variables: tuple[Any, ...]
+    _starts: np.ndarray
+    _label: str
+
+    def _scatter(self, kind: Scatter, given: Any, use_locking: Any, name: Any) -> Self:
+        check_name(self._label, kind.value, name, use_locking)
+        slices = check_slices(self, kind, given)
+        for shard, own in split_slices(kind, slices, self._variables, self._starts):
+            if hasattr(shard, "change_rows"):
+                # The methods `scatter_*` of a variable on a server return, and so read, all of it.
+                shard.change_rows(kind, own)
+            else:
+                getattr(shard, kind.value)(own)
+        return self
+
+    def scatter_add(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Self:
+        """Add rows to some rows, as `Variable.scatter_add`."""
+        return self._scatter(Scatter.ADD, sparse_delta, use_locking, name)
+
+    def scatter_sub(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Self:
+        """Subtract rows from some rows, as `Variable.scatter_sub`."""
+        return self._scatter(Scatter.SUBTRACT, sparse_delta, use_locking, name)
+
+    def scatter_mul(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Self:
+        """Multiply some rows, as `Variable.scatter_mul`."""
+        return self._scatter(Scatter.MULTIPLY, sparse_delta, use_locking, name)
+
+    def scatter_div(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Self:
+        """Divide some rows, as `Variable.scatter_div`."""
+        return self._scatter(Scatter.DIVIDE, sparse_delta, use_locking, name)
+
+    def scatter_min(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Self:
+        """Take the minimum of some rows and the given ones, as `Variable.scatter_min`."""
+        return self._scatter(Scatter.MIN, sparse_delta, use_locking, name)
+
+    def scatter_max(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Self:
+        """Take the maximum of some rows and the given ones, as `Variable.scatter_max`."""
+        return self._scatter(Scatter.MAX, sparse_delta, use_locking, name)
+
+    def scatter_update(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Self:
+        """Replace some rows, as `Variable.scatter_update`."""
+        return self._scatter(Scatter.UPDATE, sparse_delta, use_locking, name)
+
+    def batch_scatter_update(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Self:
+        """Replace some rows, as `scatter_update`: indices have one dim, so there is one batch."""
+        check_name(self._label, "batch_scatter_update", name, use_locking)
+        slices = as_indexed_slices(self._label, "batch_scatter_update", sparse_delta)
+        return self._scatter(Scatter.UPDATE, slices, use_locking, name)
 
 
 @final
@@ -87,7 +166,7 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
         self._shape = (sum(rows), *map(int, self._variables[0].shape[1:]))
         for shard, start, count in zip(self._variables, self._starts.tolist(), rows, strict=True):
             if hasattr(shard, "become_part"):
-                shard.become_part(shard_rows.Part(name, start, count, self._shape[0]))
+                shard.become_part(Part(name, start, count, self._shape[0]))
 
     # Reading
 

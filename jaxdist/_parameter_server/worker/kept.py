@@ -5,8 +5,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from jaxdist._parameter_server.server import Values
-from jaxdist._parameter_server.worker.put import PutOn
+from jaxdist._parameter_server.protocol import Values
+from jaxdist._parameter_server.worker.devices import PutOn
 
 
 @dataclasses.dataclass
@@ -40,7 +40,7 @@ class KeptValues:
         return kept is not None and kept.fence >= fence and kept.since >= since
 
     def get(self, name: str) -> Any:
-        """Return the value of a variable, which is there."""
+        """Return the value of a variable that exists."""
         return self._kept[name].value
 
     def find_version(self, name: str) -> int | None:
@@ -53,7 +53,7 @@ class KeptValues:
         return self._kept[name].incarnation
 
     def describe(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the versions that a server needs not send again, as arguments of `read`."""
+        """Return the versions that a server needs not send again, as fields of `Read`."""
         kept = {n: self._kept[n] for n in names if n in self._kept}
         if not kept:
             return {}

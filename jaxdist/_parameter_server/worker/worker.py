@@ -1,7 +1,7 @@
 """`Worker`: runs closures."""
 
 import contextlib
-import functools
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,19 +12,86 @@ from jax import export
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.recent import Recent
-from jaxdist._parameter_server.closures.traced import Input, Source, TracedClosure, Update
-from jaxdist._parameter_server.server import TOO_STALE, Change, Changed
+from jaxdist._parameter_server.closures.traced import TracedClosure
+from jaxdist._parameter_server.protocol import (
+    Change,
+    Changed,
+    ChangeVariables,
+    Read,
+    Release,
+)
+from jaxdist._parameter_server.server import TOO_STALE
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.shard_rows import NO_ROW
+from jaxdist._parameter_server.worker.devices import PutOn, check_platform, find_platform
 from jaxdist._parameter_server.worker.kept import KeptValues
-from jaxdist._parameter_server.worker.messages import list_variables
-from jaxdist._parameter_server.worker.platforms import check_platform, find_platform
-from jaxdist._parameter_server.worker.put import PutOn
-from jaxdist._parameter_server.worker.requests import Finished, Request
-from jaxdist._parameter_server.worker.row_numbers import check_rows
-from jaxdist.errors import ContextError, DeadlineExceededError, OtherProcessError
+from jaxdist._parameter_server.worker_protocol import Input, Source, Update
+from jaxdist.errors import ContextError, DeadlineExceededError, OtherProcessError, RowIndexError
 
 _TRIES = 100
+
+
+def check_rows(closure: TracedClosure, what: str, name: str, ids: np.ndarray) -> None:
+    """Check rows of a shard before any server is asked: it knows the shard, and not the table.
+
+    Args:
+        closure: The closure.
+        what: What it does with the rows, such as `reads`.
+        name: The name of the shard on the servers. Other variables are checked there.
+        ids: The numbers of the rows, counted from the first row of the shard.
+
+    Raises:
+        RowIndexError: One of them is no row of the table.
+    """
+    part = closure.parts.get(name)
+    if part is None:
+        return
+    wrong = ids[(ids < 0) | (ids >= part.rows)]
+    if wrong.size:
+        raise RowIndexError(
+            f"{closure.name} {what} row {int(wrong[0]) + part.start} of {part.table!r}, which has "
+            f"{part.total} rows.\n\n"
+            "The numbers of its rows are integers from 0. The function has changed nothing.\n\n"
+            f"Pass numbers from 0 to {part.total - 1}, or create the table with more rows."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ClosureRun:
+    """One run of a closure.
+
+    Args:
+        closure: The closure.
+        arguments: The arrays that it was scheduled with.
+        batches: The leaves of its batches, by iterator, batch and leaf.
+        number: Its number.
+        fence: Values that were kept from before this fence must be read again.
+        done_below: Closures with lower numbers are finished.
+        client: Who has numbered it.
+    """
+
+    closure: TracedClosure
+    arguments: Sequence[Any]
+    batches: Mapping[tuple[int, ...], Any]
+    number: int
+    fence: int = 0
+    done_below: int = 0
+    client: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """What a run of a closure returns.
+
+    Args:
+        results: The results.
+        counted: The servers that have counted the closure, by number, with their incarnation.
+        read: The servers that it only reads, likewise.
+    """
+
+    results: Sequence[Any]
+    counted: dict[int, str]
+    read: dict[int, str] = dataclasses.field(default_factory=dict)
 
 
 class Worker:
@@ -59,7 +126,7 @@ class Worker:
         self._reads: Recent[str, dict[int, list[str]]] = Recent(256)
         self._used: Recent[str, list[int]] = Recent(256)
 
-    def run(self, request: Request) -> Finished:
+    def run(self, request: ClosureRun) -> Finished:
         """Run a closure, send its changes, and return its results."""
         closure = request.closure
         # Before the read: values that are read before a program is compiled are old when it runs.
@@ -88,13 +155,11 @@ class Worker:
 
     def _find_read(self, closure: TracedClosure, counted: Mapping[int, str]) -> dict[int, str]:
         """Return the incarnations of the servers that the closure uses and has not changed."""
-        used = self._used.find(
-            closure.digest, lambda: list(self._servers.group(list_variables(closure)))
-        )
+        used = self._used.find(closure.digest, lambda: list(self._servers.group(closure.variables)))
         return {n: self._servers.links[n].incarnation for n in used if n not in counted}
 
     def _run_once(
-        self, request: Request, programs: Sequence[Any], began: float
+        self, request: ClosureRun, programs: Sequence[Any], began: float
     ) -> tuple[Sequence[Any], dict[int, Changed]]:
         """Read, compute and send the changes; return the outputs, and the replies of servers."""
         closure = request.closure
@@ -108,9 +173,9 @@ class Worker:
             registered -= changed.keys()
         finally:
             # Others wait for the changes of a closure that is registered.
-            for place in registered:
+            for link in (self._servers.links[place] for place in registered):
                 with contextlib.suppress(OtherProcessError):
-                    self._servers.links[place].release(request.client, request.number)
+                    link.call(Release(request.client, request.number))
         return outputs, changed
 
     def forget(self) -> None:
@@ -119,7 +184,7 @@ class Worker:
 
     # Reading
 
-    def _read(self, request: Request, began: float, registered: set[int]) -> None:
+    def _read(self, request: ClosureRun, began: float, registered: set[int]) -> None:
         """Read the variables that the closure needs, where the kept values are too old.
 
         Args:
@@ -140,13 +205,14 @@ class Worker:
                 registered.add(place)
                 # In the order of the servers; see the page on parameter servers.
                 options |= {"closure": request.number, "register": changed[place]}
-            found = self._servers.links[place].read(names, client=request.client, **options)
+            asked = Read(names, client=request.client, **options)
+            found = self._servers.links[place].call(asked)
             self._kept.keep(place, found, request.fence)
 
     def _group_reads(self, closure: TracedClosure) -> dict[int, list[str]]:
         return self._reads.find(closure.digest, lambda: self._servers.group(closure.reads))
 
-    def _read_rows(self, request: Request, programs: Sequence[Any]) -> list[Any]:
+    def _read_rows(self, request: ClosureRun, programs: Sequence[Any]) -> list[Any]:
         """Read the rows that the closure needs, each one once."""
         lookup = request.closure.lookup
         if lookup is None:
@@ -187,7 +253,7 @@ class Worker:
         return programs
 
     def _find_inputs(
-        self, inputs: Sequence[Input], request: Request, rows: Sequence[Any]
+        self, inputs: Sequence[Input], request: ClosureRun, rows: Sequence[Any]
     ) -> list[Any]:
         """Return the inputs of a program, on the devices of the worker."""
         found = [self._find(given, request, rows) for given in inputs]
@@ -196,7 +262,7 @@ class Worker:
             found[n] = value
         return found
 
-    def _find(self, given: Input, request: Request, rows: Sequence[Any]) -> Any:
+    def _find(self, given: Input, request: ClosureRun, rows: Sequence[Any]) -> Any:
         match given.source:
             case Source.VARIABLE:
                 return self._kept.get(given.name)
@@ -223,7 +289,7 @@ class Worker:
         return made
 
     def _send(
-        self, request: Request, updates: Sequence[Update], outputs: Sequence[np.ndarray]
+        self, request: ClosureRun, updates: Sequence[Update], outputs: Sequence[np.ndarray]
     ) -> dict[int, Changed]:
         """Send the changes, keep the new values that come back, and return the replies."""
         if not updates:
@@ -241,34 +307,31 @@ class Worker:
             change = Change(update.op, update.name, operands, version)
             by_server.setdefault(self._servers.find_server(update.name), []).append(change)
         wanted = {} if self._max_staleness is not None else self._group_reads(request.closure)
-        calls = {
-            place: functools.partial(
-                _change, changes, self._options(request, wanted.get(place, []), changes)
-            )
-            for place, changes in by_server.items()
-        }
-        found = self._servers.call_each(calls)
+        found = self._servers.call_each(
+            {
+                place: self._make_request(request, changes, wanted.get(place, []))
+                for place, changes in by_server.items()
+            }
+        )
         for place, changed in found.items():
             self._kept.keep(place, changed, request.fence)
         return found
 
-    def _options(
-        self, request: Request, wanted: Sequence[str], changes: Sequence[Change]
-    ) -> dict[str, Any]:
+    def _make_request(
+        self, request: ClosureRun, changes: Sequence[Change], wanted: Sequence[str]
+    ) -> ChangeVariables:
+        """Return the request that sends changes to one server, and asks it for new values."""
         names = [c.name for c in changes if c.version is not None]
         incarnation = self._kept.get_incarnation(names[0]) if names else None
-        return {
-            "client": request.client,
-            "closure": request.number,
-            "done_below": request.done_below,
-            "read": wanted,
-            "incarnation": incarnation,
-            **self._kept.describe(wanted),
-        }
-
-
-def _change(changes: Sequence[Change], options: Mapping[str, Any], link: Any) -> Changed:
-    return link.change(changes, **options)
+        options: dict[str, Any] = {"incarnation": incarnation, **self._kept.describe(wanted)}
+        return ChangeVariables(
+            changes,
+            client=request.client,
+            closure=request.number,
+            done_below=request.done_below,
+            read=wanted,
+            **options,
+        )
 
 
 def _make_twice_error(function: str, update: Update, times: int) -> ContextError:

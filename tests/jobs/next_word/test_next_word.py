@@ -13,6 +13,7 @@ from rich.console import Console
 
 from jaxdist import jobs
 from jaxdist._parameter_server import ShardedVariable
+from jaxdist._parameter_server.protocol import Read
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist.errors import CheckpointError, UnsupportedError
 from jaxdist.jobs._run import table_files
@@ -20,6 +21,7 @@ from jaxdist.jobs._run.table_files import TableFiles
 from jaxdist.jobs.next_word import NextWordTask
 from jaxdist.jobs.next_word import _task as task_module
 from jaxdist.jobs.next_word._words import NUM_FEATURES, find_rows, load_examples
+from tests.parameter_server.wrapping import wrap
 from tests.strategies.oracle import refused
 
 ROOT = Path(__file__).parents[3]
@@ -91,17 +93,16 @@ def test_a_step_and_an_evaluation_move_rows_and_never_the_table(
 ) -> None:
     task = jobs.load_job(CONFIG, SMALL)
     strategy = jobs.make_strategy(task.config)
-    read = VariableServer.read
     moved: list[str] = []
 
-    def note(self: Any, names: Any, **options: Any) -> Any:
-        moved.extend(names)
-        return read(self, names, **options)
+    def note(request: Any, go_on: Any) -> Any:
+        moved.extend(request.names)
+        return go_on()
 
     model, optimizer = task.build(strategy)
     assert isinstance(model.table.variable, ShardedVariable)
     assert [int(v.shape[0]) for v in model.table.variable.variables] == [32768, 32768]
-    monkeypatch.setattr(VariableServer, "read", note)
+    monkeypatch.setattr(VariableServer, "call", wrap(VariableServer.call, Read, note))
     batch = jax.tree.map(lambda x: x[:8], task.data.train)
     strategy.run(task.train_step, (model, optimizer, batch))
     strategy.run(task.evaluation_step, (model, batch, np.ones(8, bool)))

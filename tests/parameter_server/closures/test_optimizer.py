@@ -12,12 +12,8 @@ from jax import export
 from jax.tree_util import keystr, tree_map_with_path
 
 from jaxdist._parameter_server.closures import VariableUpdate, cut_update
-from jaxdist._parameter_server.server import (
-    Change,
-    Creation,
-    UpdateRegistration,
-    VariableServer,
-)
+from jaxdist._parameter_server.protocol import Change, ChangeVariables, Create, Creation
+from jaxdist._parameter_server.server import VariableServer
 from jaxdist.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from tests import tables
 from tests.update.transformations import CASES
@@ -321,13 +317,10 @@ def test_a_server_applies_the_updates_with_its_initialisers() -> None:
         if parts is not None:
             values = {f"kernel/part_{n}": part for n, part in enumerate(parts)}
         names[update.name] = list(values)
-        server.create([Creation(name, value) for name, value in values.items()])
+        server.call(Create([Creation(name, value) for name, value in values.items()]))
         for name, value in values.items():
             cut = update.by_shape[value.shape]
-            num_slots = len(update.slots)
-            server.register_update(
-                UpdateRegistration(cut.key, cut.program, num_slots, {name: None}, cut.init)
-            )
+            server.call(cut.make_request("t", name, len(update.slots), None, "slot"))
     keys = dict(server._state.slots.keys())
     for grads, wanted in zip(_grads(), _run_optax(tx, params, _grads()), strict=True):
         for key, parts in names.items():
@@ -336,7 +329,7 @@ def test_a_server_applies_the_updates_with_its_initialisers() -> None:
                 Change(f"program:{keys[name]}", name, [piece])
                 for name, piece in zip(parts, pieces, strict=True)
             ]
-            found = server.change(changes, read=parts).values
+            found = server.call(ChangeVariables(changes, read=parts)).values
             whole = np.concatenate(list(found.values())) if len(parts) > 1 else found[key]
             np.testing.assert_allclose(whole, wanted[key], rtol=1e-5, atol=1e-7)
 

@@ -1,6 +1,7 @@
 """Workers and servers that are lost: every closure counts once, and all threads go on."""
 
 import contextlib
+import functools
 import itertools
 import logging
 import threading
@@ -12,9 +13,9 @@ import pytest
 
 from jaxdist._parameter_server.coordinator import ClusterCoordinator, Fence, WorkerLink
 from jaxdist._parameter_server.coordinator.closure_queue import ClosureQueue
+from jaxdist._parameter_server.coordinator.retries import Backoff, WaitSettings
 from jaxdist._parameter_server.coordinator.scheduled import Scheduled
-from jaxdist._parameter_server.coordinator.settings import WaitSettings
-from jaxdist._parameter_server.coordinator.worker_thread import WorkerThread
+from jaxdist._parameter_server.coordinator.workers import WorkerThread
 from jaxdist.errors import (
     ArgumentError,
     CancelledError,
@@ -57,9 +58,10 @@ ROWS = list(itertools.product(MAKERS, ["before", "after"], ["0", "1", "01"], [1,
 
 @pytest.fixture(autouse=True)
 def _quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxdist._parameter_server.coordinator.worker_thread._FIRST_PAUSE", 0.001)
-    monkeypatch.setattr("jaxdist._parameter_server.coordinator.worker_thread._ASK_SECONDS", 0.01)
-    monkeypatch.setattr("jaxdist._parameter_server.coordinator.worker_thread._NAP", 0.001)
+    short = functools.partial(Backoff, 0.001)
+    monkeypatch.setattr("jaxdist._parameter_server.coordinator.workers.Backoff", short)
+    monkeypatch.setattr("jaxdist._parameter_server.coordinator.workers._ASK_SECONDS", 0.01)
+    monkeypatch.setattr("jaxdist._parameter_server.coordinator.workers._NAP", 0.001)
 
 
 @pytest.fixture

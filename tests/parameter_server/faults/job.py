@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxdist
-from jaxdist._parameter_server.server import server as variables
-from jaxdist._parameter_server.server.applying import Request
-from jaxdist._parameter_server.server.snapshots.files import Checkpoints, Snapshots
-from jaxdist._parameter_server.strategy.links.remote_link import RemoteWorkerLink
+from jaxdist._parameter_server.protocol import ChangeVariables, GetStatistics, WriteSnapshot
+from jaxdist._parameter_server.server import VariableServer
+from jaxdist._parameter_server.server.changing import StagedRequest
+from jaxdist._parameter_server.server.snapshots import Checkpoints, Snapshots
+from jaxdist._parameter_server.strategy.remote_link import RemoteWorkerLink
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist._parameter_server.worker.worker import Worker
 from jaxdist.cluster_resolver import TFConfigClusterResolver
@@ -62,15 +63,18 @@ class Moment:
             wait_for("go")
 
 
-def insert(owner: Any, name: str, moment: Moment, *, after: bool) -> None:
-    """Let a method reach a moment before it runs, or after."""
+def insert(
+    owner: Any, name: str, moment: Moment, *, after: bool, kind: type[Any] | None = None
+) -> None:
+    """Let a method reach a moment before it runs, or after; with `kind`, for such requests."""
     method: Callable[..., Any] = getattr(owner, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not after:
+        is_meant = kind is None or isinstance(args[-1], kind)
+        if is_meant and not after:
             moment.reach()
         found = method(*args, **kwargs)
-        if after:
+        if is_meant and after:
             moment.reach()
         return found
 
@@ -89,12 +93,14 @@ def run_server(resolver: TFConfigClusterResolver, name: str) -> None:
         computing = Moment(name, "computing", times=2)
         setattr(Worker, "_compile", compile_and_wrap)  # noqa: B010
         # The server has applied the changes, and nobody has told the chief.
-        insert(RemoteServer, "change", Moment(name, "exchange", times=2), after=True)
+        moment = Moment(name, "exchange", times=2)
+        insert(RemoteServer, "call", moment, after=True, kind=ChangeVariables)
         Moment(name, "restarting", start=2).reach()
     else:
-        insert(Request, "commit", Moment(name, "computing", times=5), after=False)
+        insert(StagedRequest, "commit", Moment(name, "computing", times=5), after=False)
         # Applied, and the worker has no reply.
-        insert(variables.VariableServer, "change", Moment(name, "exchange", times=5), after=True)
+        moment = Moment(name, "exchange", times=5)
+        insert(VariableServer, "call", moment, after=True, kind=ChangeVariables)
         # Some of the files are written. The first snapshot is complete.
         snapshot = Moment(name, "snapshot", times=2)
         insert(Checkpoints, "wait_until_finished", snapshot, after=False)
@@ -128,7 +134,8 @@ def train(resolver: TFConfigClusterResolver) -> dict[str, Any]:
     exchange = Moment("chief 0", "exchange", times=5)
     insert(RemoteWorkerLink, "_exchange", exchange, after=True)
     # No snapshot has the new variables.
-    insert(RemoteServer, "snapshot", Moment("chief 0", "snapshot"), after=False)
+    moment = Moment("chief 0", "snapshot")
+    insert(RemoteServer, "call", moment, after=False, kind=WriteSnapshot)
     computing = Moment("chief 0", "computing")
     Moment("chief 0", "restarting", start=2).reach()
     strategy = jaxdist.ParameterServerStrategy(resolver)
@@ -172,7 +179,7 @@ def train(resolver: TFConfigClusterResolver) -> dict[str, Any]:
         "applied": found.applied,
         "lost": found.lost,
         "retried": found.retried,
-        "requests": strategy.storage.links[0].statistics()["applied"],
+        "requests": strategy.storage.links[0].call(GetStatistics()).applied,
     }
 
 

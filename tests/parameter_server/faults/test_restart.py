@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
+from jaxdist._parameter_server.protocol import GetStatistics, Hello
 from jaxdist._parameter_server.transport import connect
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist.errors import PSUnavailableError
@@ -66,7 +68,7 @@ def test_a_killed_server_serves_again_soon_and_what_is_lost_is_reported(
             print(f"serves again after {seconds:.2f} s, {seconds - others:.2f} s without others")
             imports = _measure_import()
             assert seconds - others < imports + SECONDS, (seconds, others, imports)
-            restored = server.hello()["snapshot"]["applied"]
+            restored = _read_snapshot(server)["applied"]
             old = [applied for at, applied in seen if at < killed - PERIOD - SLACK]
             assert restored >= old[-1], (restored, seen)
             missing += seen[-1][1] - restored
@@ -88,15 +90,19 @@ def _watch(server: RemoteServer, seconds: float) -> list[tuple[float, int]]:
     seen: list[tuple[float, int]] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        applied = server.statistics()["applied"]
+        applied = server.call(GetStatistics()).applied
         seen.append((time.monotonic(), applied))
         time.sleep(0.01)
     return seen
 
 
+def _read_snapshot(server: RemoteServer) -> Any:
+    return server.call(Hello()).snapshot
+
+
 def _serves(server: RemoteServer) -> bool:
     try:
-        return server.hello(seconds=5.0)["snapshot"] is not None
+        return _read_snapshot(server) is not None
     except PSUnavailableError:
         return False
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxdist
-from jaxdist._parameter_server.rpc.codes import get_code
+from jaxdist._parameter_server.rpc.served import get_code
 from jaxdist._parameter_server.transport import Message, connect, serve
 from jaxdist.errors import (
     ArgumentError,
@@ -195,7 +195,12 @@ def test_a_client_waits_for_its_server_and_gives_up_at_its_deadline(layer: str) 
     later.stop()
 
 
-_ONE_INT = {"name": "add", "structure": ["tuple", "*"], "kinds": ["array"], "seconds": 5.0}
+_ONE_INT = {
+    "name": "add",
+    "structure": ["tuple", "*"],
+    "leaves": [["array", 0]],
+    "seconds": 5.0,
+}
 
 
 @pytest.mark.parametrize(
@@ -204,12 +209,12 @@ _ONE_INT = {"name": "add", "structure": ["tuple", "*"], "kinds": ["array"], "sec
         {},
         {"name": 3},
         {"name": "add"},
-        {**_ONE_INT, "kinds": ["array", "array"]},
-        {**_ONE_INT, "kinds": "array"},
-        {**_ONE_INT, "kinds": [["array"]]},
-        {**_ONE_INT, "kinds": ["text"]},
-        {**_ONE_INT, "kinds": ["float"]},
-        {**_ONE_INT, "kinds": ["bool"]},
+        {**_ONE_INT, "leaves": [["array", 0], ["array", 1]]},
+        {**_ONE_INT, "leaves": "array"},
+        {**_ONE_INT, "leaves": [[["array"], 0]]},
+        {**_ONE_INT, "leaves": [["text", 0]]},
+        {**_ONE_INT, "leaves": [["float", 0]]},
+        {**_ONE_INT, "leaves": [["bool", 0]]},
         {**_ONE_INT, "structure": "*"},
         {**_ONE_INT, "structure": ["set", "*"]},
         {**_ONE_INT, "structure": ["tuple"]},
@@ -250,7 +255,7 @@ def test_a_list_of_methods_that_is_none_is_refused(methods: Any) -> None:
 def test_a_reply_with_another_structure_is_refused() -> None:
     handlers = {
         "rpc/list": lambda request: Message("", {"methods": [["one", [["tuple"], []]]]}),
-        "rpc/call": lambda request: Message("", {"structure": ["list", "*"]}, ()),
+        "rpc/call": lambda request: Message("", {"structure": ["list", "*"], "arrays": []}, ()),
     }
     listener = serve("127.0.0.1:0", handlers, layer="local")
     client: Any = rpc.Client.create("local", listener.address)

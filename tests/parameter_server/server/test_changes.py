@@ -6,18 +6,28 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxdist._parameter_server.server import Change, Creation, VariableServer
+from jaxdist._parameter_server.protocol import (
+    Change,
+    ChangeVariables,
+    Create,
+    Creation,
+    GetStatistics,
+    Read,
+    ReadRows,
+    VariableStatistics,
+)
+from jaxdist._parameter_server.server import VariableServer
 from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError, ShapeError
 
 
 def _server(**values: np.ndarray) -> VariableServer:
     server = VariableServer()
-    server.create([Creation(name, value) for name, value in values.items()])
+    server.call(Create([Creation(name, value) for name, value in values.items()]))
     return server
 
 
 def _read(server: VariableServer, name: str) -> np.ndarray:
-    return server.read([name]).values[name]
+    return server.call(Read([name])).values[name]
 
 
 @pytest.mark.parametrize(("op", "expected"), [("assign", 2), ("add", 5), ("sub", 1)])
@@ -25,7 +35,7 @@ def _read(server: VariableServer, name: str) -> np.ndarray:
 @pytest.mark.parametrize("shape", [(), (3,), (2, 0)])
 def test_dense_operations(op: str, expected: int, dtype: Any, shape: tuple[int, ...]) -> None:
     server = _server(w=np.full(shape, 3, dtype))
-    reply = server.change([Change(op, "w", [np.full(shape, 2, dtype)])], read=["w"])
+    reply = server.call(ChangeVariables([Change(op, "w", [np.full(shape, 2, dtype)])], read=["w"]))
     assert reply.values["w"].dtype == dtype
     np.testing.assert_array_equal(reply.values["w"], np.full(shape, expected, dtype))
     assert reply.versions == {"w": 1}
@@ -53,7 +63,7 @@ def test_operations_on_rows_count_every_row_of_one_id(
     rows = 2.0 ** rng.integers(0, 3, (len(ids), 2))
     server = _server(t=table.astype(dtype))
     given = [np.array(ids, np.int32), rows.astype(dtype)]
-    reply = server.change([Change(op, "t", given)], read=["t"])
+    reply = server.call(ChangeVariables([Change(op, "t", given)], read=["t"]))
     ufunc.at(table, np.array(ids, int), rows)
     np.testing.assert_array_equal(reply.values["t"], table.astype(dtype))
 
@@ -61,8 +71,10 @@ def test_operations_on_rows_count_every_row_of_one_id(
 def test_the_last_of_several_rows_with_one_id_is_taken_by_scatter_update() -> None:
     server = _server(t=np.zeros((4, 1)))
     rows = np.arange(5.0)[:, None]
-    reply = server.change(
-        [Change("scatter_update", "t", [np.array([2, 0, 2, 3, 2]), rows])], read=["t"]
+    reply = server.call(
+        ChangeVariables(
+            [Change("scatter_update", "t", [np.array([2, 0, 2, 3, 2]), rows])], read=["t"]
+        )
     )
     np.testing.assert_array_equal(reply.values["t"][:, 0], [1, 0, 4, 3])
 
@@ -74,15 +86,17 @@ def test_changes_of_one_request_are_applied_in_their_order_and_are_one_version()
     def rows(x: float) -> list[np.ndarray]:
         return [ids, np.full((2, 1), float(x))]
 
-    reply = server.change(
-        [
-            Change("scatter_add", "t", rows(3)),
-            Change("scatter_mul", "t", [np.array([2]), np.full((1, 1), 5.0)]),
-            Change("add", "t", [one]),
-            Change("scatter_update", "t", [np.array([0]), np.full((1, 1), 9.0)]),
-            Change("scatter_sub", "t", rows(1)),
-        ],
-        read=["t"],
+    reply = server.call(
+        ChangeVariables(
+            [
+                Change("scatter_add", "t", rows(3)),
+                Change("scatter_mul", "t", [np.array([2]), np.full((1, 1), 5.0)]),
+                Change("add", "t", [one]),
+                Change("scatter_update", "t", [np.array([0]), np.full((1, 1), 9.0)]),
+                Change("scatter_sub", "t", rows(1)),
+            ],
+            read=["t"],
+        )
     )
     np.testing.assert_array_equal(reply.values["t"][:, 0], [9, 3, 15, 1])
     assert reply.versions == {"t": 1}
@@ -91,8 +105,8 @@ def test_changes_of_one_request_are_applied_in_their_order_and_are_one_version()
 def test_rows_after_assign_do_not_change_the_array_that_was_assigned() -> None:
     server = _server(t=np.zeros((3, 1)))
     value = np.ones((3, 1))
-    server.change([Change("assign", "t", [value])])
-    server.change([Change("scatter_add", "t", [np.array([0]), np.ones((1, 1))])])
+    server.call(ChangeVariables([Change("assign", "t", [value])]))
+    server.call(ChangeVariables([Change("scatter_add", "t", [np.array([0]), np.ones((1, 1))])]))
     np.testing.assert_array_equal(value, np.ones((3, 1)))
     np.testing.assert_array_equal(_read(server, "t")[:, 0], [2, 1, 1])
 
@@ -149,19 +163,19 @@ def test_a_request_that_is_wrong_at_its_kth_change_changes_nothing(wrong: str, k
     server = _server(**values)
     change, kind = _WRONG[wrong]
     with pytest.raises(kind):
-        server.change([*_GOOD[:k], change, *_GOOD[k:]], client="c", closure=1)
-    found = server.read(list(values))
+        server.call(ChangeVariables([*_GOOD[:k], change, *_GOOD[k:]], client="c", closure=1))
+    found = server.call(Read(list(values)))
     assert set(found.versions.values()) == {0}
     for name, value in values.items():
         np.testing.assert_array_equal(found.values[name], value)
     # Nothing was counted either, so the closure can be sent again.
-    assert server.change(_GOOD, client="c", closure=1).status == "counted"
+    assert server.call(ChangeVariables(_GOOD, client="c", closure=1)).status == "counted"
 
 
 def test_a_request_that_reads_what_does_not_exist_changes_nothing() -> None:
     server = _server(w=np.zeros(3))
     with pytest.raises(NotFoundError):
-        server.change([Change("add", "w", [np.ones(3)])], read=["x"])
+        server.call(ChangeVariables([Change("add", "w", [np.ones(3)])], read=["x"]))
     np.testing.assert_array_equal(_read(server, "w"), np.zeros(3))
 
 
@@ -175,21 +189,21 @@ def test_a_failure_while_values_are_computed_changes_nothing(
 
     monkeypatch.setattr("jaxdist._parameter_server.server.stored.StagedVariable.set_rows", fail)
     with pytest.raises(MemoryError):
-        server.change(_GOOD[:2], client="c", closure=1)
+        server.call(ChangeVariables(_GOOD[:2], client="c", closure=1))
     monkeypatch.undo()
-    assert set(server.read(["w", "t"]).versions.values()) == {0}
+    assert set(server.call(Read(["w", "t"])).versions.values()) == {0}
     np.testing.assert_array_equal(_read(server, "w"), np.zeros(3))
-    assert server.change(_GOOD[:2], client="c", closure=1).status == "counted"
+    assert server.call(ChangeVariables(_GOOD[:2], client="c", closure=1)).status == "counted"
 
 
 def test_a_change_of_few_rows_does_not_copy_the_table() -> None:
     server = _server(t=np.zeros((1 << 16, 64), np.float32))
     ids, rows = np.arange(100), np.ones((100, 64), np.float32)
-    server.change([Change("scatter_add", "t", [ids, rows])])
+    server.call(ChangeVariables([Change("scatter_add", "t", [ids, rows])]))
     table = server._state.variables["t"].value
     for _ in range(3):
-        server.change([Change("scatter_add", "t", [ids, rows])])
-        server.read_rows("t", ids)
+        server.call(ChangeVariables([Change("scatter_add", "t", [ids, rows])]))
+        server.call(ReadRows("t", ids))
     assert server._state.variables["t"].value is table
 
 
@@ -198,13 +212,8 @@ def test_the_staleness_of_a_change_counts_the_changes_since_its_read() -> None:
     one = [np.ones(3)]
     for n in range(4):
         changes = [Change("add", "w", one, 0), Change("add", "b", one)]
-        assert list(server.change(changes).staleness) == [n, None]
-    said = server.statistics()
-    assert said["staleness"] == {"0": 1, "1": 1, "2": 1, "3": 1}
-    assert said["variables"]["w"] == {
-        "version": 4,
-        "applied": 4,
-        "bytes": 24,
-        "staleness": said["staleness"],
-    }
-    assert (said["applied"], said["already_counted"]) == (4, 0)
+        assert list(server.call(ChangeVariables(changes)).staleness) == [n, None]
+    said = server.call(GetStatistics())
+    assert said.staleness == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert said.variables["w"] == VariableStatistics(4, 4, 24, said.staleness)
+    assert (said.applied, said.already_counted) == (4, 0)

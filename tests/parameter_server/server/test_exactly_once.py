@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxdist._parameter_server.server import Change, Creation, VariableServer
+from jaxdist._parameter_server.protocol import (
+    Change,
+    ChangeVariables,
+    Create,
+    Creation,
+    GetStatistics,
+    Hello,
+    Read,
+    WriteSnapshot,
+)
+from jaxdist._parameter_server.server import VariableServer
 from jaxdist.errors import ArgumentError
 from tests import tables
 
@@ -19,55 +29,64 @@ _ROWS = 4
 
 def _make_server(**options: Any) -> VariableServer:
     server = VariableServer(**options)
-    server.create([Creation("w", np.zeros(2)), Creation("t", np.zeros((_ROWS, 2)))])
+    server.call(Create([Creation("w", np.zeros(2)), Creation("t", np.zeros((_ROWS, 2)))]))
     return server
 
 
 def test_a_request_that_comes_again_changes_nothing_and_gets_the_values() -> None:
     server = _make_server()
     changes = [Change("add", "w", [np.ones(2)])]
-    first = server.change(changes, client="c", closure=1, read=["w"])
-    again = server.change(changes, client="c", closure=1, read=["w"])
+    first = server.call(ChangeVariables(changes, client="c", closure=1, read=["w"]))
+    again = server.call(ChangeVariables(changes, client="c", closure=1, read=["w"]))
     assert (first.status, again.status) == ("counted", "already counted")
     np.testing.assert_array_equal(again.values["w"], np.ones(2))
     assert again.versions == first.versions
-    assert server.statistics()["already_counted"] == 1
+    assert server.call(GetStatistics()).already_counted == 1
 
 
 def test_closures_of_two_clients_with_one_number_are_two() -> None:
     server = _make_server()
     for client in ("a", "b"):
-        reply = server.change([Change("add", "w", [np.ones(2)])], client=client, closure=1)
+        reply = server.call(
+            ChangeVariables([Change("add", "w", [np.ones(2)])], client=client, closure=1)
+        )
         assert reply.status == "counted"
 
 
 def test_a_change_without_a_closure_is_always_applied() -> None:
     server = _make_server()
     for n in range(3):
-        assert server.change([Change("add", "w", [np.ones(2)])], client="c").status == "counted"
-        assert server.read(["w"]).versions["w"] == n + 1
+        assert (
+            server.call(ChangeVariables([Change("add", "w", [np.ones(2)])], client="c")).status
+            == "counted"
+        )
+        assert server.call(Read(["w"])).versions["w"] == n + 1
 
 
 def test_a_closure_below_the_watermark_is_finished_and_not_applied() -> None:
     server = _make_server()
     one = [Change("add", "w", [np.ones(2)])]
-    assert server.change(one, client="c", closure=5, done_below=5).status == "counted"
+    assert (
+        server.call(ChangeVariables(one, client="c", closure=5, done_below=5)).status == "counted"
+    )
     # An older watermark that comes late changes nothing.
-    assert server.change(one, client="c", closure=6, done_below=2).status == "counted"
-    assert server.change(one, client="c", closure=4).status == "finished"
-    assert server.read(["w"]).versions["w"] == 2
+    assert (
+        server.call(ChangeVariables(one, client="c", closure=6, done_below=2)).status == "counted"
+    )
+    assert server.call(ChangeVariables(one, client="c", closure=4)).status == "finished"
+    assert server.call(Read(["w"])).versions["w"] == 2
 
 
 def test_closures_below_the_watermark_are_forgotten() -> None:
     server = _make_server()
     for n in range(1, 200):
-        server.change([], client="c", closure=n, done_below=max(n - 3, 0))
+        server.call(ChangeVariables([], client="c", closure=n, done_below=max(n - 3, 0)))
     assert server._state.counted.to_json() == {"c": {"below": 196, "counted": [196, 197, 198, 199]}}
 
 
 def test_a_closure_below_its_own_watermark_is_an_error() -> None:
     with pytest.raises(ArgumentError, match="closure=3 and done_below=4"):
-        _make_server().change([], client="c", closure=3, done_below=4)
+        _make_server().call(ChangeVariables([], client="c", closure=3, done_below=4))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +122,7 @@ class _Model:
             self.t[list(sent.ids[:1])] -= sent.value
 
     def check(self, server: VariableServer) -> None:
-        found = server.read(["w", "t"])
+        found = server.call(Read(["w", "t"]))
         np.testing.assert_array_equal(found.values["w"], self.w)
         np.testing.assert_array_equal(found.values["t"], self.t)
         assert found.versions["w"] == len(self.counted)
@@ -126,7 +145,9 @@ def test_any_order_of_closures_and_retries_equals_a_model_that_counts_each_once(
     for n in order:
         sent = closures[n]
         is_new = (sent.client, sent.closure) not in model.counted
-        reply = server.change(sent.changes(), client=sent.client, closure=sent.closure)
+        reply = server.call(
+            ChangeVariables(sent.changes(), client=sent.client, closure=sent.closure)
+        )
         model.apply(sent)
         assert reply.status == ("counted" if is_new else "already counted")
     model.check(server)
@@ -140,20 +161,20 @@ def test_a_restart_loses_what_came_after_the_snapshot_and_counts_retries_once(
     server = _make_server(snapshot_directory=tmp_path, snapshot_seconds=1e6)
     for n, sent in enumerate(closures):
         if n == k:
-            server.snapshot()
-        server.change(sent.changes(), client=sent.client, closure=sent.closure)
+            server.call(WriteSnapshot())
+        server.call(ChangeVariables(sent.changes(), client=sent.client, closure=sent.closure))
     if k == len(closures):
-        server.snapshot()
+        server.call(WriteSnapshot())
     # A killed server writes no last snapshot; its lock ends with the process.
     kept = VariableServer(snapshot_directory=tmp_path, snapshot_seconds=1e6)
     for sent in closures[:k]:
         model.apply(sent)
     model.check(kept)
-    assert kept.hello()["applied"] == k
-    assert kept.hello()["versions"] == {"w": k, "t": k}
+    assert kept.call(Hello()).applied == k
+    assert kept.call(Hello()).versions == {"w": k, "t": k}
     for sent in closures:
         is_new = (sent.client, sent.closure) not in model.counted
-        reply = kept.change(sent.changes(), client=sent.client, closure=sent.closure)
+        reply = kept.call(ChangeVariables(sent.changes(), client=sent.client, closure=sent.closure))
         assert reply.status == ("counted" if is_new else "already counted")
         model.apply(sent)
     model.check(kept)
@@ -171,19 +192,19 @@ def test_a_restart_at_any_request_equals_the_model_at_the_snapshot(
     closures, model, at_snapshot = _closures(9), _Model(), _Model()
     with tempfile.TemporaryDirectory() as folder:
         server = _make_server(snapshot_directory=folder, snapshot_seconds=1e6)
-        server.snapshot()
+        server.call(WriteSnapshot())
         for n, number in enumerate(order[:end]):
             if n == snapshot:
-                server.snapshot()
+                server.call(WriteSnapshot())
                 at_snapshot.w, at_snapshot.t = model.w.copy(), model.t.copy()
                 at_snapshot.counted = set(model.counted)
             sent = closures[number]
-            server.change(sent.changes(), client=sent.client, closure=sent.closure)
+            server.call(ChangeVariables(sent.changes(), client=sent.client, closure=sent.closure))
             model.apply(sent)
         kept = VariableServer(snapshot_directory=folder, snapshot_seconds=1e6)
         at_snapshot.check(kept)
         for sent in closures:
-            kept.change(sent.changes(), client=sent.client, closure=sent.closure)
+            kept.call(ChangeVariables(sent.changes(), client=sent.client, closure=sent.closure))
             at_snapshot.apply(sent)
         at_snapshot.check(kept)
         kept.close()

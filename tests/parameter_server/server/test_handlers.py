@@ -9,104 +9,137 @@ import numpy as np
 import optax
 import pytest
 
+from jaxdist._parameter_server.protocol import (
+    Change,
+    ChangeVariables,
+    Create,
+    Creation,
+    GetStatistics,
+    Hello,
+    Read,
+    ReadRows,
+    RegisterUpdate,
+    Release,
+    Saved,
+    ServerInfo,
+    WriteSnapshot,
+    as_array,
+)
 from jaxdist._parameter_server.server import VariableServer, make_handlers
 from jaxdist._parameter_server.transport import Message
-from jaxdist.errors import ArgumentError, JaxdistError, ShapeError
+from jaxdist._parameter_server.transport.requests import (
+    R,
+    Request,
+    get_reply_kind,
+    make_message,
+    read_reply,
+)
+from jaxdist.errors import ArgumentError, JaxdistError, ProgramMismatchError, ShapeError
 from tests.parameter_server.server.exported import export_bytes, export_update
 
 
 class _Client:
-    """Calls handlers as a transport does: the fields are JSON."""
+    """Sends requests to handlers as a transport does: the fields are JSON."""
 
     def __init__(self, **options: Any) -> None:
         self.server = VariableServer(**options)
         self._handlers = make_handlers(self.server)
 
-    def call(self, method: str, *arrays: np.ndarray, **fields: Any) -> Message:
+    def send(self, method: str, *arrays: np.ndarray, **fields: Any) -> Message:
+        """Send a message, whatever is in it."""
         sent = json.loads(json.dumps(fields))
         reply = self._handlers[method](Message(method, sent, arrays))
         assert reply.method == method
-        assert json.loads(json.dumps(reply.fields)) == reply.fields
+        json.dumps(reply.fields)
         assert all(isinstance(array, np.ndarray) for array in reply.arrays)
         return reply
 
-
-def _bytes(content: bytes) -> np.ndarray:
-    return np.frombuffer(content, np.uint8)
+    def call(self, request: Request[R]) -> R:
+        """Send a request, and return the reply."""
+        sent = make_message(request.method, request)
+        reply = self.send(sent.method, *sent.arrays, **sent.fields)
+        return read_reply(get_reply_kind(type(request)), reply)
 
 
 def _client() -> _Client:
     client = _Client()
-    variables = [{"name": "w"}, {"name": "t"}]
-    client.call("create", np.zeros(3), np.zeros((4, 2)), variables=variables, client="c")
+    client.call(Create([Creation("w", np.zeros(3)), Creation("t", np.zeros((4, 2)))], "c"))
     return client
 
 
 def test_create_says_what_is_new() -> None:
-    program = _bytes(export_bytes(lambda: np.ones(2, np.float32)))
-    variables = [{"name": "w"}, {"name": "made", "is_program": True}]
-    reply = _client().call("create", np.zeros(3), program, variables=variables)
-    assert reply.fields["variables"] == {
-        "w": {"status": "exists", "version": 0},
-        "made": {"status": "created", "version": 0},
-    }
+    program = as_array(export_bytes(lambda: np.ones(2, np.float32)))
+    request = Create([Creation("w", np.zeros(3)), Creation("made", program=program)])
+    assert _client().call(request).made == {"w": (False, 0), "made": (True, 0)}
 
 
 def test_read_sends_the_values_that_are_not_known() -> None:
     client = _client()
-    first = client.call("read", names=["w", "t"])
-    assert (first.fields["sent"], len(first.arrays)) == (["w", "t"], 2)
-    known = first.fields["versions"]
-    again = client.call(
-        "read", names=["w", "t"], known=known, incarnation=first.fields["incarnation"]
-    )
-    assert (again.fields["sent"], again.arrays) == ([], ())
+    first = client.call(Read(["w", "t"]))
+    assert list(first.values) == ["w", "t"]
+    request = Read(["w", "t"], known=first.versions, incarnation=first.incarnation)
+    assert client.call(request).values == {}
+    message = make_message("read", request)
+    assert client.send("read", *message.arrays, **message.fields).arrays == ()
 
 
 def test_read_rows_has_a_version() -> None:
-    reply = _client().call("read_rows", np.array([1, 1]), name="t")
-    assert reply.fields["version"] == 0
-    assert reply.arrays[0].shape == (2, 2)
+    reply = _client().call(ReadRows("t", np.array([1, 1])))
+    assert reply.version == 0
+    assert reply.rows.shape == (2, 2)
 
 
 def test_a_change_and_the_values_after_it_are_one_exchange() -> None:
     client = _client()
     changes = [
-        {"op": "add", "name": "w", "operands": 1, "version": 0},
-        {"op": "scatter_add", "name": "t", "operands": 2},
+        Change("add", "w", [np.ones(3)], 0),
+        Change("scatter_add", "t", [np.array([1]), np.ones((1, 2))]),
     ]
-    arrays = (np.ones(3), np.array([1]), np.ones((1, 2)))
-    fields = {"client": "c", "closure": 1, "changes": changes, "read": ["w"]}
-    reply = client.call("change", *arrays, **fields)
-    assert (reply.fields["status"], reply.fields["staleness"]) == ("counted", [0, None])
-    np.testing.assert_array_equal(reply.arrays[0], np.ones(3))
-    assert client.call("change", *arrays, **fields).fields["status"] == "already counted"
+    request = ChangeVariables(changes, client="c", closure=1, read=["w"])
+    reply = client.call(request)
+    assert (reply.status, reply.staleness) == ("counted", [0, None])
+    np.testing.assert_array_equal(reply.values["w"], np.ones(3))
+    assert client.call(request).status == "already counted"
 
 
 def test_an_update_program_is_registered_with_arrays_or_an_initialiser() -> None:
     client = _client()
-    program, slots = export_update(optax.trace(0.9), np.zeros(3, np.float32))
-    client.call("create", np.zeros(3, np.float32), variables=[{"name": "v"}])
-    fields = {"key": "k", "num_slots": 1, "variables": ["v"]}
-    reply = client.call("register_update", _bytes(program), *slots, **fields)
-    assert reply.fields["variables"] == {"v/slot_0": {"status": "created", "version": 0}}
-    init = _bytes(export_bytes(lambda v: (v,), np.zeros(3, np.float32)))
-    reply = client.call("register_update", _bytes(program), init, has_init=True, **fields)
-    assert reply.fields["variables"] == {"v/slot_0": {"status": "exists", "version": 0}}
-    change = {"op": "program:k", "name": "v", "operands": 1}
-    reply = client.call("change", np.ones(3, np.float32), changes=[change], read=["v"])
-    np.testing.assert_array_equal(reply.arrays[0], np.ones(3))
+    content, slots = export_update(optax.trace(0.9), np.zeros(3, np.float32))
+    program = as_array(content)
+    client.call(Create([Creation(name, np.zeros(3, np.float32)) for name in ("v", "u")]))
+    assert client.call(RegisterUpdate("k", program, 1, {"v": slots})).made == {
+        "v/slot_0": (True, 0)
+    }
+    init = as_array(export_bytes(lambda v: (v,), np.zeros(3, np.float32)))
+    # One message has first values for some of its variables, and an initialiser for others.
+    request = RegisterUpdate("k", program, 1, {"v": slots, "u": None}, init)
+    assert client.call(request).made == {"v/slot_0": (False, 0), "u/slot_0": (True, 0)}
+    change = Change("program:k", "v", [np.ones(3, np.float32)])
+    reply = client.call(ChangeVariables([change], read=["v"]))
+    np.testing.assert_array_equal(reply.values["v"], np.ones(3))
 
 
 def test_the_other_methods(tmp_path: pathlib.Path) -> None:
     client = _client()
-    assert client.call("hello").fields["task"] == "ps:0"
-    assert client.call("release", client="c", closure=1).fields == {"was_registered": False}
-    assert client.call("statistics").fields["applied"] == 0
-    assert client.call("delete", names=["w", "x"]).fields == {"deleted": ["w"]}
+    assert client.call(Hello()).task == "ps:0"
+    assert client.call(Release("c", 1)).was_registered is False
+    assert client.call(GetStatistics()).applied == 0
     kept = _Client(snapshot_directory=tmp_path)
-    assert kept.call("snapshot").fields == {"step": 0, "applied": 0}
+    assert kept.call(WriteSnapshot()) == Saved(0, 0)
+    assert kept.call(Hello()).has_snapshots
     kept.server.close()
+
+
+def test_numbers_that_are_keys_come_back_as_numbers() -> None:
+    client = _client()
+    client.call(ChangeVariables([Change("add", "w", [np.ones(3)], 0)], client="c", closure=1))
+    assert client.call(GetStatistics()).staleness_of == {"c": {0: 1}}
+
+
+@pytest.mark.parametrize("fields", [{}, {"task": 3}, {"task": "ps:0", "another": 1}])
+def test_a_reply_of_another_version_is_a_named_error(fields: dict[str, Any]) -> None:
+    with pytest.raises(ProgramMismatchError, match="The reply to 'hello' is not valid"):
+        read_reply(ServerInfo, Message("hello", fields))
 
 
 _WRONG: dict[str, tuple[str, dict[str, Any]]] = {
@@ -119,10 +152,10 @@ _WRONG: dict[str, tuple[str, dict[str, Any]]] = {
     "a huge closure": ("read", {"names": ["w"], "closure": 1 << 64}),
     "a negative time": ("read", {"names": ["w"], "seconds": -1}),
     "no time": ("read", {"names": ["w"], "seconds": float("nan")}),
-    "a negative number of operands": (
-        "change",
-        {"changes": [{"op": "add", "name": "w", "operands": -1}]},
-    ),
+    "a negative number of an array": ("change", {"changes": [["add", "w", [-1]]]}),
+    "a flag for an array": ("read_rows", {"name": "t", "ids": True}),
+    "an array twice": ("change", {"changes": [["scatter_add", "t", [0, 0]]]}),
+    "what is gone": ("change", {"changes": [], "read_closure": 1}),
     "a flag as a number": ("change", {"changes": [], "closure": True}),
     "fields where there are none": ("hello", {"x": 1}),
 }
@@ -132,34 +165,34 @@ _WRONG: dict[str, tuple[str, dict[str, Any]]] = {
 def test_fields_that_are_not_those_of_the_method_are_an_error(case: str) -> None:
     method, fields = _WRONG[case]
     with pytest.raises(ArgumentError, match=f"^{method} was given fields that are not valid"):
-        _client().call(method, **fields)
+        _client().send(method, **fields)
 
 
 @pytest.mark.parametrize(
     ("method", "fields", "count"),
     [
-        ("create", {"variables": [{"name": "a"}, {"name": "b"}]}, 1),
+        ("create", {"variables": [["a", 0], ["b", 1]]}, 1),
         ("read", {"names": ["w"]}, 1),
-        ("read_rows", {"name": "t"}, 2),
-        ("change", {"changes": [{"op": "add", "name": "w", "operands": 1}]}, 0),
-        ("change", {"changes": [{"op": "add", "name": "w", "operands": 1 << 60}]}, 1),
-        ("register_update", {"key": "k", "num_slots": 1 << 60, "variables": ["w"]}, 1),
-        ("register_update", {"key": "k", "num_slots": 0, "variables": []}, 0),
+        ("read_rows", {"name": "t", "ids": 0}, 2),
+        ("change", {"changes": [["add", "w", [0]]]}, 0),
+        ("change", {"changes": [["add", "w", [1 << 60]]]}, 1),
+        ("register_update", {"key": "k", "program": 1, "num_slots": 1, "variables": {}}, 1),
+        ("register_update", {"key": "k", "program": 0, "num_slots": 0, "variables": {}}, 0),
     ],
 )
 def test_another_number_of_arrays_is_an_error_before_anything_is_made(
     method: str, fields: dict[str, Any], count: int
 ) -> None:
     with pytest.raises(ShapeError, match=f"^{method} was given {count} arrays"):
-        _client().call(method, *[np.zeros(3)] * count, **fields)
+        _client().send(method, *[np.zeros(3)] * count, **fields)
 
 
 def test_random_requests_change_nothing_and_are_named_errors() -> None:
     client = _client()
     rng = np.random.default_rng(5)
     values = ["w", "t", "x", "", -1, 1 << 70, None, 1.5, True, [], {}, ["w"], [["w"]], [{}]]
-    methods = ["create", "read", "read_rows", "change", "register_update", "release", "delete"]
-    names = "names name variables client closure changes key num_slots known op operands".split()
+    methods = ["create", "read", "read_rows", "change", "register_update", "release"]
+    names = "names name variables client closure changes key num_slots known ids program".split()
     for _ in range(3000):
         fields = {
             str(rng.choice(names)): values[rng.integers(len(values))]
@@ -169,11 +202,11 @@ def test_random_requests_change_nothing_and_are_named_errors() -> None:
             continue
         arrays = [np.zeros(rng.integers(0, 3, rng.integers(0, 3))) for _ in range(rng.integers(3))]
         try:
-            client.call(str(rng.choice(methods)), *arrays, **fields)
+            client.send(str(rng.choice(methods)), *arrays, **fields)
         except JaxdistError:
             pass
-    reply = client.call("read", names=["w", "t"])
-    assert reply.fields["versions"] == {"w": 0, "t": 0}
+    reply = client.call(Read(["w", "t"]))
+    assert reply.versions == {"w": 0, "t": 0}
 
 
 def test_readers_never_see_a_part_of_a_change() -> None:
@@ -184,12 +217,11 @@ def test_readers_never_see_a_part_of_a_change() -> None:
     def read() -> None:
         try:
             while not is_done.is_set():
-                reply = client.call("read", names=["w", "t"])
-                w, t = reply.arrays
-                versions = set(reply.fields["versions"].values())
-                assert set(w) | set(t.ravel()) == versions
-                rows = client.call("read_rows", ids, name="t")
-                assert set(rows.arrays[0].ravel()) == {rows.fields["version"]}
+                reply = client.call(Read(["w", "t"]))
+                w, t = reply.values.values()
+                assert set(w) | set(t.ravel()) == set(reply.versions.values())
+                found = client.call(ReadRows("t", ids))
+                assert set(found.rows.ravel()) == {found.version}
         except BaseException as error:
             errors.append(error)
 
@@ -197,12 +229,12 @@ def test_readers_never_see_a_part_of_a_change() -> None:
     for thread in threads:
         thread.start()
     changes = [
-        {"op": "add", "name": "w", "operands": 1},
-        {"op": "scatter_add", "name": "t", "operands": 2},
+        Change("add", "w", [np.ones(3)]),
+        Change("scatter_add", "t", [ids, np.ones((4, 2))]),
     ]
     try:
         for _ in range(400):
-            client.call("change", np.ones(3), ids, np.ones((4, 2)), changes=changes)
+            client.call(ChangeVariables(changes))
     finally:
         is_done.set()
         for thread in threads:

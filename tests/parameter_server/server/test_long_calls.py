@@ -7,9 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxdist._parameter_server.server import Creation, VariableServer, make_handlers
-from jaxdist._parameter_server.server.messages.long_calls import RUNNING, UNKNOWN, LongCalls
+from jaxdist._parameter_server.protocol import (
+    Create,
+    Creation,
+    Saved,
+    WriteSnapshot,
+)
+from jaxdist._parameter_server.server import VariableServer, make_handlers
+from jaxdist._parameter_server.server.handlers import RUNNING, UNKNOWN, LongCalls
 from jaxdist._parameter_server.transport import Message, connect, serve
+from jaxdist._parameter_server.transport.requests import Done
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist.errors import ArgumentError
 
@@ -21,16 +28,16 @@ def test_a_message_that_comes_twice_starts_nothing() -> None:
     def work() -> Any:
         started.append(1)
         go_on.wait(30)
-        return {"n": len(started)}, ()
+        return Saved(len(started), 0)
 
     assert calls.wait("a", 0) is UNKNOWN
     assert calls.run("a", 0.01, work) is RUNNING
     assert calls.run("a", 0.01, work) is RUNNING
     assert calls.wait("a", 0.01) is RUNNING
     go_on.set()
-    assert calls.wait("a", 30) == ({"n": 1}, ())
-    assert calls.run("a", 30, work) == ({"n": 1}, ())
-    assert calls.run("", 0, work) == ({"n": 2}, ())
+    assert calls.wait("a", 30) == Saved(1, 0)
+    assert calls.run("a", 30, work) == Saved(1, 0)
+    assert calls.run("", 0, work) == Saved(2, 0)
 
 
 def test_an_error_is_raised_for_each_who_asks() -> None:
@@ -47,9 +54,9 @@ def test_an_error_is_raised_for_each_who_asks() -> None:
 def test_old_calls_are_forgotten() -> None:
     calls = LongCalls()
     for n in range(300):
-        calls.run(f"{n}", 30, lambda: ({}, ()))
+        calls.run(f"{n}", 30, lambda: Done())
     assert calls.wait("0", 0) is UNKNOWN
-    assert calls.wait("299", 0) == ({}, ())
+    assert calls.wait("299", 0) == Done()
 
 
 def test_a_snapshot_that_takes_longer_than_a_message_is_waited_for(
@@ -79,8 +86,8 @@ def test_a_snapshot_that_takes_longer_than_a_message_is_waited_for(
 
     listener = serve("127.0.0.1:0", {m: note(m) for m in handlers}, layer="grpc")
     caller = RemoteServer(connect(listener.address, layer="grpc", name="ps 0"), 0)
-    caller.create([Creation("v", np.zeros(2, np.float32))])
-    caller.snapshot()
+    caller.call(Create([Creation("v", np.zeros(2, np.float32))]))
+    caller.call(WriteSnapshot())
     assert seen.count("snapshot") == 1
     assert seen.count("wait") >= 2
     caller.close()
@@ -102,6 +109,6 @@ def test_a_call_that_the_server_has_forgotten_is_made_again() -> None:
 
     listener = serve("127.0.0.1:0", {**first, "create": create}, layer="local")
     caller = RemoteServer(connect(listener.address, layer="local", name="ps 0"), 0)
-    assert caller.create([Creation("v", np.zeros(2, np.float32))]) == {"v": (True, 0)}
+    assert caller.call(Create([Creation("v", np.zeros(2, np.float32))])).made == {"v": (True, 0)}
     assert len(seen) == 2
     listener.stop()

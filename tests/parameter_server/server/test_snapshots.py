@@ -14,7 +14,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxdist._parameter_server.server import Change, Creation, VariableServer
+from jaxdist._parameter_server.protocol import (
+    Change,
+    ChangeVariables,
+    Create,
+    Creation,
+    GetStatistics,
+    Hello,
+    Read,
+    Saved,
+    WriteSnapshot,
+)
+from jaxdist._parameter_server.server import VariableServer
 from jaxdist.errors import (
     CheckpointError,
     ContextError,
@@ -30,9 +41,17 @@ def _start(folder: pathlib.Path, task: str = "ps:0", **options: Any) -> Variable
 
 def _make(folder: pathlib.Path) -> VariableServer:
     server = _start(folder)
-    server.create([Creation("w", np.zeros(3))], "first")
-    server.change([Change("add", "w", [np.ones(3)])], client="c", closure=1)
+    server.call(Create([Creation("w", np.zeros(3))], "first"))
+    server.call(ChangeVariables([Change("add", "w", [np.ones(3)])], client="c", closure=1))
     return server
+
+
+def _describe(server: VariableServer) -> Any:
+    return server.call(GetStatistics()).snapshots
+
+
+def _read_start(server: VariableServer) -> Any:
+    return server.call(Hello()).snapshot
 
 
 def _files(folder: pathlib.Path, step: int) -> list[pathlib.Path]:
@@ -44,54 +63,56 @@ def test_values_of_each_dtype_and_name_come_back(tmp_path: pathlib.Path) -> None
     values = {f"v.{n}/a b\u00e9[0]": np.ones((2, n), d) for n, d in enumerate(dtypes)}
     values |= {"scalar": np.array(7), "v": np.zeros((0, 3), np.float32)}
     server = _start(tmp_path)
-    server.create([Creation(name, value) for name, value in values.items()], "somebody")
+    server.call(Create([Creation(name, value) for name, value in values.items()], "somebody"))
     server.close()
-    found = _start(tmp_path).read(list(values)).values
+    found = _start(tmp_path).call(Read(list(values))).values
     for name, value in values.items():
         assert found[name].dtype == value.dtype
         np.testing.assert_array_equal(found[name], value)
 
 
 def test_a_server_says_from_which_snapshot_and_versions_it_serves(tmp_path: pathlib.Path) -> None:
-    assert _start(tmp_path, "ps:1").hello()["snapshot"] is None
+    assert _start(tmp_path, "ps:1").call(Hello()).snapshot is None
     server = _make(tmp_path)
-    assert server.snapshot() == {"step": 0, "applied": 1}
-    assert server.statistics()["snapshots"]["saved"] == {"step": 0, "applied": 1}
+    assert server.call(WriteSnapshot()) == Saved(0, 1)
+    assert _describe(server)["saved"] == {"step": 0, "applied": 1}
     kept = _start(tmp_path)
-    said = kept.hello()
-    assert said["snapshot"] == {"step": 0, "folder": str(tmp_path / "ps_0"), "applied": 1}
-    assert (said["versions"], said["applied"]) == ({"w": 1}, 1)
+    said = kept.call(Hello())
+    assert said.snapshot == {"step": 0, "folder": str(tmp_path / "ps_0"), "applied": 1}
+    assert (said.versions, said.applied) == ({"w": 1}, 1)
     assert kept.incarnation != server.incarnation
 
 
 def test_the_staleness_of_each_client_comes_back(tmp_path: pathlib.Path) -> None:
     server = _start(tmp_path)
-    server.create([Creation("w", np.zeros(3))])
+    server.call(Create([Creation("w", np.zeros(3))]))
     for closure in range(3):
         client = "a" if closure < 2 else "b"
-        server.change([Change("add", "w", [np.ones(3)], 0)], client=client, closure=closure)
+        server.call(
+            ChangeVariables([Change("add", "w", [np.ones(3)], 0)], client=client, closure=closure)
+        )
     server.close()
-    found = _start(tmp_path).statistics()
-    assert found["staleness_of"] == {"a": {"0": 1, "1": 1}, "b": {"2": 1}}
-    assert found["staleness"] == {"0": 1, "1": 1, "2": 1}
+    found = _start(tmp_path).call(GetStatistics())
+    assert found.staleness_of == {"a": {0: 1, 1: 1}, "b": {2: 1}}
+    assert found.staleness == {0: 1, 1: 1, 2: 1}
 
 
 def test_the_newest_two_are_kept(tmp_path: pathlib.Path) -> None:
     server = _make(tmp_path)
     for n in range(4):
-        assert server.snapshot()["step"] == n
+        assert server.call(WriteSnapshot()).step == n
     assert sorted(p.name for p in (tmp_path / "ps_0").iterdir() if p.name.isdigit()) == ["2", "3"]
 
 
 def test_changes_of_rows_after_a_restart_and_after_a_snapshot(tmp_path: pathlib.Path) -> None:
     server = _start(tmp_path)
-    server.create([Creation("t", np.zeros((4, 2), np.float32))])
+    server.call(Create([Creation("t", np.zeros((4, 2), np.float32))]))
     change = [Change("scatter_add", "t", [np.array([1]), np.ones((1, 2), np.float32)])]
     for n in range(3):
-        server.change(change)
-        server.snapshot()
+        server.call(ChangeVariables(change))
+        server.call(WriteSnapshot())
         kept = _start(tmp_path)
-        reply = kept.change(change, read=["t"])
+        reply = kept.call(ChangeVariables(change, read=["t"]))
         assert reply.values["t"][1].tolist() == [n + 2.0, n + 2.0]
         assert reply.versions == {"t": n + 2}
 
@@ -100,14 +121,14 @@ def test_snapshots_are_written_by_themselves_when_something_changed(
     tmp_path: pathlib.Path,
 ) -> None:
     server = _start(tmp_path, snapshot_seconds=0.05)
-    server.create([Creation("w", np.zeros(3))])
+    server.call(Create([Creation("w", np.zeros(3))]))
 
     def saved() -> dict[str, Any]:
-        found: dict[str, Any] = server.statistics()["snapshots"]["saved"]
+        found: dict[str, Any] = _describe(server)["saved"]
         return found
 
     for n in range(2):
-        server.change([Change("add", "w", [np.ones(3)])])
+        server.call(ChangeVariables([Change("add", "w", [np.ones(3)])]))
         deadline = time.monotonic() + 30
         while saved().get("applied") != n + 1:
             assert time.monotonic() < deadline
@@ -116,8 +137,8 @@ def test_snapshots_are_written_by_themselves_when_something_changed(
     step = saved()["step"]
     kept = _start(tmp_path, snapshot_seconds=0.01)
     kept.close()
-    assert kept.statistics()["snapshots"]["saved"] == {}
-    assert _start(tmp_path).hello()["snapshot"]["step"] == step
+    assert _describe(kept)["saved"] == {}
+    assert _read_start(_start(tmp_path))["step"] == step
 
 
 def test_a_snapshot_that_cannot_be_written_is_an_error_and_is_reported(
@@ -130,23 +151,23 @@ def test_a_snapshot_that_cannot_be_written_is_an_error_and_is_reported(
 
     with monkeypatch.context() as patch:
         patch.setattr(server._keeper._snapshots, "save", fail)  # type: ignore[union-attr]
-        server.create([Creation("w", np.zeros(3))])
+        server.call(Create([Creation("w", np.zeros(3))]))
         with pytest.raises(CheckpointError, match="planted"):
-            server.snapshot()
+            server.call(WriteSnapshot())
         deadline = time.monotonic() + 30
         while "A snapshot of ps:0 is missing: planted" not in caplog.text:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        assert server.statistics()["snapshots"]["failure"] == "planted"
+        assert _describe(server)["failure"] == "planted"
     server.close()
-    assert server.statistics()["snapshots"]["failure"] is None
-    assert _start(tmp_path).hello()["versions"] == {"w": 0}
+    assert _describe(server)["failure"] is None
+    assert _start(tmp_path).call(Hello()).versions == {"w": 0}
 
 
 def test_without_a_folder_a_snapshot_is_an_error() -> None:
     server = VariableServer()
     with pytest.raises(ContextError, match="no snapshot_directory"):
-        server.snapshot()
+        server.call(WriteSnapshot())
     server.close()
 
 
@@ -163,13 +184,13 @@ def test_a_variable_of_another_shape_than_in_the_snapshot_is_an_error_that_names
     _make(tmp_path).close()
     server = _start(tmp_path)
     with pytest.raises(ShapeError, match=r"created by client 'first' and restored from .*ps_0"):
-        server.create([Creation("w", np.zeros(4))])
-    assert server.create([Creation("w", np.zeros(3))]) == {"w": (False, 1)}
+        server.call(Create([Creation("w", np.zeros(4))]))
+    assert server.call(Create([Creation("w", np.zeros(3))])).made == {"w": (False, 1)}
 
 
 def test_each_damaged_file_is_an_error_that_names_it(tmp_path: pathlib.Path) -> None:
     server = _make(tmp_path)
-    server.snapshot()
+    server.call(WriteSnapshot())
     for n, file in enumerate(_files(tmp_path, 0)):
         content = file.read_bytes()
         if not content:
@@ -180,13 +201,13 @@ def test_each_damaged_file_is_an_error_that_names_it(tmp_path: pathlib.Path) -> 
             _start(tmp_path)
         assert str(file) in str(caught.value), n
         file.write_bytes(content)
-    assert _start(tmp_path).hello()["versions"] == {"w": 1}
+    assert _start(tmp_path).call(Hello()).versions == {"w": 1}
 
 
 def test_damaged_notes_are_found_without_a_manifest(tmp_path: pathlib.Path) -> None:
     server = _make(tmp_path)
-    server.snapshot()
-    server.snapshot()
+    server.call(WriteSnapshot())
+    server.call(WriteSnapshot())
     (tmp_path / "ps_0" / "manifests" / "1.json").unlink()
     notes = tmp_path / "ps_0" / "1" / "notes" / "metadata"
     good = notes.read_bytes()
@@ -203,7 +224,7 @@ def test_damaged_notes_are_found_without_a_manifest(tmp_path: pathlib.Path) -> N
 
 def test_a_snapshot_holds_each_request_as_a_whole(tmp_path: pathlib.Path) -> None:
     server = _start(tmp_path)
-    server.create([Creation("w", np.zeros(1000)), Creation("t", np.zeros((50, 4)))])
+    server.call(Create([Creation("w", np.zeros(1000)), Creation("t", np.zeros((50, 4)))]))
     is_done = threading.Event()
     ids = np.arange(50)
 
@@ -215,16 +236,16 @@ def test_a_snapshot_holds_each_request_as_a_whole(tmp_path: pathlib.Path) -> Non
                 Change("add", "w", [np.ones(1000)]),
                 Change("scatter_add", "t", [ids, np.ones((50, 4))]),
             ]
-            server.change(changes, client="c", closure=n)
+            server.call(ChangeVariables(changes, client="c", closure=n))
 
     thread = threading.Thread(target=change)
     thread.start()
     try:
         for _ in range(4):
-            server.snapshot()
+            server.call(WriteSnapshot())
             kept = _start(tmp_path)
-            found = kept.read(["w", "t"])
-            applied = kept.hello()["applied"]
+            found = kept.call(Read(["w", "t"]))
+            applied = kept.call(Hello()).applied
             assert set(found.values["w"]) | set(found.values["t"].ravel()) == {applied}
             assert found.versions == {"w": applied, "t": applied}
             # The first snapshot may be of a server that has counted nothing yet.
@@ -238,14 +259,17 @@ def test_a_snapshot_holds_each_request_as_a_whole(tmp_path: pathlib.Path) -> Non
 _PROCESS = """
 import sys, time
 import numpy as np
-from jaxdist._parameter_server.server import Change, Creation, VariableServer
+from jaxdist._parameter_server import protocol as p
+from jaxdist._parameter_server.server import VariableServer
 server = VariableServer(snapshot_directory=sys.argv[1], snapshot_seconds=float(sys.argv[2]))
-server.create([Creation("w", np.zeros(1000))])
-print("versions", server.read(["w"]).versions["w"], server.hello()["applied"], flush=True)
+server.call(p.Create([p.Creation("w", np.zeros(1000))]))
+version, applied = server.call(p.Read(["w"])).versions["w"], server.call(p.Hello()).applied
+print("versions", version, applied, flush=True)
 n = 0
 while True:
     n += 1
-    server.change([Change("add", "w", [np.ones(1000)])], client=server.incarnation, closure=n)
+    changes = [p.Change("add", "w", [np.ones(1000)])]
+    server.call(p.ChangeVariables(changes, client=server.incarnation, closure=n))
     print(n, flush=True)
     time.sleep(0.001)
 """
@@ -278,7 +302,7 @@ def test_a_server_that_is_killed_at_any_time_serves_from_a_complete_snapshot(
             process.send_signal(signal.SIGKILL)
             process.communicate()
         kept = _start(tmp_path)
-        assert set(kept.read(["w"]).values["w"]) == {kept.hello()["applied"]}
+        assert set(kept.call(Read(["w"])).values["w"]) == {kept.call(Hello()).applied}
         kept.close()
     assert before > 0
 

@@ -9,8 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxdist._parameter_server.server import Change, Creation, VariableServer
-from jaxdist.errors import ArgumentError, DeadlineExceededError, NotFoundError
+from jaxdist._parameter_server.protocol import (
+    Change,
+    ChangeVariables,
+    Create,
+    Creation,
+    GetStatistics,
+    Read,
+    Release,
+)
+from jaxdist._parameter_server.server import VariableServer
+from jaxdist._parameter_server.server.server import HOLD_SECONDS
+from jaxdist.errors import ArgumentError, DeadlineExceededError
 from tests import tables
 
 _ONE = [np.ones(1)]
@@ -26,13 +36,13 @@ class _Clock:
 
 def _server(s: int, *names: str, **options: Any) -> VariableServer:
     server = VariableServer(max_staleness=s, **options)
-    server.create([Creation(name, np.zeros(1)) for name in names or ("w",)])
+    server.call(Create([Creation(name, np.zeros(1)) for name in names or ("w",)]))
     return server
 
 
 def _read(server: VariableServer, closure: int, *names: str, **options: Any) -> int:
     options = {"seconds": 0.0, **options}
-    found = server.read(names or ("w",), client="c", closure=closure, **options)
+    found = server.call(Read(names or ("w",), client="c", closure=closure, **options))
     assert found.is_registered
     return found.versions[(names or ("w",))[0]]
 
@@ -40,7 +50,7 @@ def _read(server: VariableServer, closure: int, *names: str, **options: Any) -> 
 def _change(server: VariableServer, closure: int, *names: str, **options: Any) -> Any:
     changes = [Change("add", name, _ONE) for name in names or ("w",)]
     given: dict[str, Any] = {"seconds": 0.0, **options}
-    return server.change(changes, client="c", closure=closure, **given)
+    return server.call(ChangeVariables(changes, client="c", closure=closure, **given))
 
 
 @pytest.mark.parametrize("s", [0, 1, 3])
@@ -58,14 +68,14 @@ def test_a_read_is_admitted_while_at_most_s_others_are_in_flight(s: int) -> None
 def test_a_read_without_a_closure_never_waits() -> None:
     server = _server(0)
     _read(server, 1)
-    assert not server.read(["w"], client="c", seconds=0.0).is_registered
+    assert not server.call(Read(["w"], client="c", seconds=0.0)).is_registered
 
 
 def test_without_a_bound_nothing_is_registered() -> None:
     server = VariableServer()
-    server.create([Creation("w", np.zeros(1))])
-    assert not server.read(["w"], client="c", closure=1).is_registered
-    assert server.release("c", 1) is False
+    server.call(Create([Creation("w", np.zeros(1))]))
+    assert not server.call(Read(["w"], client="c", closure=1)).is_registered
+    assert server.call(Release("c", 1)).was_registered is False
 
 
 def test_a_change_waits_while_it_would_make_an_older_closure_too_stale() -> None:
@@ -91,43 +101,48 @@ def test_the_same_closure_reads_again_in_the_place_of_its_first_read() -> None:
 def test_a_released_closure_lets_others_go_on() -> None:
     server = _server(0)
     _read(server, 1)
-    assert server.release("c", 1) is True
-    assert server.release("c", 1) is False
+    assert server.call(Release("c", 1)).was_registered is True
+    assert server.call(Release("c", 1)).was_registered is False
     _read(server, 2)
 
 
 def test_a_closure_is_released_when_its_deadline_is_over() -> None:
     clock = _Clock()
     server = _server(0, clock=clock)
-    _read(server, 1, hold_seconds=5.0)
+    _read(server, 1)
     with pytest.raises(DeadlineExceededError):
         _read(server, 2)
-    clock.now = 5.0
+    clock.now = HOLD_SECONDS
     _read(server, 2)
     # The first one comes back: it is now a write like any other, which waits for its turn.
     with pytest.raises(DeadlineExceededError):
         _change(server, 1)
     _change(server, 2)
-    late = server.change([Change("add", "w", _ONE, 0)], client="c", closure=1, seconds=0.0)
+    late = server.call(
+        ChangeVariables([Change("add", "w", _ONE, 0)], client="c", closure=1, seconds=0.0)
+    )
     assert late.status == "too stale"
-    assert server.read(["w"]).versions["w"] == 1
+    assert server.call(Read(["w"])).versions["w"] == 1
     _read(server, 1)
     assert _change(server, 1).status == "counted"
 
 
-def test_a_read_that_waits_goes_on_when_a_deadline_is_over() -> None:
+def test_a_read_that_waits_goes_on_when_a_deadline_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("jaxdist._parameter_server.server.server.HOLD_SECONDS", 0.05)
     server = _server(0)
-    _read(server, 1, hold_seconds=0.05)
+    _read(server, 1)
     assert _read(server, 2, seconds=30.0) == 0
 
 
 def test_writes_of_the_coordinator_take_their_turn_and_are_applied() -> None:
     server = _server(1)
     _read(server, 1)
-    reply = server.change([Change("assign", "w", _ONE)], client="c", seconds=0.0)
+    reply = server.call(ChangeVariables([Change("assign", "w", _ONE)], client="c", seconds=0.0))
     assert (reply.status, reply.staleness) == ("counted", (None,))
     with pytest.raises(DeadlineExceededError, match="a change outside of a function"):
-        server.change([Change("assign", "w", _ONE)], client="c", seconds=0.0)
+        server.call(ChangeVariables([Change("assign", "w", _ONE)], client="c", seconds=0.0))
     assert _change(server, 1).staleness == (1,)
 
 
@@ -136,8 +151,8 @@ def test_a_registered_closure_changes_only_what_it_registered() -> None:
     _read(server, 1, "w")
     with pytest.raises(ArgumentError, match=r"'b', which closure 1 did not register.*'w'"):
         _change(server, 1, "w", "b")
-    server.release("c", 1)
-    server.read(["w"], client="c", closure=1, register=["b"])
+    server.call(Release("c", 1))
+    server.call(Read(["w"], client="c", closure=1, register=["b"]))
     assert _change(server, 1, "w", "b").staleness == (0, 0)
 
 
@@ -148,49 +163,19 @@ def test_a_change_ends_the_registration_also_of_variables_that_it_left() -> None
     _read(server, 2, "w", "b")
 
 
-def test_what_a_change_reads_is_registered_for_the_next_closure_if_it_need_not_wait() -> None:
-    server = _server(0)
-    _read(server, 1)
-    reply = _change(server, 1, read=["w"], read_closure=2)
-    assert reply.is_registered
-    reply = server.change([], client="d", closure=9, read=["w"], read_closure=3)
-    assert not reply.is_registered
-    np.testing.assert_array_equal(reply.values["w"], np.ones(1))
-    assert _change(server, 2).staleness == (0,)
-
-
 def test_a_change_computed_before_a_restart_counts_the_changes_that_are_not_lost() -> None:
     server = _server(1)
     variable = server._state.variables["w"]
     variable.version = variable.start_version = 5
     for base, expected in ((9, 0), (5, 1), (4, None)):
-        reply = server.change(
-            [Change("add", "w", _ONE, base)], client="c", closure=base, incarnation="before"
+        reply = server.call(
+            ChangeVariables(
+                [Change("add", "w", _ONE, base)], client="c", closure=base, incarnation="before"
+            )
         )
         assert reply.status == ("too stale" if expected is None else "counted")
         if expected is not None:
             assert reply.staleness == (expected,)
-
-
-def test_a_variable_that_is_deleted_while_others_wait_for_it_is_an_error_there() -> None:
-    server = _server(0)
-    _read(server, 1)
-    caught: list[Exception] = []
-
-    def wait() -> None:
-        try:
-            _read(server, 2, seconds=30.0)
-        except NotFoundError as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    while not server._admission or not server._admission.flight._waiting:
-        pass
-    server.delete(["w"])
-    server.release("c", 1)
-    thread.join(30)
-    assert len(caught) == 1
 
 
 def test_a_request_that_comes_twice_while_the_first_waits_counts_once() -> None:
@@ -199,7 +184,9 @@ def test_a_request_that_comes_twice_while_the_first_waits_counts_once() -> None:
     statuses: list[str] = []
 
     def send() -> None:
-        reply = server.change([Change("add", "w", _ONE)], client="d", closure=1, seconds=30.0)
+        reply = server.call(
+            ChangeVariables([Change("add", "w", _ONE)], client="d", closure=1, seconds=30.0)
+        )
         statuses.append(reply.status)
 
     threads = [threading.Thread(target=send) for _ in range(2)]
@@ -209,7 +196,7 @@ def test_a_request_that_comes_twice_while_the_first_waits_counts_once() -> None:
     for thread in threads:
         thread.join(30)
     assert sorted(statuses) == ["already counted", "counted"]
-    assert server.read(["w"]).versions["w"] == 2
+    assert server.call(Read(["w"])).versions["w"] == 2
 
 
 _NAMES = ("a", "b", "c")
@@ -235,14 +222,14 @@ def test_in_any_order_the_bound_holds_and_the_oldest_never_waits(data: Any, s: i
                 assert max(counts) > s
         elif action == "write":
             try:
-                server.change([Change("add", "a", _ONE)], client="c", seconds=0.0)
+                server.call(ChangeVariables([Change("add", "a", _ONE)], client="c", seconds=0.0))
             except DeadlineExceededError:
                 assert any("a" in names for _, names in flight)
         elif flight:
             n = 0 if action == "oldest" else data.draw(st.integers(0, len(flight) - 1))
             closure, names = flight[n]
             if action == "release":
-                assert server.release("c", closure)
+                assert server.call(Release("c", closure)).was_registered
                 del flight[n]
                 continue
             try:
@@ -270,11 +257,11 @@ def test_threads_of_different_speed_come_through_within_the_bound(s: int) -> Non
             for n in range(rounds):
                 names = rng.sample(_NAMES, rng.randint(1, 3))
                 options: dict[str, Any] = {"client": f"{worker}", "closure": n, "seconds": 60.0}
-                found = server.read(names, **options)
+                found = server.call(Read(names, **options))
                 for _ in range(rng.randint(0, 3000) * (1 + 9 * (worker == 0))):
                     pass
                 changes = [Change("add", x, _ONE, found.versions[x]) for x in names]
-                reply = server.change(changes, **options)
+                reply = server.call(ChangeVariables(changes, **options))
                 assert reply.status == "counted"
                 assert all(x is not None and 0 <= x <= s for x in reply.staleness)
         except BaseException as error:
@@ -287,6 +274,6 @@ def test_threads_of_different_speed_come_through_within_the_bound(s: int) -> Non
         thread.join(90)
     assert errors == []
     assert not any(thread.is_alive() for thread in threads)
-    said = server.statistics()
-    assert said["applied"] == workers * rounds
-    assert max(map(int, said["staleness"])) <= s
+    said = server.call(GetStatistics())
+    assert said.applied == workers * rounds
+    assert max(said.staleness) <= s

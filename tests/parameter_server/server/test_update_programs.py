@@ -9,12 +9,19 @@ import numpy as np
 import optax
 import pytest
 
-from jaxdist._parameter_server.server import (
+from jaxdist._parameter_server.protocol import (
     Change,
+    ChangeVariables,
+    Create,
     Creation,
-    UpdateRegistration,
-    VariableServer,
+    GetStatistics,
+    Hello,
+    Read,
+    RegisterUpdate,
+    WriteSnapshot,
+    as_array,
 )
+from jaxdist._parameter_server.server import VariableServer
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -30,14 +37,14 @@ _VALUE = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 
 def _server(**options: Any) -> VariableServer:
     server = VariableServer(**options)
-    server.create([Creation("w", _VALUE), Creation("v", _VALUE)])
+    server.call(Create([Creation("w", _VALUE), Creation("v", _VALUE)]))
     return server
 
 
 def _register(server: VariableServer, tx: Any = None, *names: str, key: str = "adam") -> int:
     program, slots = export_update(tx or optax.adam(0.1), _VALUE)
     variables = dict.fromkeys(names or ("w",), slots)
-    server.register_update(UpdateRegistration(key, program, len(slots), variables))
+    server.call(RegisterUpdate(key, as_array(program), len(slots), variables))
     return len(slots)
 
 
@@ -61,13 +68,15 @@ def test_updates_have_the_bits_of_optax_in_one_process(tx: Any) -> None:
 
     names = [f"w/slot_{i}" for i in range(num_slots)]
     for n, grad in enumerate(_grads(5)):
-        reply = server.change([Change("program:adam", "w", [grad], n)], read=["w", *names])
+        reply = server.call(
+            ChangeVariables([Change("program:adam", "w", [grad], n)], read=["w", *names])
+        )
         value, state = update(value, state, grad)
         np.testing.assert_array_equal(reply.values["w"], value)
         for name, leaf in zip(names, jax.tree.leaves(state), strict=True):
             np.testing.assert_array_equal(reply.values[name], leaf)
         assert set(reply.versions.values()) == {n + 1}
-    np.testing.assert_array_equal(server.read(["v"]).values["v"], _VALUE)
+    np.testing.assert_array_equal(server.call(Read(["v"])).values["v"], _VALUE)
 
 
 def test_values_that_were_read_stay_as_they_are_while_programs_take_their_memory() -> None:
@@ -75,7 +84,9 @@ def test_values_that_were_read_stay_as_they_are_while_programs_take_their_memory
     _register(server)
     kept = []
     for grad in _grads(30):
-        reply = server.change([Change("program:adam", "w", [grad])], read=["w", "w/slot_1"])
+        reply = server.call(
+            ChangeVariables([Change("program:adam", "w", [grad])], read=["w", "w/slot_1"])
+        )
         kept += [(value, value.copy()) for value in reply.values.values()]
     for value, copy in kept:
         np.testing.assert_array_equal(value, copy)
@@ -86,19 +97,21 @@ def test_programs_and_other_changes_of_one_variable_follow_each_other() -> None:
     _register(server, optax.sgd(1.0))
     one = np.ones_like(_VALUE)
     ids = np.array([0])
-    reply = server.change(
-        [
-            Change("add", "w", [one]),
-            Change("program:adam", "w", [2 * one]),
-            Change("scatter_add", "w", [ids, one[:1]]),
-        ],
-        read=["w"],
+    reply = server.call(
+        ChangeVariables(
+            [
+                Change("add", "w", [one]),
+                Change("program:adam", "w", [2 * one]),
+                Change("scatter_add", "w", [ids, one[:1]]),
+            ],
+            read=["w"],
+        )
     )
     expected = _VALUE + one - 2 * one
     expected[0] += 1
     np.testing.assert_array_equal(reply.values["w"], expected)
-    server.change([Change("scatter_add", "w", [ids, one[:1]])])
-    reply = server.change([Change("program:adam", "w", [one])], read=["w"])
+    server.call(ChangeVariables([Change("scatter_add", "w", [ids, one[:1]])]))
+    reply = server.call(ChangeVariables([Change("program:adam", "w", [one])], read=["w"]))
     expected[0] += 1
     np.testing.assert_array_equal(reply.values["w"], expected - 1)
 
@@ -108,19 +121,21 @@ def test_slots_are_made_by_an_exported_initialiser() -> None:
     tx = optax.trace(0.9)
     program, _ = export_update(tx, _VALUE)
     init = export_bytes(lambda value: (value * 2,), _VALUE)
-    registration = UpdateRegistration("m", program, 1, {"w": None, "v": None}, init, "m")
-    created = server.register_update(registration)
+    registration = RegisterUpdate(
+        "m", as_array(program), 1, {"w": None, "v": None}, as_array(init), "m"
+    )
+    created = server.call(registration).made
     assert created == {"w/m_0": (True, 0), "v/m_0": (True, 0)}
-    np.testing.assert_array_equal(server.read(["v/m_0"]).values["v/m_0"], _VALUE * 2)
+    np.testing.assert_array_equal(server.call(Read(["v/m_0"])).values["v/m_0"], _VALUE * 2)
 
 
 def test_the_same_program_again_changes_nothing() -> None:
     server = _server()
     _register(server)
-    server.change([Change("program:adam", "w", [_VALUE])])
+    server.call(ChangeVariables([Change("program:adam", "w", [_VALUE])]))
     program, slots = export_update(optax.adam(0.1), _VALUE)
-    created = server.register_update(UpdateRegistration("adam", program, 3, {"w": slots}))
-    assert created == {f"w/slot_{i}": (False, 1) for i in range(3)}
+    created = server.call(RegisterUpdate("adam", as_array(program), 3, {"w": slots}))
+    assert created.made == {f"w/slot_{i}": (False, 1) for i in range(3)}
 
 
 def test_another_program_under_one_key_is_an_error() -> None:
@@ -134,7 +149,7 @@ def test_a_variable_without_slots_for_the_program_is_an_error() -> None:
     server = _server()
     _register(server)
     with pytest.raises(ArgumentError, match="'v', which has no slots"):
-        server.change([Change("program:adam", "v", [_VALUE])])
+        server.call(ChangeVariables([Change("program:adam", "v", [_VALUE])]))
 
 
 @pytest.mark.parametrize(
@@ -151,8 +166,10 @@ def test_operands_are_checked_before_anything_changes(operands: Any, kind: Any) 
     server = _server()
     _register(server)
     with pytest.raises(kind):
-        server.change([Change("add", "v", [_VALUE]), Change("program:adam", "w", operands)])
-    assert set(server.read(["w", "v"]).versions.values()) == {0}
+        server.call(
+            ChangeVariables([Change("add", "v", [_VALUE]), Change("program:adam", "w", operands)])
+        )
+    assert set(server.call(Read(["w", "v"])).versions.values()) == {0}
 
 
 def test_slots_of_another_shape_are_an_error_and_nothing_is_added() -> None:
@@ -160,42 +177,24 @@ def test_slots_of_another_shape_are_an_error_and_nothing_is_added() -> None:
     program, slots = export_update(optax.adam(0.1), _VALUE)
     for given in (slots[:2], [*slots[:2], slots[2][:1]], None):
         with pytest.raises(ShapeError, match=r"Program 'k' has the slots \['int32\[\]'"):
-            server.register_update(UpdateRegistration("k", program, 3, {"w": given}))
-    assert server.hello()["variables"] == 2
+            server.call(RegisterUpdate("k", as_array(program), 3, {"w": given}))
+    assert server.call(Hello()).variables == 2
     with pytest.raises(NotFoundError):
-        server.register_update(UpdateRegistration("k", program, 3, {"w": slots, "x": slots}))
-    assert server.hello()["variables"] == 2
+        server.call(RegisterUpdate("k", as_array(program), 3, {"w": slots, "x": slots}))
+    assert server.call(Hello()).variables == 2
 
 
 def test_a_program_for_another_shape_is_an_error() -> None:
     server = _server()
     program, slots = export_update(optax.sgd(0.1), np.zeros(4, np.float32))
     with pytest.raises(ShapeError, match=r"takes float32\[4\] where 'w' is float32\[2, 3\]"):
-        server.register_update(UpdateRegistration("k", program, len(slots), {"w": slots}))
-
-
-def test_a_slot_that_was_replaced_by_another_shape_is_an_error() -> None:
-    server = _server()
-    _register(server)
-    server.delete(["w/slot_1"])
-    with pytest.raises(ArgumentError, match="no slots"):
-        server.change([Change("program:adam", "w", [_VALUE])])
-    server.create([Creation("w/slot_1", np.zeros(3))])
-    with pytest.raises(ShapeError, match="'w/slot_1' is float64"):
-        server.change([Change("program:adam", "w", [_VALUE])])
-
-
-def test_deleting_a_variable_deletes_its_slots() -> None:
-    server = _server()
-    _register(server, None, "w", "v")
-    assert sorted(server.delete(["w"])) == ["w", "w/slot_0", "w/slot_1", "w/slot_2"]
-    assert server.change([Change("program:adam", "v", [_VALUE])]).status == "counted"
+        server.call(RegisterUpdate("k", as_array(program), len(slots), {"w": slots}))
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"\x00" * 1000, bytes(range(256)) * 8])
 def test_bytes_that_are_no_program_are_an_error(content: bytes) -> None:
     with pytest.raises(ArgumentTypeError, match="no exported function"):
-        _server().register_update(UpdateRegistration("k", content, 0, {"w": []}))
+        _server().call(RegisterUpdate("k", as_array(content), 0, {"w": []}))
 
 
 def test_a_damaged_program_is_an_error_or_another_program_but_no_crash() -> None:
@@ -206,9 +205,7 @@ def test_a_damaged_program_is_an_error_or_another_program_but_no_crash() -> None
         # The tables of flatbuffers are at the end; bytes of the program itself are JAX's matter.
         content[int(rng.integers(len(content) - 400, len(content)))] ^= 1 << (n % 8)
         try:
-            _server().register_update(
-                UpdateRegistration("k", bytes(content), len(slots), {"w": slots})
-            )
+            _server().call(RegisterUpdate("k", as_array(bytes(content)), len(slots), {"w": slots}))
         except (ArgumentError, ArgumentTypeError, ShapeError):
             pass
 
@@ -229,7 +226,7 @@ def test_programs_that_a_server_cannot_run_are_errors() -> None:
     }
     for reason, content in cases.items():
         with pytest.raises(ArgumentError, match=reason):
-            _server().register_update(UpdateRegistration("k", content, 0, {"w": []}))
+            _server().call(RegisterUpdate("k", as_array(content), 0, {"w": []}))
 
 
 def test_a_program_with_64_bits_keeps_them() -> None:
@@ -237,9 +234,11 @@ def test_a_program_with_64_bits_keeps_them() -> None:
     with jax.enable_x64(True):
         value = np.linspace(0, 1, 5)
         program, slots = export_update(optax.adam(0.1), value)
-    server.create([Creation("w", value)])
-    server.register_update(UpdateRegistration("k", program, len(slots), {"w": slots}))
-    reply = server.change([Change("program:k", "w", [np.ones(5)])], read=["w", "w/slot_1"])
+    server.call(Create([Creation("w", value)]))
+    server.call(RegisterUpdate("k", as_array(program), len(slots), {"w": slots}))
+    reply = server.call(
+        ChangeVariables([Change("program:k", "w", [np.ones(5)])], read=["w", "w/slot_1"])
+    )
     assert {v.dtype for v in reply.values.values()} == {np.dtype(np.float64)}
 
 
@@ -250,14 +249,14 @@ def test_a_restarted_server_goes_on_with_programs_and_slots(tmp_path: pathlib.Pa
     grads = _grads(4)
     for grad in grads[:2]:
         for each in (server, other):
-            each.change([Change("program:adam", "w", [grad])])
+            each.call(ChangeVariables([Change("program:adam", "w", [grad])]))
     server.close()
     kept = VariableServer(snapshot_directory=tmp_path)
     for grad in grads[2:]:
         for each in (kept, other):
-            each.change([Change("program:adam", "w", [grad])])
-    reply = kept.read(["w", "w/slot_2"])
-    wanted = other.read(["w", "w/slot_2"])
+            each.call(ChangeVariables([Change("program:adam", "w", [grad])]))
+    reply = kept.call(Read(["w", "w/slot_2"]))
+    wanted = other.call(Read(["w", "w/slot_2"]))
     for name, value in wanted.values.items():
         np.testing.assert_array_equal(reply.values[name], value)
     assert reply.versions == wanted.versions
@@ -269,9 +268,13 @@ def test_a_program_that_fails_after_it_took_values_ends_the_server(
 ) -> None:
     server = _server(snapshot_directory=tmp_path)
     _register(server, None, "w", "v")
-    server.change([Change("program:adam", "w", [_VALUE]), Change("program:adam", "v", [_VALUE])])
-    server.snapshot()
-    before = server.read(["w", "v"])
+    server.call(
+        ChangeVariables(
+            [Change("program:adam", "w", [_VALUE]), Change("program:adam", "v", [_VALUE])]
+        )
+    )
+    server.call(WriteSnapshot())
+    before = server.call(Read(["w", "v"]))
     program = server._state.programs["adam"]
     compiled, calls = program.compile(), 0
 
@@ -286,12 +289,13 @@ def test_a_program_that_fails_after_it_took_values_ends_the_server(
     both = [Change("program:adam", name, [_VALUE]) for name in ("w", "v")]
     for _ in range(2):
         with pytest.raises(UnavailableError, match="planted"):
-            server.change(both)
-    for call in (server.hello, server.statistics, lambda: server.read(["w"]), server.snapshot):
+            server.call(ChangeVariables(both))
+    requests: list[Any] = [Hello(), GetStatistics(), Read(["w"]), WriteSnapshot()]
+    for request in requests:
         with pytest.raises(UnavailableError, match="newest snapshot"):
-            call()
+            server.call(request)
     kept = VariableServer(snapshot_directory=tmp_path)
-    for name, value in kept.read(["w", "v"]).values.items():
+    for name, value in kept.call(Read(["w", "v"])).values.items():
         np.testing.assert_array_equal(value, before.values[name])
     kept.close()
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import jaxdist
-from jaxdist._parameter_server.server import TOO_STALE, Changed
-from jaxdist._parameter_server.strategy import prepare
-from jaxdist._parameter_server.strategy.links import tasks
+from jaxdist._parameter_server.protocol import Changed, ChangeVariables
+from jaxdist._parameter_server.server import TOO_STALE
+from jaxdist._parameter_server.strategy import prepare, tasks
 from jaxdist.coordinator import ClusterCoordinator
 from jaxdist.errors import (
     ArgumentError,
@@ -20,6 +20,7 @@ from jaxdist.errors import (
     WorkerUnavailableError,
 )
 from tests.parameter_server.strategy.making import make_strategy
+from tests.parameter_server.wrapping import wrap
 from tests.strategies.oracle import refused
 
 
@@ -31,19 +32,19 @@ def test_an_error_of_one_server_is_raised_when_all_have_replied() -> None:
     refused_one = threading.Event()
     replied = []
 
-    def refuse(*_: Any, **__: Any) -> Any:
+    def refuse(request: Any, go_on: Any) -> Any:
         refused_one.set()
         raise ArgumentError("planted")
 
     one, other = strategy.storage.links
-    change = other.change
 
-    def change_after(*given: Any, **options: Any) -> Any:
+    def change_after(request: Any, go_on: Any) -> Any:
         assert refused_one.wait(30)
-        replied.append(change(*given, **options))
+        replied.append(go_on())
         return replied[0]
 
-    one.change, other.change = refuse, change_after  # type: ignore[method-assign]
+    one.call = wrap(one.call, ChangeVariables, refuse)  # type: ignore[method-assign]
+    other.call = wrap(other.call, ChangeVariables, change_after)  # type: ignore[method-assign]
 
     def add() -> None:
         first.assign_add(1.0)
@@ -68,11 +69,11 @@ def test_a_function_whose_values_are_always_too_old_says_so(
     (server,) = strategy.storage.links
     asked = []
 
-    def change(changes: Any, **_: Any) -> Changed:
-        asked.append(changes)
+    def change(request: Any, go_on: Any) -> Changed:
+        asked.append(request)
         return Changed(server.incarnation, {}, {}, status=TOO_STALE)
 
-    server.change = change  # type: ignore[method-assign]
+    server.call = wrap(server.call, ChangeVariables, change)  # type: ignore[method-assign]
 
     def add() -> None:
         v.assign_add(1.0)

@@ -16,6 +16,7 @@ from jax import lax
 import jaxdist
 from jaxdist import IndexedSlices
 from jaxdist._parameter_server.coordinator import ClusterCoordinator
+from jaxdist._parameter_server.protocol import ChangeVariables, Read
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist.errors import (
     ArgumentError,
@@ -25,6 +26,7 @@ from jaxdist.errors import (
     UnsupportedError,
 )
 from tests.parameter_server.strategy.making import make_strategy
+from tests.parameter_server.wrapping import wrap
 
 Coordinated = tuple[Any, ClusterCoordinator]
 
@@ -88,8 +90,13 @@ def test_an_assignment_in_a_branch_that_is_not_taken_is_not_sent(coordinated: Co
         lax.fori_loop(0, 3, lambda i, c: (n.assign_add(i), c)[1], 0)
 
     sent = []
+
+    def note(request: Any, go_on: Any) -> Any:
+        sent.extend(request.changes)
+        return go_on()
+
     for link in strategy.storage.links:
-        link.change = _spy(link.change, sent)
+        link.call = wrap(link.call, ChangeVariables, note)
     coordinator.schedule(lambda x: strategy.run(step, (x,)), (np.float32(-1),))
     coordinator.join()
     assert [c.op for c in sent] == ["add"]
@@ -97,14 +104,6 @@ def test_an_assignment_in_a_branch_that_is_not_taken_is_not_sent(coordinated: Co
     coordinator.join()
     assert sorted(c.op for c in sent[1:]) == ["add", "assign"]
     assert (float(v), int(n)) == (5, 6)
-
-
-def _spy(change: Callable[..., Any], sent: list[Any]) -> Callable[..., Any]:
-    def spied(changes: Any, **options: Any) -> Any:
-        sent.extend(changes)
-        return change(changes, **options)
-
-    return spied
 
 
 class _Net(nnx.Module):
@@ -305,7 +304,7 @@ def test_rows_are_read_and_changed_alone(coordinated: Coordinated, inside: bool)
     fn = (lambda ids: strategy.run(change, (ids,))) if inside else change
     dense: list[str] = []
     for link in strategy.storage.links:
-        link.read = _spy_reads(link.read, dense)
+        link.call = wrap(link.call, Read, _note_names(dense))
     ids = np.array([7, 1, 7])
     np.testing.assert_array_equal(coordinator.schedule(fn, (ids,)).fetch(), start[ids] * 2)
     assert dense == []
@@ -339,12 +338,12 @@ def test_a_model_on_servers_is_not_fetched_to_be_scheduled(
     assert fetched
 
 
-def _spy_reads(read: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
-    def spied(wanted: Any, **options: Any) -> Any:
-        names.extend(wanted)
-        return read(wanted, **options)
+def _note_names(names: list[str]) -> Callable[..., Any]:
+    def note(request: Any, go_on: Any) -> Any:
+        names.extend(request.names)
+        return go_on()
 
-    return spied
+    return note
 
 
 def test_a_sharded_table_is_read_and_changed_by_rows() -> None:

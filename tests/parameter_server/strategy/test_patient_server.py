@@ -5,14 +5,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 
 import jaxdist
 from jaxdist._launching import find_free_ports
-from jaxdist._parameter_server.server import Change, Creation
-from jaxdist._parameter_server.strategy.links.patient_server import PatientServer
+from jaxdist._parameter_server.protocol import (
+    Change,
+    ChangeVariables,
+    Create,
+    Creation,
+    GetStatistics,
+    Read,
+    Release,
+    WriteSnapshot,
+)
+from jaxdist._parameter_server.strategy.patient_server import PatientServer
 from jaxdist._parameter_server.transport import Channel, Message, connect
 from jaxdist.cluster_resolver import ClusterSpec
 from jaxdist.errors import DeadlineExceededError, PSUnavailableError, UnavailableError
@@ -54,13 +64,13 @@ class _Case:
         self.server = jaxdist.Server(spec, "ps", 0, snapshot_directory=folder)
         self.channel = _Channel(connect(address, layer="grpc", name="ps 0"))
         self.caller = PatientServer(self.channel, 0)
-        self.caller.create([Creation("v", np.zeros(2, np.float32))])
+        self.caller.call(Create([Creation("v", np.zeros(2, np.float32))]))
 
     def add(self, value: float) -> None:
-        self.caller.change([Change("add", "v", (np.full(2, value, np.float32),))])
+        self.caller.call(ChangeVariables([Change("add", "v", (np.full(2, value, np.float32),))]))
 
     def read(self) -> float:
-        return float(self.caller.read(["v"]).values["v"][0])
+        return float(self.caller.call(Read(["v"])).values["v"][0])
 
 
 @pytest.fixture
@@ -89,9 +99,9 @@ def test_a_change_whose_request_or_reply_is_lost_counts_once(case: _Case, is_rep
         _lose(case, 2, is_reply=is_reply)
         case.add(1.0)
         assert case.read() == n
-    found = case.caller.statistics()
-    assert found["applied"] == 3
-    assert found["already_counted"] == (6 if is_reply else 0)
+    found = case.caller.call(GetStatistics())
+    assert found.applied == 3
+    assert found.already_counted == (6 if is_reply else 0)
 
 
 def test_reads_and_changes_wait_for_a_server_that_is_started_again(case: _Case) -> None:
@@ -115,7 +125,9 @@ def test_a_server_that_does_not_come_back_is_named(
     monkeypatch.setenv("JAXDIST_SERVER_SECONDS", "0.3")
     case.server.stop()
     began = time.monotonic()
-    for use in (lambda: case.add(1.0), case.read, case.caller.snapshot, case.caller.statistics):
+    requests: list[Any] = [GetStatistics(), WriteSnapshot()]
+    ask, save = (lambda r=r: case.caller.call(r) for r in requests)
+    for use in (lambda: case.add(1.0), case.read, save, ask):
         with pytest.raises(
             PSUnavailableError, match=r"^ps 0 at .*\n\n'\w+' was tried \d+ times"
         ) as e:
@@ -159,6 +171,6 @@ def test_who_waits_for_a_server_is_woken_when_the_connection_is_closed(case: _Ca
 def test_a_release_waits_for_nobody(case: _Case) -> None:
     case.server.stop()
     with pytest.raises(PSUnavailableError):
-        case.caller.release("c", 1)
+        case.caller.call(Release("c", 1))
     assert case.channel.calls[-1:] == ["release"]
     assert case.channel.calls.count("release") == 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxdist._parameter_server.strategy.links import reach
+from jaxdist._parameter_server.strategy import tasks
 from jaxdist.errors import DeadlineExceededError
 
 
@@ -24,13 +24,13 @@ def test_tasks_that_do_not_answer_are_logged_while_they_are_waited_for(
     comes: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "jaxdist")
-    monkeypatch.setattr(reach, "_FIRST_REPORT_SECONDS", 0.05)
+    monkeypatch.setattr(tasks, "_FIRST_REPORT_SECONDS", 0.05)
     late = _Channel(answers=False)
     channels: Any = {"ps 0 at a:1": _Channel(answers=True), "worker 1 at b:2": late}
     found: list[list[str]] = []
     seconds = 30.0 if comes else 0.5
     thread = threading.Thread(
-        target=lambda: found.append(reach.wait_for_tasks("Strategy", channels, seconds))
+        target=lambda: found.append(tasks.wait_for_tasks("Strategy", channels, seconds))
     )
     thread.start()
     end = threading.Event()

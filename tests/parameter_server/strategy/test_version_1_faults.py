@@ -9,28 +9,29 @@ import pytest
 
 import jaxdist
 from jaxdist._launching import find_free_ports
+from jaxdist._parameter_server.protocol import ChangeVariables
 from jaxdist._parameter_server.strategy.version_1.worker_strategy import WorkerStrategy
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
 from jaxdist.errors import ClusterError, DeadlineExceededError, PSUnavailableError
 from tests.parameter_server.strategy.version_1 import ParameterServerStrategy, make_worker
 from tests.parameter_server.transport.task import poll
+from tests.parameter_server.wrapping import wrap
 
 
 def _lose(strategy: WorkerStrategy, when: Callable[[int], bool], *, is_reply: bool) -> list[int]:
     """Lose some requests to change variables, or the replies to them; return their numbers."""
     calls: list[int] = []
     [link] = strategy.storage.links
-    change: Any = link.change
 
-    def changed(*args: Any, **kwargs: Any) -> Any:
+    def change(request: Any, go_on: Any) -> Any:
         calls.append(len(calls))
         lost = when(calls[-1])
-        found = change(*args, **kwargs) if is_reply or not lost else None
+        found = go_on() if is_reply or not lost else None
         if lost:
             raise PSUnavailableError("ps 0 does not answer.", [0])
         return found
 
-    link.change = changed  # type: ignore[method-assign]
+    link.call = wrap(link.call, ChangeVariables, change)  # type: ignore[method-assign]
     return calls
 
 

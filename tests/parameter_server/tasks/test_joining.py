@@ -11,7 +11,7 @@ import pytest
 
 import jaxdist
 from jaxdist._launching import find_free_ports
-from jaxdist._parameter_server.server.messages.announced import Announced
+from jaxdist._parameter_server.server.handlers import Announcements
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
 from jaxdist.coordinator import ClusterCoordinator, experimental_get_current_worker_index
 from jaxdist.errors import (
@@ -301,7 +301,7 @@ def test_only_workers_with_servers_announce_themselves() -> None:
 
 def test_a_server_forgets_workers_that_are_silent() -> None:
     now = [0.0]
-    announced = Announced(lambda: now[0])
+    announced = Announcements(lambda: now[0])
     announced.note(1, "a:1")
     now[0] = 6.0
     announced.note(2, "b:1")
@@ -313,7 +313,7 @@ def test_a_server_forgets_workers_that_are_silent() -> None:
 
 
 def test_announcements_have_a_bound() -> None:
-    announced = Announced(lambda: 0.0)
+    announced = Announcements(lambda: 0.0)
     for index in range(5000):
         announced.note(index, "a:1")
     found = announced.list_present()

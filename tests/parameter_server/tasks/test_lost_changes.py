@@ -8,10 +8,20 @@ import numpy as np
 import pytest
 
 from jaxdist._launching import find_free_ports
-from jaxdist._parameter_server.server import Change, Creation, VariableServer
-from jaxdist._parameter_server.server.messages.handlers import make_handlers
-from jaxdist._parameter_server.strategy.links.loss_report import LossReport
-from jaxdist._parameter_server.strategy.links.patient_server import PatientServer
+from jaxdist._parameter_server.protocol import (
+    Change,
+    ChangeVariables,
+    Create,
+    Creation,
+    GetStatistics,
+    Hello,
+    Read,
+    ReadRows,
+    WriteSnapshot,
+)
+from jaxdist._parameter_server.server import VariableServer, make_handlers
+from jaxdist._parameter_server.strategy.losses import LossReport
+from jaxdist._parameter_server.strategy.patient_server import PatientServer
 from jaxdist._parameter_server.transport import connect, serve
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist.errors import NotFoundError, UnavailableError
@@ -29,7 +39,7 @@ class _Case:
         self._address = f"127.0.0.1:{find_free_ports(1)[0]}"
         self.start()
         self.caller = PatientServer(connect(self._address, layer=layer, name="ps 0"), 0)
-        self.caller.create([Creation(n, np.zeros(2, np.float32)) for n in ("v", "w")])
+        self.caller.call(Create([Creation(n, np.zeros(2, np.float32)) for n in ("v", "w")]))
 
     def start(self) -> None:
         """Start the server, from its snapshot if there is one."""
@@ -45,10 +55,10 @@ class _Case:
 
     def add(self, name: str, times: int = 1) -> None:
         for _ in range(times):
-            self.caller.change([Change("add", name, (np.ones(2, np.float32),))])
+            self.caller.call(ChangeVariables([Change("add", name, (np.ones(2, np.float32),))]))
 
     def read(self, name: str) -> float:
-        return float(self.caller.read([name]).values[name][0])
+        return float(self.caller.call(Read([name])).values[name][0])
 
 
 @pytest.fixture(params=["local", "grpc"])
@@ -65,10 +75,10 @@ def _list_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 _USES: dict[str, Callable[[_Case], Any]] = {
     "read": lambda case: case.read("v"),
-    "read_rows": lambda case: case.caller.read_rows("v", np.array([0])),
+    "read_rows": lambda case: case.caller.call(ReadRows("v", np.array([0]))),
     "change": lambda case: case.add("w"),
-    "hello": lambda case: case.caller.hello("c"),
-    "statistics": lambda case: case.caller.statistics(),
+    "hello": lambda case: case.caller.call(Hello("c")),
+    "statistics": lambda case: case.caller.call(GetStatistics()),
 }
 
 
@@ -77,7 +87,7 @@ def test_the_first_reply_of_a_restarted_server_shows_what_it_has_lost(
     case: _Case, caplog: pytest.LogCaptureFixture, use: str
 ) -> None:
     case.add("v")
-    case.caller.snapshot()
+    case.caller.call(WriteSnapshot())
     case.add("v", 2)
     case.restart()
     _USES[use](case)
@@ -95,7 +105,7 @@ def test_the_first_reply_of_a_restarted_server_shows_what_it_has_lost(
 def test_each_restart_is_counted_and_names_its_own_variables(
     case: _Case, caplog: pytest.LogCaptureFixture
 ) -> None:
-    case.caller.snapshot()
+    case.caller.call(WriteSnapshot())
     case.add("v")
     case.restart()
     case.add("w", 3)
@@ -105,7 +115,7 @@ def test_each_restart_is_counted_and_names_its_own_variables(
     assert "functions: 1, and 1 since the job began. They changed 'v'." in first
     assert "functions: 3, and 4 since the job began. They changed 'w'." in second
     case.add("v")
-    case.caller.snapshot()
+    case.caller.call(WriteSnapshot())
     case.restart()
     assert case.read("v") == 1
     assert case.caller.count_lost_changes() == 4
@@ -116,11 +126,11 @@ def test_nothing_is_said_of_a_restart_that_has_lost_nothing(
     case: _Case, caplog: pytest.LogCaptureFixture
 ) -> None:
     case.add("v", 2)
-    case.caller.snapshot()
+    case.caller.call(WriteSnapshot())
     case.restart()
     # A function of a worker, which has a number of its own.
     change = Change("add", "v", (np.ones(2, np.float32),))
-    case.caller.change([change], client="c", closure=1)
+    case.caller.call(ChangeVariables([change], client="c", closure=1))
     case.restart()
     assert case.read("v") == 2
     assert (_list_warnings(caplog), case.caller.count_lost_changes()) == ([], 0)
@@ -128,8 +138,8 @@ def test_nothing_is_said_of_a_restart_that_has_lost_nothing(
 
 def test_many_variables_are_not_all_named(case: _Case, caplog: pytest.LogCaptureFixture) -> None:
     names = [f"u{n}" for n in range(10)]
-    case.caller.create([Creation(n, np.zeros(2, np.float32)) for n in names])
-    case.caller.snapshot()
+    case.caller.call(Create([Creation(n, np.zeros(2, np.float32)) for n in names]))
+    case.caller.call(WriteSnapshot())
     for name in names:
         case.add(name)
     case.restart()
@@ -153,7 +163,7 @@ def test_all_changes_are_lost_with_a_server_that_has_no_snapshot(
 def test_a_server_that_is_gone_again_is_asked_at_the_next_call(
     case: _Case, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case.caller.snapshot()
+    case.caller.call(WriteSnapshot())
     case.add("v")
     case.restart()
 
@@ -174,7 +184,7 @@ def test_a_function_that_uses_a_restarted_server_lets_this_task_ask(
     case: _Case, caplog: pytest.LogCaptureFixture, is_read: bool
 ) -> None:
     report = LossReport(Servers([case.caller], "c"), "c", "functions")
-    case.caller.snapshot()
+    case.caller.call(WriteSnapshot())
     case.add("v")
     used = {0: case.caller.incarnation}
     report.note(1, {}, used)

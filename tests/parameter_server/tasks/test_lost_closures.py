@@ -5,9 +5,9 @@ import copy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxdist._parameter_server.server.counted import CountedClosures
-from jaxdist._parameter_server.server.state import Restore, State, make_incarnation
-from jaxdist._parameter_server.strategy.links.lost_closures import AcknowledgedClosures
+from jaxdist._parameter_server.protocol import Restored, ServerInfo
+from jaxdist._parameter_server.server.state import CountedClosures, Restore, State, make_incarnation
+from jaxdist._parameter_server.strategy.losses import AcknowledgedClosures
 
 
 def _restart(saved: State) -> State:
@@ -18,14 +18,9 @@ def _restart(saved: State) -> State:
     return made
 
 
-def _say(state: State) -> dict[str, object]:
-    nothing = {"below": 0, "counted": []}
-    return {
-        "incarnation": state.incarnation,
-        "restores": [
-            {"incarnation": r.incarnation, **r.counted.get("c", nothing)} for r in state.restores
-        ],
-    }
+def _say(state: State) -> ServerInfo:
+    found = [Restored(r.incarnation, **r.counted.get("c", {})) for r in state.restores]
+    return ServerInfo(task="ps:0", incarnation=state.incarnation, restores=found)
 
 
 @settings(max_examples=300, deadline=None)

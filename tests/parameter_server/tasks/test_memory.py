@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from jaxdist._parameter_server.tasks import memory
+from jaxdist._parameter_server.tasks import server as memory
 
 
 class _Library:

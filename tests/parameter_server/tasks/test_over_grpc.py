@@ -1,5 +1,6 @@
 """Servers and workers over gRPC, all in this process: the same results as without messages."""
 
+import dataclasses
 import itertools
 import logging
 import pathlib
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import optax
 import pytest
@@ -19,11 +21,31 @@ from jaxdist._parameter_server.coordinator import (
     ClusterCoordinator,
     experimental_get_current_worker_index,
 )
-from jaxdist._parameter_server.server import UpdateRegistration
+from jaxdist._parameter_server.protocol import (
+    Configure,
+    Create,
+    Created,
+    Hello,
+    RegisterUpdate,
+    Release,
+    Saved,
+    ServerInfo,
+    WriteSnapshot,
+    as_array,
+)
 from jaxdist._parameter_server.strategy.parameter_server import ParameterServerStrategy
 from jaxdist._parameter_server.transport import Message, connect
+from jaxdist._parameter_server.transport.requests import call, make_message
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist._parameter_server.variables.servers import Servers
+from jaxdist._parameter_server.worker_protocol import (
+    Cancel,
+    HelloWorker,
+    Load,
+    Make,
+    Run,
+    WaitForAttempt,
+)
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
 from jaxdist.errors import (
     ArgumentError,
@@ -38,6 +60,7 @@ from jaxdist.errors import (
     OutOfRangeError,
     PSUnavailableError,
     RowIndexError,
+    ShapeError,
     UnknownError,
     UnsupportedError,
 )
@@ -404,17 +427,19 @@ def test_a_snapshot_that_cannot_be_written_is_tried_again_before_the_next_closur
     class Link:
         calls = 0
 
-        def create(self, creations: Any, client: str) -> dict[str, Any]:
-            return {one.name: (True, 0) for one in creations}
-
-        def hello(self, client: str = "") -> Any:
-            found = {"has_snapshots": True, "versions": {"v": 0}, "incarnation": "a"}
-            return found | {"restored": []}
-
-        def snapshot(self) -> None:
-            self.calls += 1
-            if self.calls < 3:
-                raise CheckpointError("the disk is full")
+        def call(self, request: Any) -> Any:
+            match request:
+                case Create():
+                    return Created(dict.fromkeys(request.list_names(), (True, 0)))
+                case Hello():
+                    return ServerInfo(
+                        task="ps:0", incarnation="a", has_snapshots=True, versions={"v": 0}
+                    )
+                case WriteSnapshot():
+                    self.calls += 1
+                    if self.calls < 3:
+                        raise CheckpointError("the disk is full")
+                    return Saved(0, 0)
 
     link = Link()
     servers = Servers([link], "c")  # type: ignore[list-item]
@@ -436,33 +461,31 @@ def test_variables_that_no_snapshot_has_are_made_again_if_their_server_ends() ->
             self.saved: dict[str, Any] = {}
             self.snapshots = 0
 
-        def create(self, creations: Any, client: str) -> dict[str, Any]:
-            self.values |= {one.name: one.value for one in creations}
-            return {one.name: (True, 0) for one in creations}
-
-        def register_update(self, registration: UpdateRegistration, client: str) -> dict[str, Any]:
-            made = {f"{name}/slot_0": (True, 0) for name in registration.variables}
-            self.values |= dict.fromkeys(made, 0)
-            return made
-
-        def hello(self, client: str = "") -> Any:
-            incarnation = "a" if self.snapshots < 2 else "b"
-            versions = dict.fromkeys(self.values, 0)
-            found = {"has_snapshots": True, "versions": versions, "incarnation": incarnation}
-            return found | {"restored": []}
-
-        def snapshot(self) -> None:
-            self.snapshots += 1
-            if self.snapshots == 2:
-                self.values = dict(self.saved)
-            self.saved = dict(self.values)
+        def call(self, request: Any) -> Any:
+            match request:
+                case Create() | RegisterUpdate():
+                    self.values |= dict.fromkeys(request.list_names(), 0)
+                    return Created(dict.fromkeys(request.list_names(), (True, 0)))
+                case Hello():
+                    return ServerInfo(
+                        task="ps:0",
+                        incarnation="a" if self.snapshots < 2 else "b",
+                        has_snapshots=True,
+                        versions=dict.fromkeys(self.values, 0),
+                    )
+                case WriteSnapshot():
+                    self.snapshots += 1
+                    if self.snapshots == 2:
+                        self.values = dict(self.saved)
+                    self.saved = dict(self.values)
+                    return Saved(0, 0)
 
     link = Link()
     servers = Servers([link], "c")  # type: ignore[list-item]
     servers.create("v", np.zeros(2))
     servers.save_new()
     servers.create("w", np.ones(2))
-    servers.register(0, UpdateRegistration("k", b"", 1, {"w": None}))
+    servers.register(0, RegisterUpdate("k", as_array(b""), 1, {"w": None}))
     servers.save_new()
     assert set(link.saved) == {"v", "w", "w/slot_0"}
     assert link.snapshots == 3
@@ -531,10 +554,10 @@ def test_max_staleness_is_set_on_the_servers(cluster: _Cluster) -> None:
     assert max(coordinator.statistics().staleness) <= 1
     channel = connect(cluster.spec.task_address("ps", 0), layer="grpc")
     server = RemoteServer(channel, 0)
-    assert server.hello()["max_staleness"] == 1
-    server.configure(None)
-    assert server.hello()["max_staleness"] is None
-    assert server.release("nobody", 1) is False
+    assert server.call(Hello()).max_staleness == 1
+    server.call(Configure(None))
+    assert server.call(Hello()).max_staleness is None
+    assert server.call(Release("nobody", 1)).was_registered is False
     server.close()
 
 
@@ -542,49 +565,49 @@ def test_a_worker_refuses_messages_that_are_not_valid(cluster: _Cluster) -> None
     channel = connect(cluster.spec.task_address("worker", 0), layer="grpc")
     with pytest.raises(ArgumentError, match="run was given fields that are not valid"):
         channel.call(Message("run", {"client": "c"}))
-    hello = {"client": "c", "servers": list(cluster.spec.as_dict()["ps"]), "max_staleness": None}
-    fields = {"client": "c", "attempt": 1, "number": 1}
-    assert channel.call(Message("wait", fields)).fields["state"] == "stranger"
-    channel.call(Message("hello", hello))
+    wait = WaitForAttempt("c", 1)
+    assert call(channel, wait).state == "stranger"
+    call(channel, HelloWorker("c", [*map(str, cluster.spec.as_dict()["ps"])]))
     # An attempt that was never started, and one that comes twice.
-    assert channel.call(Message("wait", fields)).fields["state"] == "old"
-    make = {"client": "c", "attempt": 1, "number": 1, "functions": ["os:getpid"], "script": "x"}
-    reply = channel.call(Message("make", make)).fields
-    assert reply["state"] == "failed"
-    assert "without --module os" in reply["error"][1]
-    assert channel.call(Message("make", make)).fields["state"] == "old"
-    make |= {"attempt": 2, "functions": ["__main__:main"]}
-    reply = channel.call(Message("make", make)).fields
-    assert "the coordinator runs 'x', and this worker" in reply["error"][1]
-    run = {
-        "client": "c",
-        "attempt": 3,
-        "digest": "d",
-        "number": 1,
-        "fence": 0,
-        "done_below": 0,
-        "iterators": [],
-        "arguments": [],
-    }
-    assert channel.call(Message("run", run)).fields["state"] == "unknown"
-    load = {
-        "client": "c",
-        "name": "f",
-        "digest": "d",
-        "inputs": [],
-        "updates": [],
-        "num_results": 0,
-        "batches": [],
-        "lookup": None,
-        "places": {},
-        "shapes": [],
-    }
-    with pytest.raises(ArgumentError, match="load was given 0 programs"):
-        channel.call(Message("load", load))
-    channel.call(Message("load", load, (np.zeros(3, np.uint8),)))
-    channel.call(Message("cancel", {"client": "c", "number": 1}))
-    reply = channel.call(Message("run", {**run, "attempt": 4})).fields
-    assert reply["error"][0] == "CancelledError"
+    assert call(channel, wait).state == "old"
+    make = Make(client="c", attempt=1, number=1, functions=["os:getpid"], script="x")
+    answer = call(channel, make)
+    assert (answer.state, answer.error is None) == ("failed", False)
+    assert "without --module os" in str(answer.error)
+    assert call(channel, make).state == "old"
+    make = msgspec.structs.replace(make, attempt=2, functions=["__main__:main"])
+    assert "the coordinator runs 'x', and this worker" in str(call(channel, make).error)
+    run = Run(
+        client="c",
+        attempt=3,
+        digest="d",
+        number=1,
+        fence=0,
+        done_below=0,
+        iterators=[],
+        references=[],
+        arguments=[],
+    )
+    assert call(channel, run).state == "unknown"
+    load = Load(
+        client="c",
+        name="f",
+        digest="d",
+        program=np.zeros(3, np.uint8),
+        inputs=(),
+        updates=(),
+        num_results=0,
+        batches=(),
+        places={},
+        shapes=[],
+    )
+    with pytest.raises(ShapeError, match="load was given 0 arrays"):
+        channel.call(dataclasses.replace(make_message("load", load), arrays=()))
+    call(channel, load)
+    call(channel, Cancel("c", 1))
+    error = call(channel, msgspec.structs.replace(run, attempt=4)).error
+    assert error is not None
+    assert error.name == "CancelledError"
     channel.close()
 
 

@@ -13,7 +13,14 @@ import pytest
 
 import jaxdist
 from jaxdist._parameter_server import ServerDef
-from jaxdist._parameter_server.server import Change, Creation
+from jaxdist._parameter_server.protocol import (
+    Change,
+    ChangeVariables,
+    Create,
+    Creation,
+    Hello,
+    Read,
+)
 from jaxdist._parameter_server.transport import Message, connect
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist.cli import main
@@ -209,14 +216,15 @@ def test_a_snapshot_holds_what_was_changed_and_the_next_server_begins_with_it(
         server = jaxdist.Server({"ps": ["127.0.0.1:0"]})
         channels.append(connect(server.target.removeprefix("grpc://"), layer="grpc"))
         link = RemoteServer(channels[-1], 0)
-        link.create([Creation("v", np.zeros(2))])
-        values.append(float(link.read(["v"]).values["v"][0]))
-        link.change([Change("add", "v", (np.ones(2),))], client="c", closure=n + 1)
+        link.call(Create([Creation("v", np.zeros(2))]))
+        values.append(float(link.call(Read(["v"])).values["v"][0]))
+        changes = [Change("add", "v", (np.ones(2),))]
+        link.call(ChangeVariables(changes, client="c", closure=n + 1))
         if n == 0:
             assert server.snapshot()["applied"] == 1
-        found = link.hello("c")
+        found = link.call(Hello("c"))
         # Each restart tells what it has found.
-        assert [r["counted"] for r in found["restores"]] == [[1], [1, 2]][:n]
+        assert [r.counted for r in found.restores] == [[1], [1, 2]][:n]
         server.stop()
     for channel in channels:
         channel.close()
@@ -233,7 +241,7 @@ def test_a_server_that_is_told_to_end_writes_a_last_snapshot(tmp_path: pathlib.P
         assert server.wait(60) == -signal.SIGTERM
     restarted = jaxdist.Server({"ps": ["127.0.0.1:0"]}, snapshot_directory=tmp_path)
     assert restarted._variables is not None
-    assert int(restarted._variables.read(["count"]).values["count"]) == 50
+    assert int(restarted._variables.call(Read(["count"])).values["count"]) == 50
     restarted.stop()
 
 

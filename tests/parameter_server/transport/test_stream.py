@@ -15,9 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from jaxdist._parameter_server.transport.dtypes import get_dtypes
 from jaxdist._parameter_server.transport.limits import Limits
-from jaxdist._parameter_server.transport.message import Message
+from jaxdist._parameter_server.transport.message import Message, get_dtypes
 from jaxdist._parameter_server.transport.stream import (
     CHUNK,
     REPLY,

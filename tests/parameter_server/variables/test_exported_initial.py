@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from jaxdist import Variable
-from jaxdist._parameter_server.server import Creation, VariableServer
+from jaxdist._parameter_server.protocol import Create
+from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.variables import FixedShardsPartitioner, exported_initial
 from jaxdist.errors import ShapeError
 from tests.parameter_server.strategy.making import make_strategy
+from tests.parameter_server.wrapping import wrap
 
 SHAPE = (7, 3)
 KEY = jax.random.key(3)
@@ -28,13 +30,12 @@ def _small_values_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The kinds of the values that are sent to servers."""
     found: list[Any] = []
-    create = VariableServer.create
 
-    def note(self: Any, creations: list[Creation], client: str = "") -> Any:
-        found.extend(type(c.value) for c in creations)
-        return create(self, creations, client)
+    def note(request: Create, go_on: Any) -> Any:
+        found.extend(np.ndarray if c.program is None else bytes for c in request.variables)
+        return go_on()
 
-    monkeypatch.setattr(VariableServer, "create", note)
+    monkeypatch.setattr(VariableServer, "call", wrap(VariableServer.call, Create, note))
     return found
 
 

@@ -9,11 +9,13 @@ import pytest
 import jaxdist
 from jaxdist import IndexedSlices, Variable
 from jaxdist._parameter_server.coordinator import ClusterCoordinator
+from jaxdist._parameter_server.protocol import Read, ReadRows
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.strategy.parameter_server import ParameterServerStrategy
 from jaxdist._parameter_server.variables import ShardedVariable
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
 from jaxdist.errors import RowIndexError
+from tests.parameter_server.wrapping import wrap
 
 WHOLE = np.arange(20, dtype=np.float32).reshape(10, 2)
 
@@ -33,17 +35,13 @@ def _table(strategy: ParameterServerStrategy) -> ShardedVariable:
 def _note_rows(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Note the rows that servers send, and refuse to send whole variables."""
     moved: list[list[int]] = []
-    read_rows = VariableServer.read_rows
 
-    def note(self: Any, name: str, ids: np.ndarray, **options: Any) -> Any:
-        moved.append(np.asarray(ids).tolist())
-        return read_rows(self, name, ids, **options)
+    def note(request: Any, go_on: Any) -> Any:
+        assert isinstance(request, ReadRows)
+        moved.append(np.asarray(request.ids).tolist())
+        return go_on()
 
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise AssertionError
-
-    monkeypatch.setattr(VariableServer, "read_rows", note)
-    monkeypatch.setattr(VariableServer, "read", refuse)
+    monkeypatch.setattr(VariableServer, "call", wrap(VariableServer.call, Read | ReadRows, note))
     return moved
 
 

@@ -19,9 +19,9 @@ import jaxdist
 from jaxdist._keras.forward.states import _Evaluation, _Reads
 from jaxdist._keras.forward.variation import _Varies
 from jaxdist._keras_servers.accumulated import WeightedSums
-from jaxdist._parameter_server.closures.dependence import Origin as Source
-from jaxdist._parameter_server.closures.dependence import SourceAnalysis
 from jaxdist._parameter_server.closures.optimizers.row_pieces import RowInterpreter
+from jaxdist._parameter_server.closures.trace import Origin as Source
+from jaxdist._parameter_server.closures.trace import SourceAnalysis
 from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
 from jaxdist._program.jaxprs.interpreter import HIGHER_ORDER, Interpreter, rule_for
 from jaxdist._program.logical.logical_layout import MarkAnalysis

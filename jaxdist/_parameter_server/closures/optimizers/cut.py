@@ -23,6 +23,7 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jaxdist import _compat
 from jaxdist._parameter_server.closures.optimizers.optimizer_trace import CALLER, OptimizerTrace
 from jaxdist._parameter_server.closures.optimizers.row_pieces import RowInterpreter
+from jaxdist._parameter_server.protocol import RegisterUpdate, as_array
 from jaxdist._parameter_server.server import compute_digest
 from jaxdist._typing import PyTree
 from jaxdist._validate import show
@@ -43,6 +44,22 @@ class UpdateOfShape:
     key: str
     program: bytes
     init: bytes | None
+
+    def make_request(
+        self, owner: str, name: str, num_slots: int, slots: Sequence[np.ndarray] | None, prefix: str
+    ) -> RegisterUpdate:
+        """Return the request that gives the program to the server of a variable.
+
+        Args:
+            owner: The optimizer: two of them may have equal programs, and each has its own state.
+            name: The variable on the servers.
+            num_slots: How many slots it gets.
+            slots: Their first values; None where `init` makes them.
+            prefix: The names of its slots; see `RegisterUpdate`.
+        """
+        init = None if self.init is None else as_array(self.init)
+        key = f"{owner}-{self.key}"
+        return RegisterUpdate(key, as_array(self.program), num_slots, {name: slots}, init, prefix)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 from flax import nnx
 from jax.tree_util import keystr, tree_flatten_with_path
@@ -16,10 +17,10 @@ from jaxdist import _compat
 from jaxdist._parameter_server.closures.optimizers.cut import cut_update
 from jaxdist._parameter_server.closures.recorder import Recorder, Recorders
 from jaxdist._parameter_server.closures.trace import OPTIMIZER
-from jaxdist._parameter_server.closures.traced import TracedClosure, Update
-from jaxdist._parameter_server.server import UpdateRegistration
+from jaxdist._parameter_server.closures.traced import TracedClosure
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.servers import Servers
+from jaxdist._parameter_server.worker_protocol import Update
 
 
 class _OnServers:
@@ -71,7 +72,7 @@ def move_optimizers(
         own = [(n, u) for n, u in enumerate(moved) if u.op.startswith(prefix)]
         keys = _move_one(optimizers[number], recorder, [u for _, u in own], strategy)
         for (n, update), key in zip(own, keys, strict=True):
-            moved[n] = dataclasses.replace(update, op=f"program:{key}")
+            moved[n] = msgspec.structs.replace(update, op=f"program:{key}")
     # Workers know a closure by its digest, and now it says which optimizers these are.
     text = f"{closure.digest} {[update.op for update in moved]}"
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -90,19 +91,13 @@ def _move_one(
     slots: dict[str, list[str]] = {}
     for update, program, shape in zip(updates, programs, recorder.shapes, strict=True):
         found = program.by_shape[shape.shape]
-        key = f"{number}-{found.key}"
-        registration = UpdateRegistration(
-            key,
-            found.program,
-            len(program.slots),
-            {update.name: [held[slot] for slot in program.slots]},
-            found.init,
-            prefix=f"optimizer_{number}",
-        )
-        names = servers.register(servers.find_server(update.name), registration)
+        first = [held[slot] for slot in program.slots]
+        prefix = f"optimizer_{number}"
+        request = found.make_request(f"{number}", update.name, len(first), first, prefix)
+        names = servers.register(servers.find_server(update.name), request)
         for slot, name in zip(program.slots, names, strict=True):
             slots.setdefault(slot, []).append(name)
-        keys.append(key)
+        keys.append(request.key)
     _connect_state(optimizer, slots, strategy)
     return keys
 

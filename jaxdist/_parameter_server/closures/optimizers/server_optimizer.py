@@ -8,7 +8,7 @@ import jax
 import optax
 
 from jaxdist._parameter_server.closures.optimizers.cut import VariableUpdate, cut_update
-from jaxdist._parameter_server.server import UpdateRegistration
+from jaxdist._parameter_server.protocol import Read
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.sharded import ShardedVariable, list_shards
 from jaxdist._validate import as_array, is_array, show
@@ -98,22 +98,18 @@ class ServerOptimizer:
         """Give the update of one variable, or of one shard, to its server."""
         found = update.by_shape[variable.shape]
         name = variable.remote_name
-        # Two optimizers may have equal programs, and each has its own state.
-        key = f"{prefix}-{found.key}"
         first = None if update.slots else []
-        registration = UpdateRegistration(
-            key, found.program, len(update.slots), {name: first}, found.init, prefix=prefix
-        )
+        request = found.make_request(prefix, name, len(update.slots), first, prefix)
         servers = self._strategy.storage
         place = servers.find_server(name)
-        made = servers.register(place, registration)
-        values = servers.links[place].read(made).values if made else {}
+        made = servers.register(place, request)
+        values = servers.links[place].call(Read(made)).values if made else {}
         for slot in made:
             value = values[slot]
             self._slots[slot] = ServerVariable.connect(
                 self._strategy, [slot], value.shape, value.dtype
             )
-        self._ops[name] = f"program:{key}"
+        self._ops[name] = f"program:{request.key}"
 
     @property
     def slots(self) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from jaxdist._parameter_server.server.errors import make_wait_error
 from jaxdist._parameter_server.server.staleness.registrations import ClosureId, Registrations
+from jaxdist._validate import format_lines
+from jaxdist.errors import DeadlineExceededError
 
 GetVersions = Callable[[], Mapping[str, int]]
 
@@ -58,19 +59,6 @@ class Admission:
             self.flight.leave_queue(ticket)
             self._condition.notify_all()
 
-    def try_admit(self, closure: ClosureId, get_versions: GetVersions, hold_seconds: float) -> bool:
-        """Register a read if it is admitted now; return whether it is."""
-        self.release(closure)
-        ticket = self.flight.queue(get_versions())
-        try:
-            self.flight.release_late()
-            if self.flight.find_blockers(ticket) is not None:
-                return False
-            self.flight.register(closure, get_versions(), hold_seconds)
-            return True
-        finally:
-            self.flight.leave_queue(ticket)
-
     def wait_for_older(
         self, caller: str, closure: ClosureId, get_versions: GetVersions, seconds: float
     ) -> None:
@@ -111,8 +99,21 @@ class Admission:
             if now >= deadline:
                 lines = self.flight.describe(holders)
                 number = closure[1] if closure[1] >= 0 else None
-                raise make_wait_error(caller, number, seconds, self.flight.max_staleness, lines)
+                raise _make_wait_error(caller, number, seconds, self.flight.max_staleness, lines)
             next_release = self.flight.get_next_deadline()
             until = deadline if next_release is None else min(deadline, next_release)
             self._condition.wait(max(until - now, 0.001))
             self._check()
+
+
+def _make_wait_error(
+    caller: str, closure: int | None, seconds: float, s: int, holders: Sequence[str]
+) -> DeadlineExceededError:
+    who = "a change outside of a function" if closure is None else f"function {closure}"
+    held = format_lines(list(holders)) or "Reads that came before."
+    return DeadlineExceededError(
+        f"{caller}: {who} waited {seconds:g} s for other functions:\n{held}\n\n"
+        f"With max_staleness={s}, at most {s + 1} functions have read a variable and not yet "
+        "changed it, and the oldest changes it first.\n\n"
+        "Wait longer, let those functions finish or release them, or make max_staleness larger."
+    )

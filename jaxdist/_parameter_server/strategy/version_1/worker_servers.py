@@ -5,21 +5,52 @@ import math
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 
-from jaxdist._parameter_server.strategy.links.patient_server import PatientServer
-from jaxdist._parameter_server.strategy.links.reach import wait_for_tasks
-from jaxdist._parameter_server.strategy.links.remote_link import make_wrong_task_error
-from jaxdist._parameter_server.strategy.version_1.in_process import SERVERS_IN_PROCESS
+from jaxdist._parameter_server.coordinator import Backoff
+from jaxdist._parameter_server.protocol import Hello
+from jaxdist._parameter_server.server import VariableServer
+from jaxdist._parameter_server.strategy.patient_server import PatientServer
+from jaxdist._parameter_server.strategy.remote_link import make_wrong_task_error
+from jaxdist._parameter_server.strategy.tasks import wait_for_tasks
 from jaxdist._parameter_server.strategy.version_1.own_task import OwnTask
 from jaxdist._parameter_server.transport import connect
-from jaxdist._parameter_server.variables.servers import ServerLink, Servers
+from jaxdist._parameter_server.variables.remote_server import Link
+from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._processes import get_settings
 from jaxdist.errors import ClusterError, DeadlineExceededError
 
 _LOG = logging.getLogger("jaxdist")
 _REPORT_SECONDS = 5.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.2
+
+
+class ServersInProcess:
+    """The servers of jobs whose tasks are all in this process.
+
+    The strategies of a job, one for each worker, find the same server at the same address. A server
+    ends when the last strategy that uses it is deleted.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: weakref.WeakValueDictionary[str, VariableServer] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def find(self, addresses: Sequence[str]) -> list[VariableServer]:
+        """Return the servers at some addresses; make those that are not there."""
+        with self._lock:
+            servers = []
+            for number, address in enumerate(addresses):
+                server = self._found.get(address)
+                if server is None:
+                    server = self._found[address] = VariableServer(f"ps:{number}")
+                servers.append(server)
+            return servers
+
+
+SERVERS_IN_PROCESS = ServersInProcess()
 
 
 class WorkerServers(Servers):
@@ -42,7 +73,7 @@ class WorkerServers(Servers):
             else [connect(a, layer="grpc", name=f"ps {n}") for n, a in enumerate(task.ps)]
         )
         self._connecting = threading.Lock()
-        links: list[ServerLink] = (
+        links: list[Link] = (
             [*SERVERS_IN_PROCESS.find(task.ps)]
             if task.is_local
             else [PatientServer(channel, n) for n, channel in enumerate(self._channels)]
@@ -87,9 +118,9 @@ class WorkerServers(Servers):
                     "resolver.cluster_spec(), resolver.task_type, resolver.task_id).join()."
                 )
             for number, address in enumerate(self._task.ps):
-                found = self.links[number].hello()
-                if found["task"] != f"ps:{number}":
-                    raise make_wrong_task_error(address, f"ps:{number}", found)
+                found = self.links[number].call(Hello())
+                if found.task != f"ps:{number}":
+                    raise make_wrong_task_error(address, f"ps:{number}", found.task)
             self._channels.clear()
 
     def _before_creation(self, place: int, names: Sequence[str]) -> None:
@@ -97,9 +128,9 @@ class WorkerServers(Servers):
         self._wait_for_servers()
         if self._task.is_chief:
             return
-        began, pause = time.monotonic(), _FIRST_PAUSE
+        began, backoff = time.monotonic(), Backoff(0.005, 0.2)
         limit, report = get_settings().join_seconds, _REPORT_SECONDS
-        while missing := set(names) - set(self.links[place].hello()["versions"]):
+        while missing := set(names) - set(self.links[place].call(Hello()).versions):
             waited = time.monotonic() - began
             if waited > limit:
                 raise DeadlineExceededError(
@@ -118,5 +149,4 @@ class WorkerServers(Servers):
                     self._task.number,
                     sorted(missing)[0],
                 )
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            time.sleep(backoff.find_next())

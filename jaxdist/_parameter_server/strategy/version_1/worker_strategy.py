@@ -11,8 +11,8 @@ from jax.sharding import SingleDeviceSharding
 from jaxdist import _mesh, data
 from jaxdist._devices import runtime
 from jaxdist._parameter_server.coordinator import read_wait_settings
-from jaxdist._parameter_server.strategy.links import Note
-from jaxdist._parameter_server.strategy.links.loss_report import LossReport
+from jaxdist._parameter_server.strategy.local_link import Note
+from jaxdist._parameter_server.strategy.losses import LossReport
 from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
 from jaxdist._parameter_server.strategy.version_1.own_task import OwnTask, read_own_task

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from jaxdist._parameter_server.transport.calls import Peer, check_message, get_seconds
-from jaxdist._parameter_server.transport.failures import make_error
+from jaxdist._parameter_server.transport.calls import Peer, check_message, get_seconds, make_error
 from jaxdist._parameter_server.transport.limits import Limits
 from jaxdist._parameter_server.transport.message import Message
 from jaxdist._parameter_server.transport.on_grpc.package import (

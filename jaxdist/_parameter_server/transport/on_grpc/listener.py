@@ -1,24 +1,28 @@
-"""A task that answers by gRPC."""
+"""A task that answers by gRPC: who may call, how slowly, and the answers."""
 
 import contextlib
 import errno
+import hmac
 import socket
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from jaxdist._parameter_server.transport.calls import answer, get_seconds
+from jaxdist._parameter_server.transport.calls import answer, describe_failure, get_seconds
 from jaxdist._parameter_server.transport.channel import Handler
-from jaxdist._parameter_server.transport.failures import describe_failure
 from jaxdist._parameter_server.transport.limits import Budget, Limits
 from jaxdist._parameter_server.transport.message import Message
-from jaxdist._parameter_server.transport.on_grpc.guard import make_guard
 from jaxdist._parameter_server.transport.on_grpc.package import (
+    CALL_BYTES,
     CALL_KEY,
     OPTIONS,
+    SECRET_KEY,
     SERVICE,
+    WIRE,
+    WIRE_KEY,
     load_grpc,
 )
-from jaxdist._parameter_server.transport.on_grpc.watch import Watch
 from jaxdist._parameter_server.transport.security import Security
 from jaxdist._parameter_server.transport.stream import (
     REPLY,
@@ -31,6 +35,8 @@ from jaxdist._parameter_server.transport.stream import (
 from jaxdist._parameter_server.transport.threads import Threads
 from jaxdist.errors import ClusterError, JaxdistError
 
+# Says only that a task is there, and is asked by those who start tasks.
+_HEALTH = "/grpc.health.v1.Health/Check"
 _SECONDS_TO_STOP = 5.0
 # gRPC reports a deadline in some hundred years where the caller gave none.
 _LONGEST = 1e9
@@ -40,6 +46,99 @@ _OPTIONS = (
     # Who connects and says nothing is sent away. The default is two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
 )
+
+
+class Watch:
+    """One thread that looks after all calls of a listener.
+
+    Args:
+        seconds: How long a call may take to send a message, or to receive one.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._cancels: dict[object, tuple[float, Callable[[], object]]] = {}
+        self._changed = threading.Condition()
+        self._is_running = self._is_closed = False
+
+    def close(self) -> None:
+        """End the thread. The calls that are left have been cancelled."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
+    @contextlib.contextmanager
+    def limit(self, cancel: Callable[[], object]) -> Iterator[None]:
+        """Call `cancel` if the block takes longer than it may."""
+        key = object()
+        with self._changed:
+            self._cancels[key] = time.monotonic() + self._seconds, cancel
+            if not self._is_running and not self._is_closed:
+                self._is_running = True
+                threading.Thread(target=self._run, name="slow calls", daemon=True).start()
+        try:
+            yield
+        finally:
+            # No notification: the thread wakes up at its time, and finds nothing.
+            with self._changed:
+                self._cancels.pop(key, None)
+
+    def _run(self) -> None:
+        idle = False
+        while True:
+            with self._changed:
+                if self._is_closed or (not self._cancels and idle):
+                    self._is_running = False
+                    return
+                idle = not self._cancels
+                # All limits are equally long, so the first that was added ends first.
+                first = next(iter(self._cancels.values()), None)
+                now = time.monotonic()
+                wait = self._seconds if first is None else first[0] - now
+                if wait > 0:
+                    self._changed.wait(min(wait, 10.0))
+                    continue
+                late = [key for key, (end, _) in self._cancels.items() if end <= now]
+                cancels = [self._cancels.pop(key)[1] for key in late]
+            for cancel in cancels:
+                cancel()
+
+
+def make_guard(secret: str | None) -> Any:
+    """Return a server interceptor that lets callers through who know the secret."""
+    grpc = load_grpc()
+    code = grpc.StatusCode
+    expected = None if secret is None else secret.encode()
+
+    def refuse(status: Any, text: str) -> Any:
+        # It reads nothing of the stream.
+        def abort(_: Any, context: Any) -> None:
+            context.abort(status, text)
+
+        return grpc.stream_stream_rpc_method_handler(abort)
+
+    class Guard(grpc.ServerInterceptor):
+        def intercept_service(self, go_on: Callable[[Any], Any], details: Any) -> Any:
+            if details.method == _HEALTH:
+                return go_on(details)
+            metadata = dict(details.invocation_metadata)
+            if expected is not None and SECRET_KEY not in metadata:
+                return refuse(code.UNAUTHENTICATED, "it has a secret, and the caller gave none")
+            # In the same time for every secret: it does not tell how much of it was right.
+            given = metadata.get(SECRET_KEY, b"")
+            if expected is not None and not hmac.compare_digest(given, expected):
+                return refuse(code.UNAUTHENTICATED, "it has another secret than the caller")
+            if details.method.startswith("/grpc.health."):
+                return go_on(details)
+            wire = metadata.get(WIRE_KEY, "none")
+            if wire != WIRE:
+                text = f"it has version {WIRE} of messages, and the caller has {wire[:20]}"
+                return refuse(code.FAILED_PRECONDITION, text)
+            if len(metadata.get(CALL_KEY, b"")) != CALL_BYTES:
+                return refuse(code.INVALID_ARGUMENT, "the call has no id")
+            return go_on(details)
+
+    return Guard()
 
 
 class GrpcListener:

@@ -9,7 +9,7 @@ from jaxdist.errors import MissingExtraError
 
 SERVICE = "jaxdist.Transport"
 # Written next to each other: one number for all that both sides must read alike.
-WIRE = "2"
+WIRE = "3"
 
 WIRE_KEY = "jaxdist-wire"
 CALL_KEY = "jaxdist-call-bin"

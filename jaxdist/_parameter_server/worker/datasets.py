@@ -1,18 +1,98 @@
-"""`BatchIterator`: an iterator of a worker, from which closures take batches."""
+"""The datasets of a worker: their elements as arrays, iterators over them, and their errors."""
 
 import itertools
+import os
+import traceback
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
+import numpy as np
 
+from jaxdist._integers import check_all_fit
 from jaxdist._parameter_server.variables.ports import make_zero
-from jaxdist._parameter_server.worker.dataset_errors import make_input_error
-from jaxdist._parameter_server.worker.elements import read_elements
 from jaxdist._parameter_server.worker.worker_index import on_worker
 from jaxdist._typing import PyTree
+from jaxdist._validate import show
 from jaxdist._values import copy_writable_leaves
-from jaxdist.errors import ClosureInputError, OtherProcessError, OutOfRangeError
+from jaxdist.errors import (
+    ArgumentTypeError,
+    ClosureInputError,
+    OtherProcessError,
+    OutOfRangeError,
+    UnknownError,
+)
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def name_dataset(dataset_or_fn: Any) -> str:
+    """Return how errors call a dataset: by the function that makes it, or by its type."""
+    name = getattr(dataset_or_fn, "__name__", None)
+    return f"{name}()" if isinstance(name, str) else f"a {type(dataset_or_fn).__name__}"
+
+
+def make_input_error(
+    worker: int, failed: str, dataset: str, error: BaseException
+) -> ClosureInputError:
+    """Return the error of a function that needs what a dataset could not give.
+
+    Args:
+        worker: The number of the worker.
+        failed: What it could not do.
+        dataset: What `name_dataset` returns.
+        error: What the dataset raised.
+    """
+    # What another process raised has a class and a text already.
+    is_told = isinstance(error, UnknownError)
+    text = str(error) if is_told else f"{type(error).__name__}: {error}"
+    line = "its log has the traceback" if is_told else find_line(error)
+    return ClosureInputError(
+        f"Worker {worker} could not {failed} of {dataset}: {text}"
+        f"{'' if line is None else f' ({line})'}\n\n"
+        "A function needs the value of the worker that runs it.\n\n"
+        "Correct the function that was given to create_per_worker_dataset, and create the "
+        "dataset again.",
+        error,
+    )
+
+
+def find_line(error: BaseException) -> str | None:
+    """Return the last line outside of jaxdist that an error passed; None without such a line."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(_PACKAGE + os.sep):
+            return f"{frame.filename}:{frame.lineno}, in {frame.name}"
+    return None
+
+
+def read_elements(dataset: Iterable[Any]) -> Iterator[PyTree]:
+    """Return the elements of a dataset; numbers in them become arrays of NumPy.
+
+    Raises:
+        ArgumentTypeError: An element holds something that is no number and no array.
+        ArgumentError: It holds integers that JAX would cut off.
+    """
+    return map(_convert, itertools.count(), iter(dataset))
+
+
+def _convert(number: int, element: Any) -> PyTree:
+    arrays = jax.tree.map(_convert_leaf, element)
+    check_all_fit(f"element {number} of a per-worker dataset", "batch", arrays)
+    return arrays
+
+
+def _convert_leaf(leaf: Any) -> Any:
+    if isinstance(getattr(leaf, "dtype", None), np.dtype):
+        return leaf
+    array = np.asarray(leaf)
+    if array.dtype.kind in "OSUMm":
+        raise ArgumentTypeError(
+            f"A per-worker dataset has an element that contains {show(leaf)}.\n\n"
+            "Functions take arrays and numbers from it.\n\n"
+            "Leave it out in dataset_fn, or replace texts by numbers."
+        )
+    return array
 
 
 class BatchIterator:

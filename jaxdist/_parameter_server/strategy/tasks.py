@@ -1,35 +1,79 @@
 """The servers and workers of a strategy: in this process, or as other tasks."""
 
+import logging
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.coordinator import Joining, ServerReport, WorkerLink
+from jaxdist._parameter_server.protocol import Configure, GetStatistics, Hello
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.strategy.cluster import Cluster
-from jaxdist._parameter_server.strategy.links.joining import LocalJoining, RemoteJoining
-from jaxdist._parameter_server.strategy.links.local_link import LocalWorkerLink
-from jaxdist._parameter_server.strategy.links.loss_report import LossReport
-from jaxdist._parameter_server.strategy.links.patient_server import PatientServer
-from jaxdist._parameter_server.strategy.links.reach import wait_for_tasks
-from jaxdist._parameter_server.strategy.links.remote_link import (
+from jaxdist._parameter_server.strategy.joining import LocalJoining, RemoteJoining
+from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
+from jaxdist._parameter_server.strategy.losses import LossReport
+from jaxdist._parameter_server.strategy.patient_server import PatientServer
+from jaxdist._parameter_server.strategy.remote_link import (
     RemoteWorkerLink,
     make_wrong_task_error,
 )
 from jaxdist._parameter_server.transport import Channel, connect
 from jaxdist._parameter_server.variables.servers import Servers
+from jaxdist._parameter_server.worker.devices import find_platform
 from jaxdist._parameter_server.worker.functions import list_names
-from jaxdist._parameter_server.worker.messages import HelloFields
-from jaxdist._parameter_server.worker.platforms import find_platform
 from jaxdist._parameter_server.worker.worker import Worker
+from jaxdist._parameter_server.worker_protocol import HelloWorker
 from jaxdist._processes import get_settings
 from jaxdist._validate import format_lines
 from jaxdist.errors import DeadlineExceededError, WorkerUnavailableError
 
+_LOG = logging.getLogger("jaxdist")
+# A task that imports JAX takes about 3 s.
+_FIRST_REPORT_SECONDS = 5.0
+_NEXT_REPORT_SECONDS = 60.0
 _PAUSE = 0.05
+
+
+def wait_for_tasks(caller: str, channels: Mapping[str, Channel], seconds: float) -> list[str]:
+    """Wait until all tasks answer, and log which of them do not.
+
+    Args:
+        caller: Who waits, for the log.
+        channels: The channel to each task, by what the log calls it: `ps 0 at 10.0.0.1:7000`.
+        seconds: How long to wait at most.
+
+    Returns:
+        The tasks that do not answer.
+    """
+    began, pause = time.monotonic(), _FIRST_REPORT_SECONDS
+    with ThreadPoolExecutor(max(1, len(channels)), "jaxdist-join") as threads:
+        asked = {threads.submit(_is_ready, c, seconds): name for name, c in channels.items()}
+        left: set[Future[bool]] = set(asked)
+        while left:
+            left = wait(left, timeout=pause).not_done
+            if left:
+                names = [name for future, name in asked.items() if future in left]
+                _LOG.warning(
+                    "%s waits for %s since %.0f s, and gives up after %g s (JAXDIST_JOIN_SECONDS).",
+                    caller,
+                    ", ".join(names),
+                    time.monotonic() - began,
+                    seconds,
+                )
+                pause = _NEXT_REPORT_SECONDS
+    return [name for future, name in asked.items() if not future.result()]
+
+
+def _is_ready(channel: Channel, seconds: float) -> bool:
+    try:
+        channel.wait_until_ready(seconds)
+    except DeadlineExceededError:
+        return False
+    return True
 
 
 class Tasks(Protocol):
@@ -136,7 +180,7 @@ class RemoteTasks:
         self._losses = LossReport(self.storage, client, "functions")
         # Functions of workers, and steps that run in this process.
         self._clients = [client]
-        greeting = HelloFields(client=client, servers=list(cluster.ps), max_staleness=max_staleness)
+        greeting = HelloWorker(client, list(cluster.ps), max_staleness)
         storage, losses = self.storage, self._losses
 
         def make_link(index: int, channel: Channel) -> RemoteWorkerLink:
@@ -149,10 +193,10 @@ class RemoteTasks:
         ending = weakref.finalize(self, _close_all, self.storage, channels)
         ending.atexit = False  # pyrefly: ignore[missing-attribute]
         for n, server in enumerate(servers):
-            found = server.hello(client)
-            if found["task"] != f"ps:{n}":
-                raise make_wrong_task_error(cluster.ps[n], f"ps:{n}", found)
-            server.configure(max_staleness)
+            found = server.call(Hello(client))
+            if found.task != f"ps:{n}":
+                raise make_wrong_task_error(cluster.ps[n], f"ps:{n}", found.task)
+            server.call(Configure(max_staleness))
         for link in self.links:
             _greet(link)
 
@@ -229,9 +273,9 @@ def _add_staleness(storage: Servers, clients: Sequence[str] | None) -> dict[int,
     """Return the staleness of the changes of some clients; None means all that there were."""
     staleness: Counter[int] = Counter()
     for link in storage.links:
-        found = link.statistics()
-        of = found["staleness_of"]
-        counts = [found["staleness"]] if clients is None else [of.get(c, {}) for c in clients]
+        found = link.call(GetStatistics())
+        of = found.staleness_of
+        counts = [found.staleness] if clients is None else [of.get(c, {}) for c in clients]
         for one in counts:
-            staleness.update({int(late): count for late, count in one.items()})
+            staleness.update(one)
     return dict(staleness)

@@ -13,21 +13,21 @@ import numpy as np
 from jaxdist._parameter_server.closures.program import ClosureProgram
 from jaxdist._parameter_server.closures.traced import TracedClosure
 from jaxdist._parameter_server.coordinator import IteratorOf
-from jaxdist._parameter_server.strategy.links.loss_report import LossReport
-from jaxdist._parameter_server.strategy.prepare import LeafOf, OwnIndex, Prepared
-from jaxdist._parameter_server.strategy.resources import Made
-from jaxdist._parameter_server.transport import Channel, Message
-from jaxdist._parameter_server.transport.failures import Failure, make_error
+from jaxdist._parameter_server.strategy.losses import LossReport
+from jaxdist._parameter_server.strategy.prepare import LeafOf, Made, OwnIndex, Prepared
+from jaxdist._parameter_server.transport import Channel
+from jaxdist._parameter_server.transport.calls import make_error
+from jaxdist._parameter_server.transport.requests import R, Request, call, make_message, read_reply
 from jaxdist._parameter_server.worker.functions import describe_script, list_names
-from jaxdist._parameter_server.worker.messages import (
-    HelloFields,
-    MakeFields,
-    RunFields,
-    list_variables,
-    make_load,
-    to_fields,
-)
 from jaxdist._parameter_server.worker.structures import describe_tree, make_template
+from jaxdist._parameter_server.worker_protocol import (
+    Answer,
+    Cancel,
+    HelloWorker,
+    Make,
+    Run,
+    WaitForAttempt,
+)
 from jaxdist.errors import (
     ClusterError,
     DeadlineExceededError,
@@ -63,7 +63,7 @@ class RemoteWorkerLink:
         self,
         index: int,
         channel: Channel,
-        greeting: HelloFields,
+        greeting: HelloWorker,
         find_server: Callable[[str], int],
         losses: LossReport,
     ) -> None:
@@ -75,7 +75,7 @@ class RemoteWorkerLink:
         self.platform = ""
         self._loaded: set[str] = set()
         # The closure of each program that the last batches of this worker were for.
-        self._latest: weakref.WeakKeyDictionary[ClosureProgram, tuple[TracedClosure, list[Any]]]
+        self._latest: weakref.WeakKeyDictionary[ClosureProgram, tuple[TracedClosure, Sequence[Any]]]
         self._latest = weakref.WeakKeyDictionary()
         self._to_forget: deque[int] = deque()
 
@@ -96,12 +96,13 @@ class RemoteWorkerLink:
             WorkerUnavailableError: It does not answer.
             ClusterError: Another task answers.
         """
-        fields = self._call(Message("hello", to_fields(self._greeting)), seconds).fields
-        if fields.get("task") != f"worker:{self._index}":
-            raise make_wrong_task_error(self._channel.address, f"worker:{self._index}", fields)
-        self.platform = fields["platform"]
-        if fields["incarnation"] != self._incarnation:
-            self._incarnation = fields["incarnation"]
+        found = self._call(self._greeting, seconds)
+        if found.task != f"worker:{self._index}":
+            address = self._channel.address
+            raise make_wrong_task_error(address, f"worker:{self._index}", found.task)
+        self.platform = found.platform
+        if found.incarnation != self._incarnation:
+            self._incarnation = found.incarnation
             self._loaded.clear()
             self._to_forget.clear()
 
@@ -112,39 +113,35 @@ class RemoteWorkerLink:
         if known is None:
             first = [[describe_tree("A batch", b) for b in own] for own in program.first_batches]
             known = program.first, first
-        references, arrays = self._split_arguments(closure.arguments)
+        references, arguments = self._split_arguments(closure.arguments)
         iterators = [values.of(self._index).number for values in closure.iterators]
         for _ in range(_MOST_SHAPES):
             traced, shapes = known
             if traced.digest not in self._loaded:
                 self._load(traced, shapes)
             self._latest[program] = known
-            fields = RunFields(
-                client=self.client,
-                attempt=next(self._attempts),
-                digest=traced.digest,
-                number=number,
-                fence=fence,
-                done_below=done_below,
-                iterators=iterators,
-                arguments=references,
-                forget=self._take_forgotten(),
-            )
-            reply = self._exchange("run", fields, arrays)
-            state = reply.fields["state"]
-            if state == "done":
-                counted, read = (
-                    {int(n): inc for n, inc in reply.fields[key].items()}
-                    for key in ("counted", "read")
+            answer = self._exchange(
+                Run(
+                    client=self.client,
+                    attempt=next(self._attempts),
+                    digest=traced.digest,
+                    number=number,
+                    fence=fence,
+                    done_below=done_below,
+                    iterators=iterators,
+                    references=references,
+                    arguments=arguments,
+                    forget=self._take_forgotten(),
                 )
-                self._losses.note(number, counted, read)
-                return traced.structure.build(list(reply.arrays))
-            if state == "unknown":
+            )
+            if answer.state == "done":
+                self._losses.note(number, answer.counted, answer.read)
+                return traced.structure.build(answer.results)
+            if answer.state == "unknown":
                 self._loaded.discard(traced.digest)
             else:
-                found = reply.fields["shapes"]
-                templates = [[make_template(b) for b in own] for own in found]
-                known = program.find(templates), found
+                templates = [[make_template(b) for b in own] for own in answer.shapes]
+                known = program.find(templates), answer.shapes
         raise UnsupportedError(
             f"{program.first.name} could not be run on worker {self._index}: its program was sent "
             f"{_MOST_SHAPES} times.\n\nA program is for batches of one shape, and no two batches "
@@ -161,24 +158,23 @@ class RemoteWorkerLink:
 
     def create_resource(self, resource: Any) -> Made:
         """Make a dataset, or an iterator over one."""
-        fields = MakeFields(
+        is_iterator = isinstance(resource, IteratorOf)
+        caller = "ClusterCoordinator.create_per_worker_dataset"
+        request = Make(
             client=self.client,
             attempt=next(self._attempts),
             number=next(self._numbers),
+            functions=() if is_iterator else list_names(caller, resource),
+            script="" if is_iterator else describe_script(),
+            dataset=resource.dataset.number if is_iterator else None,
             forget=self._take_forgotten(),
         )
-        is_iterator = isinstance(resource, IteratorOf)
-        if is_iterator:
-            fields.dataset = resource.dataset.number
-        else:
-            caller = "ClusterCoordinator.create_per_worker_dataset"
-            fields.functions, fields.script = list_names(caller, resource), describe_script()
-        tree = self._exchange("make", fields, ()).fields["tree"]
+        tree = self._exchange(request).tree
         template = None if tree is None else make_template(tree)
         # A dataset is no value here: it stays on the worker.
         value = template if tree is not None else _OnWorker()
-        made = Made(value=None if is_iterator else value, template=template, number=fields.number)
-        weakref.finalize(made, self._to_forget.append, fields.number)
+        made = Made(value=None if is_iterator else value, template=template, number=request.number)
+        weakref.finalize(made, self._to_forget.append, request.number)
         return made
 
     def cancel(self, number: int) -> None:
@@ -190,17 +186,15 @@ class RemoteWorkerLink:
         self._channel.close()
 
     def _cancel(self, number: int) -> None:
-        message = Message("cancel", {"client": self.client, "number": number})
         try:
-            self._channel.call(message, _CANCEL_SECONDS)
+            call(self._channel, Cancel(self.client, number), _CANCEL_SECONDS)
         except JaxdistError as error:
             # Its thread finds out by itself what is wrong with the worker.
             _LOG.debug("Worker %d: %s", self._index, error)
 
     def _load(self, traced: TracedClosure, shapes: Sequence[Any]) -> None:
-        places = {name: self._find_server(name) for name in list_variables(traced)}
-        reply = self._call(make_load(self.client, traced, places, shapes))
-        self._check_state(reply)
+        answer = self._call(traced.make_request(self.client, self._find_server, shapes))
+        self._check_state(answer)
         self._loaded.add(traced.digest)
 
     def _split_arguments(
@@ -226,24 +220,22 @@ class RemoteWorkerLink:
             taken.append(self._to_forget.popleft())
         return taken
 
-    def _exchange(
-        self, method: str, fields: RunFields | MakeFields, arrays: Sequence[np.ndarray]
-    ) -> Message:
+    def _exchange(self, request: Run | Make) -> Answer:
         """Start something on the worker, and wait for its end as long as the worker answers."""
-        message = Message(method, to_fields(fields), tuple(arrays))
+        message = make_message(request.method, request)
         # Results are numbers most often. The worker keeps those that are longer.
         found = self._reach(lambda: self._channel.call_briefly(message))
-        wait = {"client": self.client, "attempt": fields.attempt}
-        reply = self._call(Message("wait", wait)) if found is None else found
-        while reply.fields["state"] == "running":
-            reply = self._call(Message("wait", wait))
-        self._check_state(reply)
-        if reply.fields["state"] == "failed":
-            raise make_error(Failure(*reply.fields["error"]))
-        return reply
+        wait = WaitForAttempt(self.client, request.attempt)
+        answer = self._call(wait) if found is None else read_reply(Answer, found)
+        while answer.state == "running":
+            answer = self._call(wait)
+        self._check_state(answer)
+        if answer.error is not None:
+            raise make_error(answer.error)
+        return answer
 
-    def _check_state(self, reply: Message) -> None:
-        if reply.fields["state"] in ("stranger", "old"):
+    def _check_state(self, answer: Answer) -> None:
+        if answer.state in ("stranger", "old"):
             raise WorkerUnavailableError(
                 f"worker {self._index} at {self._channel.address} was started again, or works for "
                 "another coordinator.\n\nIt has nothing of what this coordinator has sent.\n\n"
@@ -251,12 +243,12 @@ class RemoteWorkerLink:
                 [self._index],
             )
 
-    def _call(self, message: Message, seconds: float | None = None) -> Message:
-        return self._reach(lambda: self._channel.call(message, seconds))
+    def _call(self, request: Request[R], seconds: float | None = None) -> R:
+        return self._reach(lambda: call(self._channel, request, seconds))
 
-    def _reach(self, call: Callable[[], T]) -> T:
+    def _reach(self, send: Callable[[], T]) -> T:
         try:
-            return call()
+            return send()
         except (UnavailableError, DeadlineExceededError) as error:
             raise WorkerUnavailableError(str(error), [self._index]) from error
 
@@ -265,10 +257,10 @@ class _OnWorker:
     """Stands for a dataset on a worker."""
 
 
-def make_wrong_task_error(address: str, wanted: str, fields: Any) -> ClusterError:
+def make_wrong_task_error(address: str, wanted: str, found: Any) -> ClusterError:
     """Return the error for an address at which another task answers."""
     return ClusterError(
-        f"At {address} there is the task {fields.get('task')!r}, and not {wanted!r}.\n\n"
+        f"At {address} there is the task {found!r}, and not {wanted!r}.\n\n"
         "All tasks have the same list of addresses.\n\n"
         "Compare TF_CONFIG, or the cluster resolvers, of this task and of that one."
     )

@@ -1,7 +1,11 @@
-"""Snapshots of a server on disk: each complete or absent, and checked when it is read."""
+"""Snapshots of a server: what they hold, how they are written and read, and when."""
 
 import dataclasses
+import logging
+import threading
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +20,15 @@ from jaxdist._checkpoints import (
     list_steps,
     read_notes_without_orbax,
 )
-from jaxdist._parameter_server.server.counted import CountedClosures
 from jaxdist._parameter_server.server.programs import UpdateProgram
-from jaxdist._parameter_server.server.state import Restore, State, make_incarnation
+from jaxdist._parameter_server.server.state import CountedClosures, Restore, State, make_incarnation
 from jaxdist._parameter_server.server.stored import StoredVariable
 from jaxdist._validate import format_lines
-from jaxdist.errors import CheckpointError, DamagedCheckpointError
+from jaxdist.errors import CheckpointError, DamagedCheckpointError, UnavailableError
 
 _KEEP = 2
 _FORMAT = 2
+_LOG = logging.getLogger("jaxdist")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,3 +209,108 @@ def _make_state(notes: dict[str, Any], arrays: dict[str, Any], path: str) -> Sta
         program = UpdateProgram("VariableServer", row["key"], content, row["num_slots"])
         state.programs[row["key"]] = program
     return state
+
+
+class SnapshotKeeper:
+    """Writes the snapshots of a server in a thread, and on request.
+
+    Args:
+        directory: The folder of the snapshots of all servers of the job.
+        task: The name of the task.
+        seconds: How often.
+        capture: Returns what a snapshot holds; None if the mutations of the state are as given.
+
+    Attributes:
+        state: The state of the newest snapshot, or an empty one.
+        start_from: The number and folder of that snapshot; None if there was none.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        task: str,
+        seconds: float,
+        capture: Callable[[int | None], Captured | None],
+    ) -> None:
+        self._task, self._seconds, self._capture = task, seconds, capture
+        self._snapshots = Snapshots(directory, task)
+        self._lock = threading.Lock()
+        self._is_closed = threading.Event()
+        self._saved: dict[str, Any] = {}
+        self._saved_mutations = 0
+        self._took = 0.0
+        self._failure: str | None = None
+        self.state, self.start_from = State(), None
+        try:
+            newest = self._snapshots.find_newest()
+            if newest is not None:
+                self.state = self._snapshots.load(newest)
+                self.start_from = {
+                    "step": newest,
+                    "folder": str(self._snapshots.folder),
+                    "applied": self.state.applied,
+                }
+        except BaseException:
+            self._snapshots.close()
+            raise
+        self._thread = threading.Thread(
+            target=self._run, name=f"jaxdist-snapshots-{task}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        # The first change would otherwise wait for it, and the server should answer soon.
+        for program in list(self.state.programs.values()):
+            program.compile()
+        while not self._is_closed.wait(self._find_pause()):
+            try:
+                self.save(only_if_changed=True)
+            except (CheckpointError, UnavailableError) as error:
+                _LOG.error("A snapshot of %s is missing: %s", self._task, error)
+
+    def _find_pause(self) -> float:
+        """Return how long to wait, so that the newest snapshot is never older than one period.
+
+        A snapshot has the values of when it was begun, and counts when it is complete. One that
+        takes longer than the period leaves as much time to the disk as it took.
+        """
+        return max(self._seconds - 2 * self._took, min(self._took, self._seconds))
+
+    def save(self, *, only_if_changed: bool = False) -> dict[str, Any]:
+        """Write a snapshot, and return its number and how many requests it has.
+
+        Raises:
+            CheckpointError: It cannot be written.
+        """
+        with self._lock:
+            began = time.monotonic()
+            captured = self._capture(self._saved_mutations if only_if_changed else None)
+            if captured is None:
+                return self._saved
+            try:
+                step = self._snapshots.save(captured)
+            except CheckpointError as error:
+                self._failure = str(error)
+                raise
+            self._saved_mutations, self._failure = captured.mutations, None
+            self._took = time.monotonic() - began
+            self._saved = {"step": step, "applied": captured.notes["applied"]}
+            return self._saved
+
+    def describe(self) -> dict[str, Any]:
+        """Return the last snapshot of this incarnation, and why a later one failed."""
+        return {"saved": self._saved, "failure": self._failure}
+
+    def close(self) -> None:
+        """Write a last snapshot if something changed, and release the folder."""
+        if self._is_closed.is_set():
+            return
+        self._is_closed.set()
+        self._thread.join()
+        try:
+            self.save(only_if_changed=True)
+        finally:
+            self._snapshots.close()

@@ -1,14 +1,17 @@
-"""Workers that join while a training runs: in this process, or as other tasks."""
+"""Workers that join while a training runs: in this process, or as other tasks; and their end."""
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
-from jaxdist._parameter_server.coordinator import WorkerLink
-from jaxdist._parameter_server.strategy.links.ending import ENDINGS
-from jaxdist._parameter_server.strategy.links.local_link import LocalWorkerLink
-from jaxdist._parameter_server.strategy.links.remote_link import RemoteWorkerLink
-from jaxdist._parameter_server.transport import Channel, Message, connect
+from jaxdist._parameter_server.coordinator import WorkerLink, call_at_exit
+from jaxdist._parameter_server.protocol import Hello, ListAnnounced
+from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
+from jaxdist._parameter_server.strategy.remote_link import RemoteWorkerLink
+from jaxdist._parameter_server.transport import Channel, connect
+from jaxdist._parameter_server.transport.requests import call
+from jaxdist._parameter_server.worker_protocol import End
 from jaxdist._processes import get_settings
 from jaxdist._validate import show
 from jaxdist.errors import (
@@ -22,11 +25,62 @@ from jaxdist.errors import (
 )
 
 _LOG = logging.getLogger("jaxdist")
+_CALL_SECONDS = 5.0
 _ADD = "ClusterCoordinator.add_worker"
 _ASK_SECONDS = 5.0
 _GONE = (DeadlineExceededError, UnavailableError, WorkerUnavailableError)
-# A worker that is told no servers only says who it is, as servers do.
-_WHO_IS_THERE = {"client": ""}
+
+
+class Endings:
+    """The workers that this process tells of its end.
+
+    A strategy may be deleted long before the process ends, and another one made that the same
+    workers take part in. So they are told when the process ends, over connections of their own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._clients: dict[str, str] = {}
+
+    def note(self, address: str, client: str) -> None:
+        """Note that a worker has announced itself.
+
+        Args:
+            address: Where it is.
+            client: The id of the coordinator's run that it works for now.
+        """
+        with self._lock:
+            self._clients[address] = client
+
+    def tell(self) -> None:
+        """Tell the workers at once; wait up to 5 s for those that do not answer."""
+        with self._lock:
+            found = dict(self._clients)
+            self._clients.clear()
+        threads = [
+            threading.Thread(target=_tell_end, args=pair, name="jaxdist-ending", daemon=True)
+            for pair in found.items()
+        ]
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + _CALL_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+
+def _tell_end(address: str, client: str) -> None:
+    channel = connect(address, layer="grpc", name=f"the worker at {address}")
+    try:
+        call(channel, End(client), _CALL_SECONDS)
+    except JaxdistError as error:
+        # It has ended already, or works for another coordinator.
+        _LOG.debug("The worker at %s was not told that the training has ended: %s", address, error)
+    finally:
+        channel.close()
+
+
+ENDINGS = Endings()
+call_at_exit(ENDINGS.tell)
 
 
 class LocalJoining:
@@ -117,14 +171,13 @@ class RemoteJoining:
     def find_new(self) -> Sequence[WorkerLink]:
         """Return the connections to workers that have announced themselves since the last call."""
         try:
-            reply = self._server.call(Message("list_announced", {}), _ASK_SECONDS)
+            reply = call(self._server, ListAnnounced(), _ASK_SECONDS)
         except JaxdistError as error:
             # Whoever needs the server says what is wrong with it.
             _LOG.debug("ps 0 was not asked for new workers: %s", error)
             return ()
         found = []
-        for text, address in reply.fields["workers"].items():
-            index = int(text)
+        for index, address in reply.workers.items():
             if (index, address) in self._answered:
                 continue
             try:
@@ -152,8 +205,8 @@ class RemoteJoining:
         channel = connect(address, layer="grpc", name=f"the worker at {address}")
         try:
             channel.wait_until_ready(seconds)
-            task = channel.call(Message("hello", _WHO_IS_THERE)).fields.get("task")
-            index = _read_index(address, task)
+            # A worker that is told no servers only says who it is, as servers do.
+            index = _read_index(address, call(channel, Hello()).task)
             with self._lock:
                 for link in self._links:
                     if link.index == index:
@@ -184,8 +237,8 @@ class RemoteJoining:
             )
 
 
-def _read_index(address: str, task: object) -> int:
-    job, _, number = str(task).partition(":")
+def _read_index(address: str, task: str) -> int:
+    job, _, number = task.partition(":")
     if job != "worker" or not number.isdecimal():
         raise ClusterError(
             f"At {address} there is the task {task!r}.\n\nOnly a worker can join a training.\n\n"

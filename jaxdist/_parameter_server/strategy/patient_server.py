@@ -3,20 +3,26 @@
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
+import msgspec
 
-from jaxdist._parameter_server.coordinator import read_wait_settings
-from jaxdist._parameter_server.server import TOO_STALE, Change, Changed
-from jaxdist._parameter_server.strategy.links.own_changes import OwnChanges
+from jaxdist._parameter_server.coordinator import Backoff, first_line, read_wait_settings
+from jaxdist._parameter_server.protocol import ChangeVariables, Hello, Release, ServerInfo
+from jaxdist._parameter_server.server import TOO_STALE
+from jaxdist._parameter_server.strategy.losses import OwnChanges
 from jaxdist._parameter_server.transport import Channel, Message
+from jaxdist._parameter_server.transport.requests import (
+    R,
+    Request,
+    get_reply_kind,
+    make_message,
+    read_reply,
+)
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist.errors import DeadlineExceededError, JaxdistError, PSUnavailableError
 
 _LOG = logging.getLogger("jaxdist")
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
 _HELLO_SECONDS = 5.0
 
 
@@ -42,45 +48,38 @@ class PatientServer(RemoteServer):
         self._compared = ""
         self._is_closed = threading.Event()
 
-    def change(
-        self,
-        changes: Sequence[Change],
-        *,
-        client: str = "",
-        closure: int | None = None,
-        done_below: int = 0,
-        incarnation: str | None = None,
-        read: Sequence[str] = (),
-        known: Mapping[str, int] | None = None,
-    ) -> Changed:
-        """Apply changes once."""
-        is_own, number = closure is None or client in self._watched, None
-        if closure is None:
-            client, number = self._own.client, self._own.begin()
-            closure, done_below = number, self._own.below
-        try:
-            found = super().change(
-                changes,
-                client=client,
-                closure=closure,
-                done_below=done_below,
-                incarnation=incarnation,
-                read=read,
-                known=known,
-            )
-            if is_own and found.status != TOO_STALE:
-                names = [c.name for c in changes]
-                self._own.note(client, closure, found.incarnation, names)
-                self._compare(found.incarnation)
-            return found
-        finally:
-            if number is not None:
-                self._own.end(number)
+    def call(self, request: Request[R]) -> R:
+        """Return the reply to a request. Changes count once.
 
-    def release(self, client: str, closure: int) -> bool:
-        """Remove the reads of a closure. A server that was started again has none."""
-        fields = {"client": client, "closure": closure}
-        return bool(super()._call("release", fields).fields["was_registered"])
+        Raises:
+            PSUnavailableError: The server does not answer for `JAXDIST_SERVER_SECONDS`.
+            DeadlineExceededError: It answers too late each time.
+            JaxdistError: What the server raised.
+        """
+        if isinstance(request, Release):
+            # A server that was started again has nothing to release.
+            message = make_message(request.method, request)
+            return read_reply(get_reply_kind(type(request)), super()._exchange(message))
+        if not isinstance(request, ChangeVariables):
+            return super().call(request)
+        if request.closure is not None:
+            return self._change(request, is_own=request.client in self._watched)
+        number = self._own.begin()
+        request = msgspec.structs.replace(
+            request, client=self._own.client, closure=number, done_below=self._own.below
+        )
+        try:
+            return self._change(request, is_own=True)
+        finally:
+            self._own.end(number)
+
+    def _change(self, request: ChangeVariables, *, is_own: bool) -> Any:
+        found = super().call(request)
+        if is_own and request.closure is not None and found.status != TOO_STALE:
+            names = [change.name for change in request.changes]
+            self._own.note(request.client, request.closure, found.incarnation, names)
+            self._compare(found.incarnation)
+        return found
 
     def watch(self, client: str) -> None:
         """Treat the closures of a client as changes of the caller itself: they run in its process.
@@ -97,7 +96,7 @@ class PatientServer(RemoteServer):
             PSUnavailableError: The server was started again, and does not answer any more.
         """
         while self.incarnation != self._compared:
-            self.hello()
+            self.call(Hello())
         return self._own.lost
 
     def close(self) -> None:
@@ -105,27 +104,21 @@ class PatientServer(RemoteServer):
         self._is_closed.set()
         super().close()
 
-    def _call(
-        self,
-        method: str,
-        fields: dict[str, Any],
-        arrays: Sequence[np.ndarray] = (),
-        seconds: float | None = None,
-    ) -> Message:
-        began, pause = time.monotonic(), _FIRST_PAUSE
+    def _exchange(self, message: Message, seconds: float | None = None) -> Message:
+        began, backoff = time.monotonic(), Backoff()
         limit = read_wait_settings().server_seconds
         tries = 0
         while True:
             try:
-                reply = super()._call(method, fields, arrays, seconds)
+                reply = super()._exchange(message, seconds)
             except (PSUnavailableError, DeadlineExceededError) as error:
                 tries, waited = tries + 1, time.monotonic() - began
-                if waited >= limit or self._is_closed.wait(min(pause, limit - waited)):
-                    raise self._make_last(error, method, tries, waited, limit) from error
+                pause = min(backoff.find_next(), limit - waited)
+                if waited >= limit or self._is_closed.wait(pause):
+                    raise self._make_last(error, message.method, tries, waited, limit) from error
             else:
                 self._compare(self.incarnation)
                 return reply
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _compare(self, incarnation: str) -> None:
         """Find what a server has lost, if it was started again."""
@@ -140,8 +133,9 @@ class PatientServer(RemoteServer):
             # It is gone again. The call has its reply; the next one asks.
             _LOG.info("What ps %d has lost is not known yet: %s", self._index, error)
 
-    def _ask(self, client: str) -> Mapping[str, Any]:
-        return super()._call("hello", {"client": client}, seconds=_HELLO_SECONDS).fields
+    def _ask(self, client: str) -> ServerInfo:
+        message = make_message(Hello.method, Hello(client))
+        return read_reply(ServerInfo, super()._exchange(message, _HELLO_SECONDS))
 
     def _make_last(
         self,
@@ -157,9 +151,8 @@ class PatientServer(RemoteServer):
             else PSUnavailableError
         )
         times = "once" if tries == 1 else f"{tries} times"
-        first = str(error).partition("\n")[0]
         return kind(
-            f"{first}\n\n{method!r} was tried {times}, for {waited:.1f} s. "
+            f"{first_line(error)}\n\n{method!r} was tried {times}, for {waited:.1f} s. "
             f"A call of a server waits {limit:g} s (JAXDIST_SERVER_SECONDS) for it to return.\n\n"
             "Start the server again: it then serves from its snapshot. Set "
             f"JAXDIST_SERVER_SECONDS={2 * limit:g} to wait longer.",

@@ -4,13 +4,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxdist._parameter_server.coordinator import IteratorOf, on_worker
-from jaxdist._parameter_server.strategy.prepare import Prepared
-from jaxdist._parameter_server.strategy.resources import Made
-from jaxdist._parameter_server.worker.dataset_errors import name_dataset
-from jaxdist._parameter_server.worker.iterators import BatchIterator, put_back
-from jaxdist._parameter_server.worker.requests import Request
+from jaxdist._parameter_server.strategy.prepare import Made, Prepared
+from jaxdist._parameter_server.worker.datasets import BatchIterator, name_dataset, put_back
 from jaxdist._parameter_server.worker.structures import list_leaves
-from jaxdist._parameter_server.worker.worker import Worker
+from jaxdist._parameter_server.worker.worker import ClosureRun, Worker
 from jaxdist.errors import DeadlineExceededError, PSUnavailableError
 
 Note = Callable[[int, Mapping[int, str], Mapping[int, str]], None]
@@ -52,7 +49,7 @@ class LocalWorkerLink:
             traced = closure.program.find(taken)
             leaves = dict(list_leaves(taken))
             arguments = closure.find_arguments(self._index)
-            request = Request(traced, arguments, leaves, number, fence, done_below, self._client)
+            request = ClosureRun(traced, arguments, leaves, number, fence, done_below, self._client)
             finished = self._worker.run(request)
         except (PSUnavailableError, DeadlineExceededError):
             # The closure runs again.

@@ -1,0 +1,238 @@
+"""The requests to workers, and their answers; and closures, as workers get them."""
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from jaxdist._parameter_server.transport.calls import Failure
+from jaxdist._parameter_server.transport.requests import Array, Reply, Request
+
+
+class Source(enum.Enum):
+    """Where an input of a closure's program comes from."""
+
+    VARIABLE = "variable"  # the value of a variable on the servers
+    ARGUMENT = "argument"  # an array that was passed when the closure was scheduled
+    BATCH = "batch"  # a leaf of a batch of a per-worker dataset
+    ROWS = "rows"  # rows of a variable, whose numbers `Lookup` computes
+    NUMBER = "number"  # the number of the closure
+
+
+class Input(msgspec.Struct, frozen=True, array_like=True):
+    """One input of the program of a closure.
+
+    Args:
+        source: Where it comes from.
+        name: The name of the variable on the servers; else empty.
+        index: The number of the argument; of a batch: its iterator, which batch, which leaf; of
+            rows: which result of the lookup.
+    """
+
+    source: Source
+    name: str = ""
+    index: tuple[int, ...] = ()
+
+
+class Update(msgspec.Struct, frozen=True, array_like=True):
+    """One change that a closure sends, by the numbers of the program's results.
+
+    Args:
+        op: The operation of the server.
+        name: The name of the variable on the servers.
+        operands: The results that are its operands.
+        count: The result that tells how often the closure made the change; None if always once.
+        is_once: Whether more than once is an error, and not only a later value.
+        what: What it is called in messages.
+    """
+
+    op: str
+    name: str
+    operands: tuple[int, ...]
+    count: int | None = None
+    is_once: bool = False
+    what: str = ""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """Which rows of a table one shard has.
+
+    Args:
+        table: The name of the table.
+        start: The number of the shard's first row in the table.
+        rows: How many rows the shard has.
+        total: How many rows the table has.
+    """
+
+    table: str
+    start: int
+    rows: int
+    total: int
+
+
+class WorkerInfo(Reply, frozen=True):
+    """Who a worker is.
+
+    Args:
+        task: The name of the task, such as `worker:0`.
+        incarnation: The id of this start: another one has nothing of what was sent before.
+        platform: Its platform, as `jax.export` names it.
+    """
+
+    task: str
+    incarnation: str = ""
+    platform: str = ""
+
+
+class HelloWorker(Request[WorkerInfo], frozen=True):
+    """Greets a worker, which works for this coordinator from then on.
+
+    Args:
+        client: The id of the coordinator's run; "" from one that only asks who is there.
+        servers: The addresses of the parameter servers; None if the coordinator takes the task for
+            one of them. It then says only its name.
+        max_staleness: Their bound.
+    """
+
+    method = "hello"
+
+    client: str = ""
+    servers: Sequence[str] | None = None
+    max_staleness: int | None = None
+
+
+class Answer(Reply, frozen=True, kw_only=True):
+    """What has become of a request to a worker.
+
+    Args:
+        state: `done`; `running`: ask again with `WaitForAttempt`; `failed`: see `error`; `stranger`
+            or `old`: the worker works for another coordinator, or was asked for something else
+            since; `unknown`: it does not have the closure; `shapes`: the closure is for other
+            batches.
+        counted: The servers that have counted the closure, by number, with their incarnation.
+        read: The servers that it only reads, likewise.
+        shapes: The shapes of the batches, as `describe_tree` describes them.
+        tree: What was made, likewise; None for a dataset.
+        error: What was raised.
+        results: The results of the closure.
+    """
+
+    state: str
+    counted: Mapping[int, str] = {}
+    read: Mapping[int, str] = {}
+    shapes: Sequence[Any] = ()
+    tree: Any = None
+    error: Failure | None = None
+    results: Sequence[Array] = ()
+
+
+class Load(Request[Answer], frozen=True, kw_only=True):
+    """Brings a closure to a worker. What it returns is known to the client only.
+
+    Args:
+        client: Whose closure it is.
+        name: As in `TracedClosure`, and so are those that are not named here.
+        program: The program, and `lookup_program` that of the lookup.
+        lookup: The inputs of the lookup.
+        places: The number of the server of each variable.
+        shapes: The batches that it takes, by iterator, as `describe_tree` describes them.
+    """
+
+    method = "load"
+
+    client: str
+    name: str
+    digest: str
+    program: Array
+    inputs: tuple[Input, ...]
+    updates: tuple[Update, ...]
+    num_results: int
+    batches: tuple[int, ...]
+    lookup: tuple[Input, ...] = ()
+    lookup_program: Array | None = None
+    places: Mapping[str, int]
+    shapes: Sequence[Any]
+    parts: Mapping[str, Part] = {}
+
+
+class Run(Request[Answer], frozen=True, kw_only=True):
+    """Runs a closure.
+
+    Args:
+        client: Who has numbered it.
+        attempt: The number of this message among those of the client to this worker. A message that
+            comes twice runs nothing.
+        digest: Which closure.
+        number: Its number.
+        fence: Values that were kept from before it are read again.
+        done_below: Closures with lower numbers are finished.
+        iterators: The iterators that it takes batches from.
+        references: For each argument None for the next one of `arguments`, or the id of a value of
+            this worker and the number of its leaf.
+        arguments: The arrays that are sent.
+        forget: Values that nobody needs any more.
+    """
+
+    method = "run"
+
+    client: str
+    attempt: int
+    digest: str
+    number: int
+    fence: int
+    done_below: int
+    iterators: Sequence[int]
+    references: Sequence[tuple[int, int] | None]
+    arguments: Sequence[Array]
+    forget: Sequence[int] = ()
+
+
+class Make(Request[Answer], frozen=True, kw_only=True):
+    """Makes a dataset, or an iterator over one.
+
+    Args:
+        client: For whom.
+        attempt: As in `Run`.
+        number: What it is called from now on.
+        functions: The names of a dataset function, as `module:qualname`.
+        script: The script of the client, for a function of `__main__`.
+        dataset: The number of the dataset to iterate over, if there is no function.
+        forget: Values that nobody needs any more.
+    """
+
+    method = "make"
+
+    client: str
+    attempt: int
+    number: int
+    functions: Sequence[str] = ()
+    script: str = ""
+    dataset: int | None = None
+    forget: Sequence[int] = ()
+
+
+class WaitForAttempt(Request[Answer], frozen=True):
+    """Asks for the answer to an attempt that was started before."""
+
+    method = "wait"
+
+    client: str
+    attempt: int
+
+
+class Cancel(Request[Answer], frozen=True):
+    """Asks the worker not to run a closure, if it has not begun."""
+
+    method = "cancel"
+
+    client: str
+    number: int
+
+
+class End(Request[Answer], frozen=True):
+    """Says that the process of the coordinator ends."""
+
+    method = "end"
+
+    client: str
