@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jaxdist._program.arguments.options import check_options as check_options
     from jaxdist._program.arguments.retrace import Compilation as Compilation
     from jaxdist._program.compile.program import Program as Program
-    from jaxdist._program.compile.saved import check_path as check_path
+    from jaxdist._program.compile.saving import check_path as check_path
     from jaxdist._program.compile.without_device import check_can_be_saved as check_can_be_saved
     from jaxdist._program.functions.bound_variables import BatchLeaf as BatchLeaf
     from jaxdist._program.functions.function import Function as Function
@@ -52,19 +52,19 @@ if TYPE_CHECKING:
     from jaxdist._program.logical.placed_work import PlacedWork as PlacedWork
     from jaxdist._program.nnx.closures import find_closure_values as find_closure_values
     from jaxdist._program.nnx.graph import is_same_but_for_states as is_same_but_for_states
-    from jaxdist._program.op_by_op.eagerly import EAGERLY as EAGERLY
-    from jaxdist._program.op_by_op.eagerly import run_eagerly as run_eagerly
-    from jaxdist._program.op_by_op.eagerly import steps_run_eagerly as steps_run_eagerly
+    from jaxdist._program.op_by_op import EAGERLY as EAGERLY
+    from jaxdist._program.op_by_op import run_eagerly as run_eagerly
+    from jaxdist._program.op_by_op import steps_run_eagerly as steps_run_eagerly
     from jaxdist._program.proof.dependence import Dependence as Dependence
     from jaxdist._program.proof.dependence import DependenceAnalysis as DependenceAnalysis
     from jaxdist._program.proof.dependence import growth as growth
     from jaxdist._program.proof.replication import ReplicationAnalysis as ReplicationAnalysis
     from jaxdist._program.proof.replication import TracedCollective as TracedCollective
-    from jaxdist._program.report.compiled_program import CompiledProgram as CompiledProgram
-    from jaxdist._program.report.explanation import Explanation as Explanation
-    from jaxdist._program.report.group_cost import find_spread as find_spread
-    from jaxdist._program.report.group_cost import predict_seconds as predict_seconds
-    from jaxdist._program.report.matching import CompiledRow as CompiledRow
+    from jaxdist._program.report import CompiledProgram as CompiledProgram
+    from jaxdist._program.report import CompiledRow as CompiledRow
+    from jaxdist._program.report import Explanation as Explanation
+    from jaxdist._program.report import find_spread as find_spread
+    from jaxdist._program.report import predict_seconds as predict_seconds
     from jaxdist._program.run.runner import Runner as Runner
     from jaxdist._program.run.same_arguments import LaterCalls as LaterCalls
     from jaxdist._program.state.carried import find_carried_arguments as find_carried_arguments

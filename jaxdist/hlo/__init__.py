@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from jaxdist.hlo._repeated import repeated_gathers as repeated_gathers
     from jaxdist.hlo._schedule import Schedule as Schedule
     from jaxdist.hlo._schedule import schedule as schedule
-    from jaxdist.hlo._text import end_sources_at as end_sources_at
     from jaxdist.hlo._text import num_participants as num_participants
     from jaxdist.hlo._work import Work as Work
     from jaxdist.hlo._work import work as work

@@ -7,12 +7,13 @@ from jaxdist._late import open_late as _open_late
 if TYPE_CHECKING:
     from jaxdist.jobs._config.load import LoadedConfig as LoadedConfig
     from jaxdist.jobs._config.load import load_config as load_config
+    from jaxdist.jobs._names import list_tasks as list_tasks
+    from jaxdist.jobs._names import versions as versions
     from jaxdist.jobs._partitions import PARTITIONS as PARTITIONS
     from jaxdist.jobs._plan import plan_job as plan_job
     from jaxdist.jobs._plan import sweep_job as sweep_job
     from jaxdist.jobs._run.finished import finished_line as finished_line
     from jaxdist.jobs._run.finished import finished_run as finished_run
-    from jaxdist.jobs._run.metrics import versions as versions
     from jaxdist.jobs._run.report import TrainingReport as TrainingReport
     from jaxdist.jobs._run.train import train as train
     from jaxdist.jobs._strategy.build import count_cpu_devices as count_cpu_devices

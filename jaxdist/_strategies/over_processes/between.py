@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxdist._checkpoints import keep_states, save_after
+from jaxdist import _checkpoints
 from jaxdist._compat import is_ready
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._processes import CallOfAll, Waiter, at_leaving, get_settings
@@ -71,13 +71,13 @@ class BetweenProcesses:
         self._later.add(name, args, kwargs, self._layout)
         own = self._limits.get(fn) if self._limits else None
         seconds = own if seconds is None else seconds if own is None else min(own, seconds)
-        keep_states()
+        _checkpoints.keep_states()
         try:
             with Waiter(shown, shown, seconds, self._steps) as waiter:
                 result = call(*args, **kwargs) if kwargs else call(*args)
                 self._wait(waiter, result, seconds)
         except OtherProcessError as error:
-            save_after(error)
+            _checkpoints.save_after(error)
             raise
         return result
 
@@ -103,7 +103,7 @@ class BetweenProcesses:
                 result = call()
                 self._wait(waiter, result, seconds)
         except OtherProcessError as error:
-            save_after(error)
+            _checkpoints.save_after(error)
             raise
         return result
 
