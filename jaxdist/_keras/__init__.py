@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jaxdist._keras.models import is_call_on_batch as is_call_on_batch
     from jaxdist._keras.models import name_of as name_of
     from jaxdist._keras.on_import import change_keras as change_keras
+    from jaxdist._keras.patch import install as install
     from jaxdist._keras.rows import OnlyReplica as OnlyReplica
     from jaxdist._keras.rows import Rows as Rows
     from jaxdist._keras.rows import use_rows as use_rows
