@@ -32,7 +32,8 @@ def open_late(room: str) -> None:
 
     def read(name: str) -> Any:
         if name == "__all__":
-            return [n for n in list_names() if not n.startswith("_")]
+            list_names()
+            return sorted(n for n in names if not n.startswith("_"))
         # Python and other programs look for many names with two underscores.
         if not name.startswith("__"):
             if name not in names:
@@ -40,7 +41,7 @@ def open_late(room: str) -> None:
             if name in names:
                 value = has[name] = _import(room, *names[name])
                 return value
-            if importlib.util.find_spec(f"{room}.{name}") is not None:
+            if "__path__" in has and importlib.util.find_spec(f"{room}.{name}") is not None:
                 return importlib.import_module(f"{room}.{name}")
         raise AttributeError(f"module {room!r} has no attribute {name!r}", name=name, obj=module)
 

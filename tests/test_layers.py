@@ -147,7 +147,7 @@ def _imports(source: str) -> list[tuple[str, bool]]:
     return list(_read_imports(source))
 
 
-def _late_block(tree: ast.Module) -> list[ast.stmt]:
+def late_block(tree: ast.Module) -> list[ast.stmt]:
     """The block of names that `_late` imports when they are read; [] if a module has none."""
     if not any(ast.unparse(node) == "_open_late(__name__)" for node in tree.body):
         return []
@@ -157,7 +157,7 @@ def _late_block(tree: ast.Module) -> list[ast.stmt]:
 
 def _read_imports(source: str) -> Iterator[tuple[str, bool]]:
     tree = ast.parse(source)
-    top = {id(node) for node in (*tree.body, *_late_block(tree))}
+    top = {id(node) for node in (*tree.body, *late_block(tree))}
     for node in ast.walk(tree):
         inner = id(node) not in top
         if isinstance(node, ast.Import):
