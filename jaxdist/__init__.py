@@ -7,9 +7,6 @@ from jaxdist._late import open_late as _open_late
 from jaxdist._not_there import explain_missing as _explain_missing
 
 if TYPE_CHECKING:
-    from jaxdist import _keras as _keras
-    from jaxdist import _keras_servers as _keras_servers
-    from jaxdist import _planning as _planning
     from jaxdist import cluster_resolver as cluster_resolver
     from jaxdist import compat as compat
     from jaxdist import config as config

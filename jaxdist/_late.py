@@ -33,7 +33,7 @@ def open_late(room: str) -> None:
     def read(name: str) -> Any:
         if name == "__all__":
             list_names()
-            return sorted(n for n in names if not n.startswith("_"))
+            return [n for n in names if not n.startswith("_")]
         # Python and other programs look for many names with two underscores.
         if not name.startswith("__"):
             if name not in names:

@@ -16,6 +16,10 @@ from flax import nnx
 
 import jaxdist
 
+# As for all other examples.
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+
 
 def _list_callables() -> list[tuple[types.ModuleType, str]]:
     modules = [jaxdist, jaxdist.compat.v1, jaxdist.config, jaxdist.contrib, jaxdist.coordinator]
@@ -38,7 +42,9 @@ def _run_example(module: types.ModuleType, name: str) -> str:
     names |= {n: getattr(jaxdist, n) for n in ("fit", "partition", "training") if n in used}
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     runner = doctest.DocTestRunner(optionflags=flags, verbose=False)
-    test = doctest.DocTestParser().get_doctest(text, {**names, **libraries}, name, None, None)
+    own = vars(sys.modules[value.__module__])
+    space = {**own, **names, **libraries}
+    test = doctest.DocTestParser().get_doctest(text, space, name, None, None)
     shown = io.StringIO()
     runner.run(test, out=shown.write)
     return shown.getvalue()

@@ -21,7 +21,7 @@ def add_train(
         "train",
         parents=[shared],
         allow_abbrev=False,
-        help=f"train a task: {', '.join(jobs.list_tasks())}",
+        help=f"train a task: {', '.join(jobs.TASK_NAMES)}",
         description=(
             "Train the task that the configuration names, on all accelerators or on virtual CPU "
             "devices. A second run resumes from the newest checkpoint."

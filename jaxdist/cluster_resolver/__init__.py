@@ -30,11 +30,11 @@ if TYPE_CHECKING:
         TFConfigClusterResolver as TFConfigClusterResolver,
     )
     from jaxdist.cluster_resolver._tpu import TPUClusterResolver as TPUClusterResolver
-    from jaxdist.cluster_resolver._union import UnionClusterResolver as UnionClusterResolver
     from jaxdist.cluster_resolver._union import UnionResolver as UnionResolver
 
-_open_late(__name__)
-# isort: split
-# The second name of one class comes second: tables and errors take the first one.
+    # isort: split
+    # The second name of one class comes second: tables and errors take the first one.
+    from jaxdist.cluster_resolver._union import UnionClusterResolver as UnionClusterResolver
 
+_open_late(__name__)
 _explain_missing(__name__)

@@ -7,7 +7,7 @@ from jaxdist._late import open_late as _open_late
 if TYPE_CHECKING:
     from jaxdist.jobs._config.load import LoadedConfig as LoadedConfig
     from jaxdist.jobs._config.load import load_config as load_config
-    from jaxdist.jobs._names import list_tasks as list_tasks
+    from jaxdist.jobs._names import TASK_NAMES as TASK_NAMES
     from jaxdist.jobs._names import versions as versions
     from jaxdist.jobs._partitions import PARTITIONS as PARTITIONS
     from jaxdist.jobs._plan import plan_job as plan_job

@@ -6,6 +6,9 @@ import platform
 from pathlib import Path
 
 _PACKAGES = ("jaxdist", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+_FOLDERS = pkgutil.iter_modules([str(Path(__file__).parent)])
+# See Note [How tasks are found].
+TASK_NAMES = tuple(sorted(m.name for m in _FOLDERS if m.ispkg and not m.name.startswith("_")))
 
 
 def versions() -> dict[str, str]:
@@ -20,9 +23,3 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = "from source" if name == "jaxdist" else "not installed"
     return found
-
-
-def list_tasks() -> list[str]:
-    """Return the names of the tasks; see Note [How tasks are found]."""
-    found = pkgutil.iter_modules([str(Path(__file__).parent)])
-    return sorted(m.name for m in found if m.ispkg and not m.name.startswith("_"))

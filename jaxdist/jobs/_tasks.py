@@ -13,7 +13,7 @@ from jaxdist.errors import ConfigError
 from jaxdist.jobs._config.load import LoadedConfig, load_config
 from jaxdist.jobs._config.schema import JobConfig, check_config
 from jaxdist.jobs._config.sources import check_sources, find_lines, find_nearest, read_text
-from jaxdist.jobs._names import list_tasks
+from jaxdist.jobs._names import TASK_NAMES
 from jaxdist.jobs._strategy.checks import check_strategy_entries
 from jaxdist.jobs._task import Task
 
@@ -25,9 +25,7 @@ from jaxdist.jobs._task import Task
 
 def _find_tasks() -> Mapping[str, type[Task[Any]]]:
     package = __name__.rpartition(".")[0]
-    return MappingProxyType(
-        {n: importlib.import_module(f"{package}.{n}").TASK for n in list_tasks()}
-    )
+    return MappingProxyType({n: importlib.import_module(f"{package}.{n}").TASK for n in TASK_NAMES})
 
 
 _DEFAULT = "digits"

@@ -89,7 +89,7 @@ def public_callables() -> dict[str, Callable[..., Any]]:
     named: list[tuple[str, Any]] = [
         (f"{module.__name__}.{name}", value)
         for module in _modules()
-        for name in dir(module)
+        for name in getattr(module, "__all__", vars(module))
         if not name.startswith("_")
         and callable(value := getattr(module, name))
         and not isinstance(value, ModuleType)
