@@ -156,8 +156,9 @@ def _names_for_doctests(doctest_namespace: dict[str, object]) -> None:
 
     public = {
         name: value
-        for name, value in vars(jaxdist).items()
-        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+        for name in dir(jaxdist)
+        if not name.startswith("_")
+        and not isinstance(value := getattr(jaxdist, name), types.ModuleType)
     }
     libraries = {"np": np, "jax": jax, "jnp": jnp, "optax": optax, "nnx": nnx, "jaxdist": jaxdist}
     rooms = {name: getattr(jaxdist, name) for name in ("fit", "partition", "training")}

@@ -8,7 +8,7 @@ Importing one (`import jaxdist.keras`, `from jaxdist import keras`) raises
 import sys
 from collections.abc import Mapping
 from importlib.abc import MetaPathFinder
-from typing import Any, NoReturn
+from typing import Any
 
 from jaxdist.errors import MissingModuleError, MissingNameError
 
@@ -185,12 +185,16 @@ MISSING_MEMBERS: dict[str, dict[str, str]] = {
 def explain_missing(module: str) -> None:
     """Give a module a `__getattr__` that explains its missing documented names."""
     table = MISSING[module]
+    has = vars(sys.modules[module])
+    read_late = has.get("__getattr__")
 
-    def read(name: str) -> NoReturn:
-        raise _make_error(module, name, table, None)
+    def read(name: str) -> Any:
+        if read_late is None or name in table:
+            raise _make_error(module, name, table, None)
+        return read_late(name)
 
     # Set by name, not by `def`: a type checker accepts every name of a module that defines it.
-    vars(sys.modules[module])["__getattr__"] = read
+    has["__getattr__"] = read
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())
 

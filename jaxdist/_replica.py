@@ -12,7 +12,6 @@ from jax.tree_util import keystr
 
 from jaxdist import _collectives, _compat
 from jaxdist._collectives import ReduceOp
-from jaxdist._hooks import GET_CALL_CONTEXT
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, check_call_arguments, check_callable, show
@@ -97,16 +96,12 @@ def innermost_explicit_frame() -> Frame | None:
     return None if frame is _OUTSIDE else frame
 
 
-def _find_call_context() -> CallContext:
-    """Return the context in which a variable is used, for `_values`."""
+def find_call_context() -> CallContext:
+    """Return what `_values` needs to know about the place where a variable is used."""
     frame = current_frame()
     if frame is None:
         return CallContext()
     return CallContext(frame.strategy, frame.strategy.layout, frame.variables, frame.is_inside_step)
-
-
-# `_values` is a lower room and cannot import this one.
-GET_CALL_CONTEXT.set(_find_call_context)
 
 
 def set_ambient(strategy: Any | None) -> None:

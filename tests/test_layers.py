@@ -15,7 +15,7 @@ ROOT = pathlib.Path(jaxdist.__file__).parent
 # Bottom to top, as in `docs/design/000-rooms.md`. A room may use the rows before its own; rooms of
 # one row do not use each other, except as SIDEWAYS says.
 ROWS = [
-    {"_first_import", "_typing", "errors"},
+    {"_contexts", "_first_import", "_late", "_typing", "errors"},
     {"_integers"},
     {"_compat", "_hooks", "_not_there", "_validate"},
     {
@@ -140,13 +140,25 @@ def _files() -> dict[str, str]:
 
 @functools.cache
 def _imports(source: str) -> list[tuple[str, bool]]:
-    """Dotted names of everything that `source` imports, and whether inside of a function."""
+    """Dotted names of everything that `source` imports, and whether inside of a function.
+
+    What a room imports when it is read counts as its other imports: late or not, imports run
+    downward.
+    """
     return list(_read_imports(source))
+
+
+def late_block(tree: ast.Module) -> list[ast.stmt]:
+    """The block of names that `_late` imports when they are read; [] if a module has none."""
+    if not any(ast.unparse(node) == "_open_late(__name__)" for node in tree.body):
+        return []
+    blocks = [n for n in tree.body if isinstance(n, ast.If)]
+    return [s for b in blocks if ast.unparse(b.test) == "TYPE_CHECKING" for s in b.body]
 
 
 def _read_imports(source: str) -> Iterator[tuple[str, bool]]:
     tree = ast.parse(source)
-    top = set(map(id, tree.body))
+    top = {id(node) for node in (*tree.body, *late_block(tree))}
     for node in ast.walk(tree):
         inner = id(node) not in top
         if isinstance(node, ast.Import):
@@ -214,7 +226,7 @@ def _import_faults(name: str, files: Files) -> Iterator[str]:
         if package != "jaxdist":
             continue
         if inner:
-            yield f"imports {dotted} inside of a function"
+            yield f"imports {dotted} inside of a function or a block"
         module = _module(dotted, files)
         there = module.split(".")[0]
         if there == room or room == OUTSIDE:
@@ -344,6 +356,12 @@ def test_user_input_never_meets_an_assert() -> None:
         ("_values.mean", "from jaxdist._strategies import Strategy", "higher row"),
         ("_values.mean", "def f():\n    import jaxdist._program.trace.trace", "higher row"),
         ("_mesh", "if TYPE_CHECKING:\n    from jaxdist._values import PerReplica", "higher row"),
+        (
+            "_mesh",
+            "if TYPE_CHECKING:\n    from jaxdist._values import x\n\n_open_late(__name__)",
+            "higher row",
+        ),
+        ("_strategies.base", "if TYPE_CHECKING:\n    from jaxdist._mesh import build", "inside"),
         ("_replica", "from jaxdist import _strategies", "higher row"),
         ("_strategies.base", "from jaxdist import MirroredStrategy", "higher row"),
         ("_strategies.base", "import jaxdist", "higher row"),
@@ -403,6 +421,10 @@ def test_folder_with_too_many_entries_is_found(room: str) -> None:
         ("_compat.arrays", "from jax._src import core"),
         ("_compat.arrays", "from jaxdist._compat.tracing import inside_trace"),
         ("_strategies.base", "from jaxdist._devices import runtime"),
+        (
+            "_strategies.__init__",
+            "if TYPE_CHECKING:\n    from jaxdist._mesh import build\n\n_open_late(__name__)",
+        ),
         ("_strategies.tpu", "from jaxdist.tpu.experimental import Topology"),
         ("__init__", "from jaxdist import testing as testing"),
         ("__init__", "from jaxdist import experimental as experimental"),

@@ -11,6 +11,7 @@ import pytest
 
 import jaxdist
 from tests.strategies_under_test import STRATEGIES
+from tests.test_layers import late_block
 
 # `jaxdist.X` for every X of `tf.distribute` that works.
 DOCUMENTED = {
@@ -270,7 +271,8 @@ ROOT = pathlib.Path(jaxdist.__file__).parent
 
 def _exported(path: pathlib.Path) -> set[str]:
     """Names that a package lists with `X as X`, or defines, and that have no underscore."""
-    body = ast.parse(path.read_text()).body
+    tree = ast.parse(path.read_text())
+    body = [*tree.body, *late_block(tree)]
     defined = {n.name for n in body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
     aliases = [
         alias
@@ -286,7 +288,7 @@ def _exported(path: pathlib.Path) -> set[str]:
 
 
 def _public(module: ModuleType) -> dict[str, object]:
-    return {n: v for n, v in vars(module).items() if not n.startswith("_")}
+    return {n: getattr(module, n) for n in dir(module) if not n.startswith("_")}
 
 
 def _callables() -> dict[str, object]:

@@ -9,6 +9,8 @@ import functools
 import pathlib
 from collections.abc import Iterator
 
+from tests.test_layers import late_block
+
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = "jaxdist"
 # The command has no names that a program imports.
@@ -57,10 +59,15 @@ def _read_all(body: list[ast.stmt]) -> list[str]:
     return []
 
 
+def _read_statements(module: str) -> list[ast.stmt]:
+    """The statements of a module, with those of its names that are imported late."""
+    tree = _parse(module)
+    return [*tree.body, *late_block(tree)]
+
+
 def _read_names(module: str) -> Iterator[tuple[str, str]]:
     """Each name of a module, and the module that it comes from."""
-    body = _parse(module).body
-    for node in body:
+    for node in _read_statements(module):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name, module
         elif isinstance(node, ast.Assign | ast.AnnAssign):
@@ -80,7 +87,7 @@ def _find_definition(module: str, name: str) -> str:
     if not _file_of(module).exists():
         return f"{module}.{name}"
     sources = dict(_read_names(module))
-    for node in _parse(module).body:
+    for node in _read_statements(module):
         if isinstance(node, ast.ImportFrom) and node.module:
             sources |= {a.asname or a.name: node.module for a in node.names if a.name == name}
     source = sources.get(name, module)

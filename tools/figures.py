@@ -181,7 +181,7 @@ def rooms(files: layers.Files) -> Iterator[tuple[str, int, int, int, int, str]]:
             face = files.get(f"{room}.__init__", files.get(room, ""))
             names = sum(
                 isinstance(node, ast.ImportFrom) and len(node.names)
-                for node in ast.parse(face).body
+                for node in layers.late_block(ast.parse(face)) or ast.parse(face).body
             )
             public = str(names) if room in layers.PUBLIC else "-"
             yield (

@@ -1,7 +1,11 @@
 """Trains Keras models whose variables are on parameter servers. Does not import Keras itself."""
 
-from jaxdist._hooks import MAKE_SERVER_FUNCTION as _MAKE_SERVER_FUNCTION
-from jaxdist._keras_servers.functions import make_function as _make_function
-from jaxdist._keras_servers.transformation import make_transformation as make_transformation
+from typing import TYPE_CHECKING
 
-_MAKE_SERVER_FUNCTION.set(_make_function)
+from jaxdist._late import open_late as _open_late
+
+if TYPE_CHECKING:
+    from jaxdist._keras_servers.functions import make_function as make_function
+    from jaxdist._keras_servers.transformation import make_transformation as make_transformation
+
+_open_late(__name__)

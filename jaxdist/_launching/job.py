@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 
-from jaxdist._compat import host_coordination_service
+from jaxdist import _compat
 from jaxdist._launching.attempt import Attempt, Patience
 from jaxdist._launching.child import Child, Write
 from jaxdist._launching.ends import End, name_signal
@@ -166,7 +166,7 @@ def run_attempt(
         def start(index: int) -> Child:
             return Child(index, job.command, environments[index], write)
 
-        service = host_coordination_service(
+        service = _compat.host_coordination_service(
             address, count, heartbeat_seconds=seconds, shutdown_seconds=seconds
         )
         stack.callback(service.shutdown)

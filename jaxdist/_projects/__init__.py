@@ -1,3 +1,10 @@
 """Writes a project that runs at once, for `jaxdist new`."""
 
-from jaxdist._projects.write import write_project as write_project
+from typing import TYPE_CHECKING
+
+from jaxdist._late import open_late as _open_late
+
+if TYPE_CHECKING:
+    from jaxdist._projects.write import write_project as write_project
+
+_open_late(__name__)

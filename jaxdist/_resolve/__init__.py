@@ -3,11 +3,18 @@
 Nothing is started: JAX looks at no device, and nobody is connected to.
 """
 
-from jaxdist._resolve.findings import Finding as Finding
-from jaxdist._resolve.network import Network as Network
-from jaxdist._resolve.report import Report as Report
-from jaxdist._resolve.report import make_report as make_report
-from jaxdist._resolve.sources import SOURCES as SOURCES
-from jaxdist._resolve.sources import Options as Options
-from jaxdist._resolve.sources import choose_source as choose_source
-from jaxdist._resolve.sources import make_resolver as make_resolver
+from typing import TYPE_CHECKING
+
+from jaxdist._late import open_late as _open_late
+
+if TYPE_CHECKING:
+    from jaxdist._resolve.findings import Finding as Finding
+    from jaxdist._resolve.network import Network as Network
+    from jaxdist._resolve.report import Report as Report
+    from jaxdist._resolve.report import make_report as make_report
+    from jaxdist._resolve.sources import SOURCES as SOURCES
+    from jaxdist._resolve.sources import Options as Options
+    from jaxdist._resolve.sources import choose_source as choose_source
+    from jaxdist._resolve.sources import make_resolver as make_resolver
+
+_open_late(__name__)

@@ -10,8 +10,7 @@ from typing import Any, NoReturn, Self, final
 
 import jax
 
-from jaxdist import _collectives, _compat, _processes, _replica, _reports, data
-from jaxdist._checks import DriftChecks, GradientReport, check_gradients
+from jaxdist import _checks, _collectives, _compat, _processes, _replica, _reports, data
 from jaxdist._collectives import ReduceOp
 from jaxdist._hooks import COMPILE_FOR, MAKE_STRATEGY
 from jaxdist._mesh import ReplicaMesh
@@ -102,8 +101,9 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         self._known = self._runner.known
         self._extended = StrategyExtended(self)
         self._across = AcrossReplicas(layout, self.communication)
-        self._drift = DriftChecks(layout)
-        # None for a strategy of one process, which waits for no other process.
+        self._drift = _checks.DriftChecks(layout)
+        # None for a strategy of one process, which waits for nobody. Options of one call come on
+        # top of those of the strategy.
         self._between = BetweenProcesses(layout) if layout.is_shared else None
         if layout.is_shared:
             _processes.watch()
@@ -317,7 +317,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
 
     def _planner(
         self, fn: Callable[..., Any], options: RunOptions | None
-    ) -> Callable[..., _reports.SlicePlan]:
+    ) -> "Callable[..., _reports.SlicePlan]":
         # Planning is a higher room, so it is called through a hook.
         return functools.partial(COMPILE_FOR.call, self, fn, options)
 
@@ -332,7 +332,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         options: RunOptions | None = None,
         *,
         rtol: float = 1e-3,
-    ) -> GradientReport:
+    ) -> "_checks.GradientReport":
         """Compare one step on the replicas with the same global batch on one device.
 
         It finds gradients that are summed instead of averaged, divided twice, or weighted by
@@ -387,7 +387,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         if isinstance(options, RunOptions) and options.donate_argnums:
             why = "both steps run on copies"
             log_without_effect("strategy.check_gradients", "donate_argnums", why)
-        return check_gradients(self, fn, args, dict(kwargs or {}), options, rtol)
+        return _checks.check_gradients(self, fn, args, dict(kwargs or {}), options, rtol)
 
     # Across replicas
 

@@ -7,16 +7,10 @@ from typing import Any, final
 import jax
 from jax.sharding import Mesh
 
+from jaxdist import _gpus
 from jaxdist import _mesh as meshes
 from jaxdist._collectives import read_communication
 from jaxdist._devices import runtime
-from jaxdist._gpus import (
-    DESCRIBED,
-    cluster_of,
-    describe_gpus,
-    find_description,
-    is_gpu_of_table,
-)
 from jaxdist._strategies.base import Strategy
 from jaxdist._strategies.deterministic import (
     add_virtual_replicas,
@@ -108,7 +102,7 @@ class MirroredStrategy(Strategy):
                 devices = [devices]
             given: Sequence[str | jax.Device] = [] if devices is None else devices
             named = _read_description(given) or runtime.distinct_devices("MirroredStrategy", given)
-            described = find_description(named)
+            described = _gpus.find_description(named)
             layout = meshes.build(named or runtime.default_devices(), described=described)
             were_chosen = bool(named)
         check_one_process("MirroredStrategy", layout, were_chosen=were_chosen)
@@ -125,21 +119,23 @@ def _read_description(given: Any) -> list[jax.Device] | None:
     # Values that are not lists are rejected together with other invalid devices.
     names = given if isinstance(given, (list, tuple)) else ()
     of_plans = [
-        d for d in names if isinstance(d, str) and (d.startswith(DESCRIBED) or is_gpu_of_table(d))
+        d
+        for d in names
+        if isinstance(d, str) and (d.startswith(_gpus.DESCRIBED) or _gpus.is_gpu_of_table(d))
     ]
     if not of_plans:
         return None
-    if len(names) == 1 and of_plans[0].startswith(DESCRIBED):
-        return describe_gpus(cluster_of(of_plans[0], "MirroredStrategy", "devices"))
-    name = of_plans[0].removeprefix(DESCRIBED)
+    if len(names) == 1 and of_plans[0].startswith(_gpus.DESCRIBED):
+        return _gpus.describe_gpus(_gpus.cluster_of(of_plans[0], "MirroredStrategy", "devices"))
+    name = of_plans[0].removeprefix(_gpus.DESCRIBED)
     raise DeviceError(
         f"MirroredStrategy was given devices={list(names)!r}.\n\n"
         "GPUs that this machine does not have are one text that begins with 'described:', and "
-        f"no other devices.\n\nPass MirroredStrategy('{DESCRIBED}{name}')."
+        f"no other devices.\n\nPass MirroredStrategy('{_gpus.DESCRIBED}{name}')."
     )
 
 
 def _note_description(layout: meshes.ReplicaMesh) -> meshes.ReplicaMesh:
     """Return the layout, marked as a description if its devices are only described."""
-    described = find_description(layout.devices)
+    described = _gpus.find_description(layout.devices)
     return layout if described is None else dataclasses.replace(layout, described=described)

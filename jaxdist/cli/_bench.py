@@ -23,58 +23,10 @@ from jaxdist.cli._measure import COUNTS, MAX_BYTES, measure
 from jaxdist.cluster_resolver import choose_resolver, list_training_tasks
 from jaxdist.errors import ArgumentError, BackendStartedError
 
-DEFAULT_SIZES = ("1KiB", "16KiB", "256KiB", "2MiB", "8MiB")
 DEFAULT_CPU_DEVICES = 8
 LARGEST = 1 << 30  # bytes; crossovers are searched up to this size
 _UNITS = {"B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _SIZE = re.compile(r"^(?P<number>\d+) ?(?P<unit>b|kib|mib|gib)?$", re.IGNORECASE)
-
-
-def add_bench(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    shared: argparse.ArgumentParser,
-) -> None:
-    """Add the arguments of `jaxdist bench`."""
-    bench = commands.add_parser(
-        "bench",
-        allow_abbrev=False,
-        help="measure this machine",
-        description="Measure what jaxdist predicts times from.",
-    )
-    kinds = bench.add_subparsers(dest="what", metavar="WHAT", required=True)
-    parser = kinds.add_parser(
-        "collectives",
-        parents=[shared],
-        allow_abbrev=False,
-        help="latency and bandwidth of all-reduces",
-        description=(
-            "Time all-reduces of several sizes over the devices of this machine, and print the "
-            "latency and bandwidth that explain them, below which size arrays are packed, and from "
-            "which sizes on another algorithm is predicted to be faster."
-        ),
-    )
-    parser.add_argument(
-        "--devices",
-        type=int,
-        metavar="N",
-        help="how many devices; all accelerators, or 8 of the CPU, if left out",
-    )
-    parser.add_argument(
-        "--sizes",
-        nargs="+",
-        default=list(DEFAULT_SIZES),
-        metavar="SIZE",
-        help="bytes on each device, such as 4096, 64KiB or 1MiB; two or more",
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=9, metavar="N", help="times that everything is measured"
-    )
-    parser.add_argument(
-        "--save",
-        metavar="PATH",
-        help="write a file that jaxdist.config.links and JAXDIST_LINKS read",
-    )
-    parser.set_defaults(command=bench_collectives)
 
 
 def bench_collectives(arguments: argparse.Namespace) -> int:

@@ -1,30 +1,22 @@
-"""`jaxdist examples`: lists or copies the configurations and notebooks that come with jaxdist."""
+"""`jaxdist new` writes a project that runs at once; `jaxdist examples` copies those of jaxdist."""
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 
 from jaxdist._examples import copy_examples, list_configs, list_notebooks
+from jaxdist._projects import write_project
 from jaxdist._validate import as_path
 
 
-def add_examples(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    shared: argparse.ArgumentParser,
-) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "examples",
-        parents=[shared],
-        allow_abbrev=False,
-        help="list the configurations and notebooks of jaxdist, or copy them",
-        description=(
-            "List the configurations and notebooks that come with jaxdist. With FOLDER, copy them "
-            "into its folders configs and notebooks, which must not exist."
-        ),
-    )
-    parser.add_argument("folder", metavar="FOLDER", nargs="?", help="where to copy them")
-    parser.set_defaults(command=show_or_copy)
+def write(arguments: argparse.Namespace) -> int:
+    """Write the project, and print its files and the next command."""
+    name = as_path("jaxdist new", "NAME", arguments.name, "flowers")
+    for path in write_project(name):
+        print(Path(name) / path.name)
+    print(f"\nTrain: cd {shlex.quote(name)} && python train.py")
+    return 0
 
 
 def show_or_copy(arguments: argparse.Namespace) -> int:

@@ -1,6 +1,8 @@
-"""The arguments that all commands with a configuration share."""
+"""Arguments that several commands have."""
 
 import argparse
+
+SERVER_JOBS = ("ps", "worker")
 
 
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,4 +21,42 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="SECTION.KEY=VALUE",
         help="override an entry of the file; may be given many times",
+    )
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a parameter server or worker."""
+    parser.add_argument(
+        "--type", choices=SERVER_JOBS, help="the job of this task; that of TF_CONFIG if left out"
+    )
+    parser.add_argument(
+        "--index", type=int, metavar="N", help="its number; that of TF_CONFIG if left out"
+    )
+    parser.add_argument(
+        "--module",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a worker may call dataset functions of this module; may be given several times",
+    )
+    parser.add_argument(
+        "--snapshot-directory",
+        metavar="DIR",
+        help="a parameter server writes snapshots here, and begins with the newest",
+    )
+    parser.add_argument(
+        "--snapshot-seconds",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="how often, if something has changed; 60 if left out",
+    )
+    parser.add_argument(
+        "--announce",
+        action="store_const",
+        const=True,
+        help=(
+            "a worker tells the first parameter server that it is there, and takes part in a "
+            "training that runs already"
+        ),
     )

@@ -4,42 +4,17 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 import jaxdist
-from jaxdist._lint import RULES, UNREADABLE, Located, lint_paths
+from jaxdist._lint import UNREADABLE, Located, lint_paths
 from jaxdist._reports import as_text, find_screen_width, join_items
 from jaxdist.errors import MissingNameError
 
 EXIT_FOUND = 1
 EXIT_UNREADABLE = 2
-
-
-def add_lint(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    shared: argparse.ArgumentParser,
-) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "lint",
-        parents=[shared],
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        help="find in programs what the guides warn of",
-        description=(
-            "Find in Python files and notebooks what the guides warn of, and say how to correct "
-            "it.\nRuns nothing. The exit code is 0, 1 if something was found, 2 for a file that "
-            "cannot be read.\n\nRules:\n"
-            + "\n".join(f"  {rule.code} {rule.name:<18}{rule.reason}" for rule in RULES)
-            + "\n\nThe comment `# jaxdist: ignore[JD001]` switches a rule off in its line."
-        ),
-    )
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a file or a folder")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
-    parser.set_defaults(command=lint)
 
 
 def spell(name: str) -> tuple[str, str]:

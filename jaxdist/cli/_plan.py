@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,72 +14,7 @@ from jaxdist import jobs, training
 from jaxdist._gpus import is_gpu_name
 from jaxdist._reports import SlicePlan, Sweep, can_redraw, picture_path
 from jaxdist._validate import CallerRename
-from jaxdist.cli._job_arguments import add_job_arguments
 from jaxdist.errors import ArgumentError
-
-
-def add_plan(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    shared: argparse.ArgumentParser,
-) -> None:
-    """Add the arguments of `jaxdist plan`."""
-    parser = commands.add_parser(
-        "plan",
-        parents=[shared],
-        allow_abbrev=False,
-        help="what a job would need and take on TPUs or GPUs that are not here",
-        description=(
-            "Compile the train step of a configuration for a slice of TPUs, or for GPUs, with "
-            "their own compiler, on this machine, and print memory, work, collectives, bounds and "
-            "the predicted time of a step. Needs libtpu and no TPU, or JAX's CUDA plugin and no "
-            "GPU."
-        ),
-    )
-    add_job_arguments(parser)
-    parser.add_argument(
-        "--topology",
-        required=True,
-        metavar="MACHINE",
-        help="a slice of TPUs, such as v5p:8x8x8 or v5e:4x4; or GPUs, such as h100:4x8 (hosts x "
-        "GPUs of a host) or gb200:2x18x4 (NVLink domains x hosts x GPUs)",
-    )
-    parser.add_argument("--slices", type=int, metavar="N", help="how many such slices of TPUs")
-    parser.add_argument(
-        "--logical",
-        metavar="SHAPE",
-        help="logical devices of a replica: their number, or chips in x, y and z, such as 2x2",
-    )
-    names = ", ".join(dict.fromkeys(("replicated", "sharded_update", *jobs.PARTITIONS)))
-    parser.add_argument("--rules", metavar="NAME", help=f"how state is placed: {names}")
-    parser.add_argument(
-        "--global-batch",
-        type=int,
-        metavar="ROWS",
-        help="rows of a batch, of all replicas; each keeps those of the configuration if left out",
-    )
-    parser.add_argument(
-        "--xla",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an option of the compiler, such as xla_tpu_scoped_vmem_limit_kib=65536; may be given "
-        "many times; the section [compiler] of a configuration has them too",
-    )
-    parser.add_argument(
-        "--sweep", action="store_true", help="compare rules and logical devices, and rank them"
-    )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="compile once: no one device to compare with, and no search for a batch that fits",
-    )
-    parser.add_argument(
-        "--save",
-        metavar="FILE",
-        help="save the compiled program, for jaxdist train --set training.program=FILE there",
-    )
-    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the assignment")
-    parser.set_defaults(command=plan)
 
 
 def plan(arguments: argparse.Namespace) -> int:

@@ -7,41 +7,8 @@ import sys
 from rich.console import Console
 
 from jaxdist._reports import Table, as_text, find_screen_width
-from jaxdist._resolve import SOURCES, Network, Options, choose_source, make_report, make_resolver
+from jaxdist._resolve import Network, Options, choose_source, make_report, make_resolver
 from jaxdist.cluster_resolver import find_source
-
-
-def add_resolve(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    shared: argparse.ArgumentParser,
-) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "resolve",
-        parents=[shared],
-        allow_abbrev=False,
-        help="who this process would be in its job, and what looks wrong",
-        description=(
-            "Print who this process would be in its job, who is process 0, what would be bound, "
-            "and what looks wrong. Starts nothing. The exit code is 0, 1 with warnings, 2 with "
-            "errors."
-        ),
-    )
-    parser.add_argument("--from", dest="source", choices=SOURCES, help="by default what is there")
-    parser.add_argument("--probe", action="store_true", help="connect to process 0, once")
-    parser.add_argument("--task-type", metavar="JOB", help="the job of this process")
-    parser.add_argument("--task-id", type=int, metavar="N", help="its number in the job")
-    parser.add_argument("--port", type=int, help="slurm, kubernetes, gce: the port of addresses")
-    pods = parser.add_argument_group("kubernetes")
-    pods.add_argument("--service", help="headless service of an indexed Job")
-    pods.add_argument("--processes", type=int, metavar="N", help="pods of an indexed Job or JobSet")
-    pods.add_argument("--processes-in-job", type=int, metavar="N", help="pods of each Job")
-    pods.add_argument("--label", action="append", default=[], help="list pods with this label")
-    pods.add_argument("--off-cluster", action="store_true", help="list pods from elsewhere")
-    group = parser.add_argument_group("gce")
-    for name in ("--project", "--zone", "--instance-group"):
-        group.add_argument(name)
-    parser.set_defaults(command=show_resolved)
 
 
 def show_resolved(

@@ -5,74 +5,16 @@ import argparse
 import jax
 
 from jaxdist import Server
+from jaxdist.cli._job_arguments import SERVER_JOBS, add_server_options
 from jaxdist.cluster_resolver import choose_resolver
 from jaxdist.errors import ArgumentError, ClusterError
-
-_JOBS = ("ps", "worker")
-
-
-def add_server(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    shared: argparse.ArgumentParser,
-) -> None:
-    """Add the arguments of `jaxdist server`."""
-    parser = commands.add_parser(
-        "server",
-        parents=[shared],
-        allow_abbrev=False,
-        help="run a parameter server or a worker of a cluster",
-        description=(
-            "Run one task of the cluster that TF_CONFIG describes, until the process is ended. "
-            "JAXDIST_SECRET_FILE or JAXDIST_SECRET has the secret of the job, which a task needs "
-            "at an address that other machines reach."
-        ),
-    )
-    _add_options(parser)
-    parser.set_defaults(command=run_server)
 
 
 def make_server_arguments() -> argparse.Namespace:
     """Return the arguments of the task that TF_CONFIG names."""
     parser = argparse.ArgumentParser()
-    _add_options(parser)
+    add_server_options(parser)
     return parser.parse_args([])
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--type", choices=_JOBS, help="the job of this task; that of TF_CONFIG if left out"
-    )
-    parser.add_argument(
-        "--index", type=int, metavar="N", help="its number; that of TF_CONFIG if left out"
-    )
-    parser.add_argument(
-        "--module",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a worker may call dataset functions of this module; may be given several times",
-    )
-    parser.add_argument(
-        "--snapshot-directory",
-        metavar="DIR",
-        help="a parameter server writes snapshots here, and begins with the newest",
-    )
-    parser.add_argument(
-        "--snapshot-seconds",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="how often, if something has changed; 60 if left out",
-    )
-    parser.add_argument(
-        "--announce",
-        action="store_const",
-        const=True,
-        help=(
-            "a worker tells the first parameter server that it is there, and takes part in a "
-            "training that runs already"
-        ),
-    )
 
 
 def run_server(arguments: argparse.Namespace) -> int:
@@ -92,7 +34,7 @@ def run_server(arguments: argparse.Namespace) -> int:
             '["host1:2222"]}, "task": {"type": "ps", "index": 0}}\'.'
         )
     job = arguments.type or resolver.task_type
-    if job not in _JOBS:
+    if job not in SERVER_JOBS:
         raise ArgumentError(
             f"jaxdist server was started as a task of the job {job!r}.\n\n"
             "It runs parameter servers (ps) and workers; a chief runs the program of the job.\n\n"

@@ -12,7 +12,6 @@ from jaxdist import hlo, jobs
 from jaxdist._devices import chips
 from jaxdist._explain import BATCH, DISPATCH, STEP, StepTimes, read_step_times
 from jaxdist._validate import as_path
-from jaxdist.cli._job_arguments import add_job_arguments
 from jaxdist.cli._train import ask_for_cpu_devices
 from jaxdist.data import batches
 from jaxdist.errors import ArgumentError, BackendStartedError, UnsupportedError
@@ -20,36 +19,6 @@ from jaxdist.errors import ArgumentError, BackendStartedError, UnsupportedError
 # The first steps compile, and fill caches.
 _WARM_UP = 3
 _MOST_STEPS = 1000
-
-
-def add_trace(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    shared: argparse.ArgumentParser,
-) -> None:
-    """Add the arguments of `jaxdist trace`."""
-    parser = commands.add_parser(
-        "trace",
-        parents=[shared],
-        allow_abbrev=False,
-        help="where the time of a job's step goes, from a profile",
-        description=(
-            "Run a few train steps of a configuration, record a profile of JAX, and print the time "
-            "of a step by compute, collectives, host and idle. It trains nothing: no checkpoint "
-            "and no file of the job is read or written."
-        ),
-    )
-    add_job_arguments(parser)
-    parser.add_argument(
-        "--steps", type=int, default=5, metavar="N", help="how many steps are recorded (5)"
-    )
-    parser.add_argument(
-        "--directory",
-        type=Path,
-        default=Path("profile"),
-        metavar="DIR",
-        help="where the profile is written (profile)",
-    )
-    parser.set_defaults(command=trace)
 
 
 def trace(arguments: argparse.Namespace) -> int:

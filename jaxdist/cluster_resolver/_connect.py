@@ -5,8 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from jaxdist import _processes
-from jaxdist._devices import chips
+from jaxdist import _devices, _processes
 from jaxdist._validate import CallerRename, as_integer, check_text, show
 from jaxdist.cluster_resolver._cluster_def import ClusterDef
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
@@ -114,7 +113,7 @@ def _connect_where_detected() -> None:
     Does nothing on a machine without chips or outside of Google Cloud.
     """
     # The environment variable says that there is no metadata server: JAX would wait for one.
-    if not chips.chips_of_this_machine() or "TPU_SKIP_MDS_QUERY" in os.environ:
+    if not _devices.chips.chips_of_this_machine() or "TPU_SKIP_MDS_QUERY" in os.environ:
         return
     try:
         _processes.connect()

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from jaxdist._devices import chips
+from jaxdist import _devices
 from jaxdist._validate import CallerRename, as_integer, check_instance, log_without_effect
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 
@@ -68,7 +68,7 @@ class ClusterResolver(abc.ABC):
             config_proto: Settings of a TensorFlow session; no effect, since JAX has no sessions.
         """
         log_unused_arguments(config_proto)
-        return chips.accelerators(None if task_type is None else task_id)
+        return _devices.chips.accelerators(None if task_type is None else task_id)
 
     @property
     def environment(self) -> str | None:

@@ -9,6 +9,7 @@ with its own results, so other readers need no rule for starts. They skip `-upda
 
 import dataclasses
 import math
+import os
 import re
 from collections.abc import Iterator, Sequence
 
@@ -27,8 +28,10 @@ _NUMBERED = re.compile(r"^(?P<number>\d+) (?P<what>.*)$")
 _FIELD = re.compile(r"(\w+)=(\d+)")
 _METADATA = re.compile(r"metadata=\{(?P<inside>(?:[^{}\"]|\"(?:[^\"\\]|\\.)*\")*)\}")
 _QUOTED = re.compile(r'(?P<key>\w+)="(?P<value>(?:[^"\\]|\\.)*)"')
-# Stack frames outside of these files requested the compilation, and not the operation.
-_COMPILING_FILES: set[str] = set()
+# The search for the line of a user ends here. The file has no operations, so what calls it did not
+# request one. It is in a higher room; the constant makes a text that another process has compiled
+# read the same, whether or not that room was imported.
+_COMPILING_FILE = os.path.join(_compat.PACKAGE, "_program", "compile", "program.py")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
@@ -263,20 +266,11 @@ def metadata(instruction: Instruction) -> dict[str, str]:
 def source(module: Module, noted: dict[str, str]) -> str:
     """Return `file:line (function)` of the user's line of an instruction, or ""."""
     for file, line, function in _frames(module, noted):
-        if file in _COMPILING_FILES:
+        if file == _COMPILING_FILE:
             break
         if not file.startswith(_compat.PACKAGE):
             return f"{file}:{line} ({function})" if function else f"{file}:{line}"
     return ""
-
-
-def end_sources_at(file: str) -> None:
-    """Stop the search for a user's line at this file.
-
-    The file compiles programs and has no operations. So the lines that call it did not request an
-    operation.
-    """
-    _COMPILING_FILES.add(file)
 
 
 def _frames(module: Module, noted: dict[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -1,23 +1,31 @@
 """The jobs of `jaxdist train` and `jaxdist plan`: configurations, tasks, runs and their files."""
 
-from jaxdist.jobs._config.load import LoadedConfig as LoadedConfig
-from jaxdist.jobs._config.load import load_config as load_config
-from jaxdist.jobs._partitions import PARTITIONS as PARTITIONS
-from jaxdist.jobs._plan import plan_job as plan_job
-from jaxdist.jobs._plan import sweep_job as sweep_job
-from jaxdist.jobs._run.finished import finished_line as finished_line
-from jaxdist.jobs._run.finished import finished_run as finished_run
-from jaxdist.jobs._run.metrics import versions as versions
-from jaxdist.jobs._run.report import TrainingReport as TrainingReport
-from jaxdist.jobs._run.train import train as train
-from jaxdist.jobs._strategy.build import count_cpu_devices as count_cpu_devices
-from jaxdist.jobs._strategy.build import has_cluster as has_cluster
-from jaxdist.jobs._strategy.build import is_chief as is_chief
-from jaxdist.jobs._strategy.build import is_server_task as is_server_task
-from jaxdist.jobs._strategy.build import make_strategy as make_strategy
-from jaxdist.jobs._task import Task as Task
-from jaxdist.jobs._tasks import TASKS as TASKS
-from jaxdist.jobs._tasks import kind_of as kind_of
-from jaxdist.jobs._tasks import load_job as load_job
-from jaxdist.jobs._tasks import load_job_config as load_job_config
-from jaxdist.jobs.digits import DigitsConfig as DigitsConfig
+from typing import TYPE_CHECKING
+
+from jaxdist._late import open_late as _open_late
+
+if TYPE_CHECKING:
+    from jaxdist.jobs._config.load import LoadedConfig as LoadedConfig
+    from jaxdist.jobs._config.load import load_config as load_config
+    from jaxdist.jobs._names import TASK_NAMES as TASK_NAMES
+    from jaxdist.jobs._names import versions as versions
+    from jaxdist.jobs._partitions import PARTITIONS as PARTITIONS
+    from jaxdist.jobs._plan import plan_job as plan_job
+    from jaxdist.jobs._plan import sweep_job as sweep_job
+    from jaxdist.jobs._run.finished import finished_line as finished_line
+    from jaxdist.jobs._run.finished import finished_run as finished_run
+    from jaxdist.jobs._run.report import TrainingReport as TrainingReport
+    from jaxdist.jobs._run.train import train as train
+    from jaxdist.jobs._strategy.build import count_cpu_devices as count_cpu_devices
+    from jaxdist.jobs._strategy.build import has_cluster as has_cluster
+    from jaxdist.jobs._strategy.build import is_chief as is_chief
+    from jaxdist.jobs._strategy.build import is_server_task as is_server_task
+    from jaxdist.jobs._strategy.build import make_strategy as make_strategy
+    from jaxdist.jobs._task import Task as Task
+    from jaxdist.jobs._tasks import TASKS as TASKS
+    from jaxdist.jobs._tasks import kind_of as kind_of
+    from jaxdist.jobs._tasks import load_job as load_job
+    from jaxdist.jobs._tasks import load_job_config as load_job_config
+    from jaxdist.jobs.digits import DigitsConfig as DigitsConfig
+
+_open_late(__name__)

@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from jaxdist import partition
-from jaxdist.partition import Rules
 
 # Note [A new partition]
 # A row of this table is all that `jaxdist train` and `jaxdist plan` need. The entry
@@ -26,7 +25,7 @@ class Partition:
             replica axes `("slice", "replica")`.
     """
 
-    make_rules: Callable[[int], Rules]
+    make_rules: "Callable[[int], partition.Rules]"
     is_split: bool = False
     is_sharded: bool = False
     is_in_slice: bool = False

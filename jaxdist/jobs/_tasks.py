@@ -1,7 +1,6 @@
 """Finds the tasks, and reads the configuration of a task from its file."""
 
 import importlib
-import pkgutil
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from jaxdist.errors import ConfigError
 from jaxdist.jobs._config.load import LoadedConfig, load_config
 from jaxdist.jobs._config.schema import JobConfig, check_config
 from jaxdist.jobs._config.sources import check_sources, find_lines, find_nearest, read_text
+from jaxdist.jobs._names import TASK_NAMES
 from jaxdist.jobs._strategy.checks import check_strategy_entries
 from jaxdist.jobs._task import Task
 
@@ -24,10 +24,8 @@ from jaxdist.jobs._task import Task
 
 
 def _find_tasks() -> Mapping[str, type[Task[Any]]]:
-    found = pkgutil.iter_modules([str(Path(__file__).parent)])
-    names = sorted(m.name for m in found if m.ispkg and not m.name.startswith("_"))
     package = __name__.rpartition(".")[0]
-    return MappingProxyType({n: importlib.import_module(f"{package}.{n}").TASK for n in names})
+    return MappingProxyType({n: importlib.import_module(f"{package}.{n}").TASK for n in TASK_NAMES})
 
 
 _DEFAULT = "digits"

@@ -3,8 +3,7 @@
 import logging
 from typing import Any
 
-from jaxdist._compat import is_inside_trace
-from jaxdist._devices import chips
+from jaxdist import _compat, _devices
 from jaxdist._validate import check_instance, check_text, show
 from jaxdist.errors import ArgumentTypeError, ContextError
 from jaxdist.tpu import _system
@@ -86,7 +85,7 @@ def shutdown_tpu_system(cluster_resolver: Any = None) -> None:
     system_of(name, "shutdown_tpu_system(cluster_resolver=...)")
     _FOUND.pop(name, None)
     _INITIALIZED.discard(name)
-    chips.clear_caches()
+    _devices.chips.clear_caches()
 
 
 def system_of(name: str, caller: str | None = None) -> TPUSystem:
@@ -121,7 +120,7 @@ def _check(caller: str, cluster_resolver: Any) -> None:
             "jaxdist.cluster_resolver.TPUClusterResolver(''), or nothing for the "
             "TPUs of this machine."
         )
-    if is_inside_trace():
+    if _compat.is_inside_trace():
         raise ContextError(
             f"{caller} was called inside a step or a traced function.\n\n"
             "It looks for the devices of this machine, which is done once, before any step.\n\n"

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from jaxdist._devices import chips
+from jaxdist import _devices
 from jaxdist.errors import NotFoundError, TopologyError
 from jaxdist.tpu._from_devices import topology_of
 from jaxdist.tpu._hardware import HardwareFeature
@@ -122,7 +122,7 @@ def find(name: str, caller: str) -> TPUSystem:
 
 def _find_virtual(name: str) -> TPUSystem:
     layout = slice_of(name.removeprefix(VIRTUAL))
-    cpus = chips.cpus()
+    cpus = _devices.chips.cpus()
     if len(cpus) < layout.num_cores:
         raise NotFoundError(
             f"{name!r} needs {layout.num_cores} CPU devices, one for each core, and JAX shows "
@@ -139,8 +139,8 @@ def _find_virtual(name: str) -> TPUSystem:
 def _find_described(name: str) -> list[Any]:
     layout = slice_of(name.removeprefix(DESCRIBED))
     try:
-        return chips.describe_slice(layout.name, layout.num_slices, layout.wrap)
-    except chips.NotDescribedError as error:
+        return _devices.chips.describe_slice(layout.name, layout.num_slices, layout.wrap)
+    except _devices.chips.NotDescribedError as error:
         raise TopologyError(
             f"libtpu {error.version} does not describe {layout.name!r}: {error}\n\n"
             "A slice can be described where the installed libtpu knows it.\n\n"
@@ -149,13 +149,13 @@ def _find_described(name: str) -> list[Any]:
 
 
 def _find_local(caller: str) -> list[Any]:
-    devices, reason = chips.tpus()
+    devices, reason = _devices.chips.tpus()
     if not devices:
         raise NotFoundError(
             f"No TPU was found for {caller}. What was looked for: the TPU chips of this machine, "
             "through JAX; "
             f"what JAX said: {reason}\n\n"
-            f"{chips.describe_search()}\n\n"
+            f"{_devices.chips.describe_search()}\n\n"
             "On a TPU VM or in Colab with a TPU runtime, install jax[tpu] and restart. Without a "
             "TPU use TPUClusterResolver('virtual:v5e:2x4'), which lays CPU devices out as that "
             "slice, or 'described:v5e:2x4' to compile only."

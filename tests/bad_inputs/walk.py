@@ -89,8 +89,10 @@ def public_callables() -> dict[str, Callable[..., Any]]:
     named: list[tuple[str, Any]] = [
         (f"{module.__name__}.{name}", value)
         for module in _modules()
-        for name, value in vars(module).items()
-        if not name.startswith("_") and callable(value) and not isinstance(value, ModuleType)
+        for name in getattr(module, "__all__", vars(module))
+        if not name.startswith("_")
+        and callable(value := getattr(module, name))
+        and not isinstance(value, ModuleType)
     ]
     named = [(n, v) for n, v in named if not isinstance(v, type) or not issubclass(v, enum.Enum)]
     found: dict[str, Callable[..., Any]] = {}

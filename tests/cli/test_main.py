@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import pytest
 
-from jaxdist.cli import _main as main_module
-from jaxdist.cli import main
+from jaxdist.cli import _commands, main
 from jaxdist.cli._train import format_final_line, format_interrupted_line
 from jaxdist.errors import ConfigError
 from jaxdist.jobs import TrainingReport
@@ -116,7 +115,7 @@ def test_ctrl_c_before_training_exits_with_130(
     def stopped(arguments: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(main_module, "train", stopped)
+    monkeypatch.setattr(_commands, "train", stopped)
     assert main(["train", str(tmp_path)]) == 130
     assert "stopped by Ctrl-C" in capsys.readouterr().err
 
@@ -169,7 +168,7 @@ def test_another_pipe_than_the_output_that_breaks_keeps_its_error(
     def write(arguments: object) -> int:
         return os.write(writer, b"x")
 
-    monkeypatch.setattr(main_module, "train", write)
+    monkeypatch.setattr(_commands, "train", write)
     with tempfile.TemporaryFile("w") as output:
         monkeypatch.setattr(sys, "stdout", output)
         try:

@@ -12,7 +12,6 @@ from jaxdist._launching import Job, find_free_ports, make_command
 from jaxdist._launching.child import Child
 from jaxdist._launching.environment import make_environments
 from jaxdist.cli import main
-from jaxdist.cli._launch_command import launch as _launch
 from jaxdist.errors import ArgumentError, LaunchError
 from tests.launching.launcher import run_launcher
 from tests.strategies.oracle import refused
@@ -29,7 +28,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
         jobs.append(job)
         return 0
 
-    monkeypatch.setattr(_launch, "launch", launch)
+    monkeypatch.setattr(_launching, "launch", launch)
     return jobs
 
 

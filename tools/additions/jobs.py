@@ -18,7 +18,7 @@ def rows_first(least: int) -> Rules:
     {
         "jobs/_partitions.py": (
             (
-                "from jaxdist.partition import Rules\n",
+                "from jaxdist import partition\n",
                 "from jaxdist.jobs._rows_first import rows_first\n",
             ),
             (

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxdist import _processes
 from jaxdist._collectives.across.kinds import Request, check_count
 from jaxdist._collectives.across.plain import fetch_bits
-from jaxdist._processes import exchange
 from jaxdist._values import (
     PerReplica,
     find_shapes,
@@ -45,7 +45,7 @@ def bring_all(request: Request, name: str, value: PerReplica) -> PerReplica:
     own = numbers if len(numbers) == len(value.values) else None
     purpose = f"the numbers of {name}"
     seconds = request.options.timeout_seconds
-    texts = exchange(request.caller, _CHANNEL, json.dumps(own), seconds, purpose)
+    texts = _processes.exchange(request.caller, _CHANNEL, json.dumps(own), seconds, purpose)
     said = [json.loads(text) for text in texts]
     if None not in said:
         # Exact for integers of any size, which a sum has to compare with the dtype's bounds.

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from jaxdist import _processes
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._processes import exchange, find_odd_ones, tell_blame
 from jaxdist._values import PerReplica
 from jaxdist.errors import ProgramMismatchError
 
@@ -40,14 +40,16 @@ def check_same_call(
         return
     own = {"method": caller, **{k: str(v) for k, v in arguments.items()}}
     own |= {name: _describe(leaf) for name, leaf in named.items()}
-    texts = exchange(caller, "calls", json.dumps(own), seconds, f"the arguments of {caller}")
-    odd, usual = find_odd_ones(texts)
+    texts = _processes.exchange(
+        caller, "calls", json.dumps(own), seconds, f"the arguments of {caller}"
+    )
+    odd, usual = _processes.find_odd_ones(texts)
     if not odd or usual is None:
         return
     there: dict[str, str] = json.loads(texts[odd[0]])
     right: dict[str, str] = json.loads(texts[usual])
     what = next(k for k in {**right, **there} if right.get(k) != there.get(k))
-    tell_blame(odd)
+    _processes.tell_blame(odd)
     raise ProgramMismatchError(
         f"{caller}: process {odd[0]} makes another call: {what} is {there.get(what, 'nothing')}, "
         f"and {right.get(what, 'nothing')} elsewhere.\n\n"

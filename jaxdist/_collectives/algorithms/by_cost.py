@@ -16,7 +16,7 @@ from jaxdist._mesh import ReplicaMesh
 class Auto(Algorithm):
     """The fastest algorithm for each vector by its bytes; of equally fast ones, XLA's own."""
 
-    links: cost.Links
+    links: "cost.Links"
     local: int
     platform: str
 

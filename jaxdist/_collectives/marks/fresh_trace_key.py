@@ -8,18 +8,16 @@ key separates the traces.
 import itertools
 from typing import Any
 
-import jax
+from jaxdist._contexts import TRACE_NUMBER
 
-# JAX makes the value of a user context part of the key of all its trace caches.
-_NUMBER = jax.make_user_context(None)
 _numbers = itertools.count()
 
 
 def fresh_trace_key() -> Any:
     """Return a context in which JAX finds no jaxpr that was traced outside of it."""
-    return _NUMBER(next(_numbers))
+    return TRACE_NUMBER(next(_numbers))
 
 
 def shared_trace_key() -> Any:
     """Return a context in which JAX finds every jaxpr traced outside of `fresh_trace_key`."""
-    return _NUMBER(None)
+    return TRACE_NUMBER(None)

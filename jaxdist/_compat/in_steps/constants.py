@@ -33,6 +33,7 @@ from jax._src.numpy import array_constructors as _array_constructors
 from jax._src.random import prng as _prng
 
 from jaxdist._compat.sources import find_callers_line
+from jaxdist._contexts import CHECKS_CONSTANTS
 from jaxdist._integers import check_fits, find_cut_off
 from jaxdist.errors import ArgumentError
 
@@ -198,10 +199,6 @@ class _Replacements:
 _replacements = _Replacements()
 
 
-# JAX makes the value of a user context part of the key of all its trace caches.
-_CHECKED = jax.make_user_context(False)
-
-
 @contextlib.contextmanager
 def check_constants(
     *, traces_anew: bool = False, view: Callable[[Any], Any] | None = None
@@ -224,7 +221,7 @@ def check_constants(
     _here.is_checking = True
     _here.view = around[1] if view is None else _keep_views(view)
     try:
-        with _CHECKED(True) if traces_anew and not around[0] else contextlib.nullcontext():
+        with CHECKS_CONSTANTS(True) if traces_anew and not around[0] else contextlib.nullcontext():
             yield
     finally:
         _here.is_checking, _here.view = around

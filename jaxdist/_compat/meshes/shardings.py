@@ -11,6 +11,7 @@ from jax._src import pjit as _pjit
 from jax._src import sharding_impls as _sharding_impls
 
 from jaxdist._compat.tracing import list_modules_of_jax
+from jaxdist._contexts import REWRITING
 
 _HERE = threading.local()
 # Called by `reshard` and by all functions with `out_sharding=`.
@@ -21,11 +22,6 @@ _CONSTRAINT = "_create_sharding_for_array"
 _OF_VARIABLE = "_apply_sharding"
 
 Rewrite = Callable[[Any, str], Any]
-
-
-# Part of JAX's key for a traced function. Without it, a jitted function that was traced before with
-# other rewriting would keep the layouts of that trace.
-_key = jax.make_user_context(None)
 
 
 @contextlib.contextmanager
@@ -43,7 +39,7 @@ def rewrite_shardings(rewrite: Rewrite, key: Hashable = None) -> Iterator[None]:
     before = getattr(_HERE, "rewrite", None)
     _HERE.rewrite = rewrite
     try:
-        with _key(key):
+        with REWRITING(key):
             yield
     finally:
         _HERE.rewrite = before

@@ -9,9 +9,10 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdist import _compat, hlo
+from jaxdist import _compat, _reports
 from jaxdist._collectives import TraceNotes
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._program import report, virtual
 from jaxdist._program.arguments.arguments import Static
 from jaxdist._program.arguments.compiler_options import (
     CompilerOptions,
@@ -19,28 +20,19 @@ from jaxdist._program.arguments.compiler_options import (
     refuse_option,
 )
 from jaxdist._program.arguments.out_slot import OutSlot
+from jaxdist._program.compile import saving
 from jaxdist._program.compile.replay import Replay
 from jaxdist._program.compile.result_layouts import choose_result_shardings
-from jaxdist._program.compile.saved import Identity, SavedProgram, check_path, save_program
 from jaxdist._program.compile.without_device import check_can_be_saved, check_needs_no_device
 from jaxdist._program.logical.placed_work import PlacedWork
 from jaxdist._program.nnx.graph_rules import Combination
 from jaxdist._program.proof.replication import TracedCollective
-from jaxdist._program.report.compiled_program import CompiledProgram
-from jaxdist._program.report.explanation import Explanation
-from jaxdist._program.report.matching import CompiledRow
-from jaxdist._program.report.program_text import describe_slots, text
 from jaxdist._program.trace.explicit_types import explicit_types_error
 from jaxdist._program.trace.trace import Signature, TracedStep
 from jaxdist._program.uneven.uneven import cut
 from jaxdist._program.variables.lift import NO_VARIABLES, LiftedVariables
-from jaxdist._program.virtual.program import call_virtually
-from jaxdist._program.virtual.values import VirtualDevice
-from jaxdist._reports import SlicePlan, as_fixed_width
 from jaxdist._values import Kind, PiecesOfResult, hold_global, rebuild_on_unflatten
 from jaxdist.errors import ContextError
-
-hlo.end_sources_at(__file__)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -76,7 +68,7 @@ class Program:
     variables: LiftedVariables = NO_VARIABLES
     told: TraceNotes = dataclasses.field(default_factory=TraceNotes)
     # Lowers the same step for a TPU slice and plans it. `Strategy.lower` sets it.
-    planner: Callable[..., SlicePlan] | None = None
+    planner: "Callable[..., _reports.SlicePlan] | None" = None
     # The work that runs on one logical device of each replica.
     placed: tuple[PlacedWork, ...] = ()
     # The compiler options of the user.
@@ -96,7 +88,7 @@ class Program:
             {'args[0]': 'mirrored float32[3]'}
         """
         slots = self.signature.inputs
-        return describe_slots(self.input_names, slots, dict(self.signature.uneven))
+        return report.describe_slots(self.input_names, slots, dict(self.signature.uneven))
 
     @property
     def results(self) -> dict[str, str]:
@@ -107,7 +99,7 @@ class Program:
             {"result['a']": 'mirrored float32[2]'}
         """
         names = [o.name for o in self.outputs]
-        return describe_slots(names, self.outputs, self.traced.uneven)
+        return report.describe_slots(names, self.outputs, self.traced.uneven)
 
     def call(self, *leaves: Any) -> list[Any]:
         """Run on flat global arrays. `lowered` compiles this function."""
@@ -126,8 +118,10 @@ class Program:
 
     def _call_virtually(self, leaves: Sequence[Any]) -> list[Any]:
         kinds = [o.kind for o in self.outputs]
-        turns = VirtualDevice(self.layout)
-        return call_virtually(self.traced, self.signature, leaves, kinds, self.combined, turns)
+        turns = virtual.VirtualDevice(self.layout)
+        return virtual.call_virtually(
+            self.traced, self.signature, leaves, kinds, self.combined, turns
+        )
 
     def _constrain_rows(self, out: OutSlot, array: Any) -> Any:
         """Constrain dim 0 of a per-replica result to the replicas; XLA lays out the other dims."""
@@ -230,13 +224,13 @@ class Program:
             raise better from error
 
     def _load(
-        self, saved: SavedProgram, lowered: jax.stages.Lowered, *, is_first: bool
+        self, saved: "saving.SavedProgram", lowered: jax.stages.Lowered, *, is_first: bool
     ) -> jax.stages.Compiled:
         loaded = saved.load(self._identify(lowered), is_first=is_first)
         return self.compiled(lowered) if loaded is None else loaded
 
-    def _identify(self, lowered: jax.stages.Lowered) -> Identity:
-        return Identity(
+    def _identify(self, lowered: jax.stages.Lowered) -> "saving.Identity":
+        return saving.Identity(
             self.name,
             lowered,
             self.inputs,
@@ -246,11 +240,11 @@ class Program:
         )
 
     def _save(self, path: str | os.PathLike[str], executable: jax.stages.Compiled) -> None:
-        file = check_path("CompiledProgram.save", "path", path)
+        file = saving.check_path("CompiledProgram.save", "path", path)
         check_can_be_saved(self.name, self.traced.closed, self.layout)
-        save_program(file, self._identify(self.lowered()), executable)
+        saving.save_program(file, self._identify(self.lowered()), executable)
 
-    def compile(self) -> CompiledProgram:
+    def compile(self) -> "report.CompiledProgram":
         """Compile for the strategy's devices, without running anything.
 
         Cost:
@@ -261,7 +255,7 @@ class Program:
             >>> compiled.collectives
             ()
         """
-        return CompiledProgram(self, self.compiled())
+        return report.CompiledProgram(self, self.compiled())
 
     @property
     def compiler_options(self) -> dict[str, Any]:
@@ -297,7 +291,7 @@ class Program:
         return options
 
     @functools.cached_property
-    def collectives(self) -> tuple[CompiledRow, ...]:
+    def collectives(self) -> "tuple[report.CompiledRow, ...]":
         """The collectives of the compiled program: the rows of `explain`.
 
         Equal collectives are one row. It has the kind, the count, the bytes on each device, the
@@ -319,8 +313,8 @@ class Program:
         """
         return self.explain().compiled
 
-    def explain(self) -> Explanation:
-        """Return what the compiled program communicates, and the outcome of each collective.
+    def explain(self) -> "report.Explanation":
+        """Return what the compiled program communicates, and what became of each asked collective.
 
         A notebook shows it as a table, `str` and `print` as aligned text, rich as a rich table.
 
@@ -344,7 +338,7 @@ class Program:
         global_batch: int | None = None,
         quick: bool = False,
         save: str | os.PathLike[str] | None = None,
-    ) -> SlicePlan:
+    ) -> "_reports.SlicePlan":
         """Compile the same step for a TPU slice, and plan it. The slice need not exist here.
 
         The step is traced again for the replicas of that slice, with shapes only. It reads no
@@ -400,10 +394,10 @@ class Program:
         )
 
     def __repr__(self) -> str:
-        return text(self)
+        return report.text(self)
 
     def _repr_html_(self) -> str:
-        return as_fixed_width(text(self))
+        return _reports.as_fixed_width(report.text(self))
 
 
 def _as_named_function(program: Program, name: str) -> Callable[..., Any]:

@@ -16,9 +16,8 @@ import zlib
 
 import jax
 
-from jaxdist import _compat
+from jaxdist import _compat, _processes
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._processes import exchange, find_odd_ones, tell_blame
 from jaxdist.errors import ProgramMismatchError
 
 _CHANNEL = "program"
@@ -91,7 +90,7 @@ def check_same_program(
     own = {k: v if len(v) < 200 else _hash(v) for k, v in told.items()} | {"program": _hash(text)}
     call = f"strategy.run({name})"
     before, purpose = f"{call} before its first run", f"the program of {call}"
-    texts = exchange(before, _CHANNEL, json.dumps(own), timeout_seconds, purpose)
+    texts = _processes.exchange(before, _CHANNEL, json.dumps(own), timeout_seconds, purpose)
     said: list[dict[str, str]] = [json.loads(text) for text in texts]
     different = [k for k in _PARTS if len({one[k] for one in said}) > 1]
     if different:
@@ -106,11 +105,13 @@ def _explain(
     part: str,
     seconds: float | None,
 ) -> ProgramMismatchError:
-    """Return the error for programs that differ; all processes call this together."""
-    odd, usual = find_odd_ones([one[part] for one in said])
-    texts = exchange(call, "program-text", _pack(told[part]), seconds, f"the text of {call}")
+    """Return the error for programs that differ; all processes get here together."""
+    odd, usual = _processes.find_odd_ones([one[part] for one in said])
+    texts = _processes.exchange(
+        call, "program-text", _pack(told[part]), seconds, f"the text of {call}"
+    )
     wrong, other = _unpack(texts[odd[0]]), _unpack(texts[usual or 0])
-    tell_blame(odd)
+    _processes.tell_blame(odd)
     return ProgramMismatchError(
         f"{call}: process {odd[0]} runs another program; what differs: {_PARTS[part]}.\n"
         f"{_show_first_difference(wrong, other, part)}\n\n"

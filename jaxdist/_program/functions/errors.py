@@ -10,7 +10,7 @@ from jaxdist import _compat
 from jaxdist._program.arguments.arguments import Flat, unflatten
 from jaxdist._program.functions.draws import Draws
 from jaxdist._program.nnx.graph import CachedGraph
-from jaxdist._program.op_by_op.invalid_numbers import has_kind, kind_of, remedy
+from jaxdist._program.op_by_op import has_kind, kind_of, remedy
 from jaxdist._values import Origin, PerReplica, Variable, use_binding
 from jaxdist.errors import MixedStrategyError, NotFiniteError
 

@@ -36,7 +36,7 @@ from jaxdist._program.functions.errors import find_invalid_operation, mixed_devi
 from jaxdist._program.functions.flat_result import FlatResult
 from jaxdist._program.functions.trace import FunctionTrace, trace_function
 from jaxdist._program.nnx.graph_cache import GraphCache
-from jaxdist._program.op_by_op.eagerly import EAGERLY
+from jaxdist._program.op_by_op import EAGERLY
 from jaxdist._replica import HasLayout, current_frame
 from jaxdist._validate import check_callable
 from jaxdist._values import (

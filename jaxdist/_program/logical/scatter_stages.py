@@ -20,8 +20,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist import cost
 from jaxdist._mesh import ReplicaMesh
-from jaxdist.cost import worker_of
 
 # Below this size start-up dominates the time of a collective.
 _LEAST_BYTES = 1 << 20
@@ -84,7 +84,7 @@ def find_stages(layout: ReplicaMesh) -> ScatterStages | None:
     # The last axes are those within a slice.
     for first in range(len(long)):
         slices = np.array(layout.devices).reshape(-1, math.prod(sizes[n] for n in long[first:]))
-        if all(len({worker_of(d) for d in devices}) == 1 for devices in slices):
+        if all(len({cost.worker_of(d) for d in devices}) == 1 for devices in slices):
             [found, *others] = {_find_parts(list(devices)) for devices in slices}
             if found is None or others:
                 return None

@@ -19,7 +19,7 @@ from jaxdist._program.run.mesh_of_trace import call_in_types_of_trace
 from jaxdist._program.trace.trace import Signature
 from jaxdist._program.uneven.uneven import padded, uneven_shapes
 from jaxdist._program.variables.lift import LiftedVariables
-from jaxdist._program.virtual.limits import not_differentiable
+from jaxdist._program.virtual import not_differentiable
 from jaxdist._values import (
     Kind,
     PerReplica,

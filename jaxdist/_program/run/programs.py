@@ -20,10 +20,10 @@ from jaxdist._program.arguments.arguments import check_no_arrays_hidden, check_n
 from jaxdist._program.arguments.compiler_options import CompilerOptions, format_options
 from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
 from jaxdist._program.arguments.retrace import RetraceWatch, source_location
+from jaxdist._program.compile import saving
 from jaxdist._program.compile.build import build
 from jaxdist._program.compile.program import Program
 from jaxdist._program.compile.same_program import check_same_program
-from jaxdist._program.compile.saved import SavedProgram, describe_saved, read_saved
 from jaxdist._program.proof.uneven_mean import warn_of_means
 from jaxdist._program.run.ahead import (
     LaterSteps,
@@ -239,7 +239,7 @@ class Programs:
         return ready
 
     def _compile(self, program: Program, path: pathlib.Path | None) -> jax.stages.Compiled:
-        saved = read_saved(path)
+        saved = saving.read_saved(path)
         lowered = program.lowered()
         if not program.layout.is_shared:
             return self._load_or_compile(program, saved, lowered)
@@ -254,14 +254,14 @@ class Programs:
             program.layout,
             seconds,
             format_options(program.asked_options),
-            describe_saved(saved),
+            saving.describe_saved(saved),
         )
         return self._load_or_compile(program, saved, lowered)
 
     def _load_or_compile(
         self,
         program: Program,
-        saved: SavedProgram | SavedProgramError | None,
+        saved: "saving.SavedProgram | SavedProgramError | None",
         lowered: jax.stages.Lowered,
     ) -> jax.stages.Compiled:
         if isinstance(saved, SavedProgramError):

@@ -19,8 +19,8 @@ from typing import Any
 import jax
 from jax.tree_util import keystr
 
+from jaxdist import _processes
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._processes import get_agreement, get_store, tell_blame
 from jaxdist._program.run.call import Call
 from jaxdist._values import MOST_BYTES, PerReplica, digest, is_of_this_process, make_equal
 from jaxdist.errors import ProgramMismatchError
@@ -74,7 +74,7 @@ class LaterCalls:
             ProgramMismatchError: An argument of an earlier call differed.
         """
         if not self._folder:
-            agreement = get_agreement()
+            agreement = _processes.get_agreement()
             which = 0 if agreement is None else agreement.count("strategies")
             self._folder = f"jaxdist/arguments/{which}/"
         self._count += 1
@@ -97,7 +97,7 @@ class LaterCalls:
         self._order = zlib.crc32(name.encode(), self._order)
 
     def _look(self, layout: ReplicaMesh) -> None:
-        store = get_store()
+        store = _processes.get_store()
         if store is None:
             return
         me = layout.process.index
@@ -116,7 +116,7 @@ class LaterCalls:
             names = [n for n in {**own, **there} if own.get(n) != there.get(n)]
             # With two processes nobody knows who is wrong: the lower number counts as right.
             odd = max(other, me)
-            tell_blame([odd])
+            _processes.tell_blame([odd])
             raise ProgramMismatchError(
                 f"strategy.run: {names[0]} of call {number} was different in process {odd}.\n\n"
                 "A plain array or number is the same for every replica, so it is equal in all "

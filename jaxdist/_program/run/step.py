@@ -22,6 +22,8 @@ from typing import Any, NoReturn
 from jaxdist import _compat
 from jaxdist._devices import CPU_STEPS
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._program import op_by_op as executor
+from jaxdist._program import virtual
 from jaxdist._program.arguments import options as run_options
 from jaxdist._program.arguments.arguments import (
     Flat,
@@ -48,7 +50,6 @@ from jaxdist._program.arguments.padding import has_padding
 from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile.program import Program
 from jaxdist._program.nnx.graph_cache import GraphCache
-from jaxdist._program.op_by_op.executor import OpByOpStep, Outcome
 from jaxdist._program.proof.uneven_mean import warn_of_means
 from jaxdist._program.run.call import Call, read, run_inside_trace
 from jaxdist._program.run.call_paths import (
@@ -68,7 +69,6 @@ from jaxdist._program.run.same_arguments import make_arguments_equal
 from jaxdist._program.run.whole_batches import WholeBatches, find_in_program
 from jaxdist._program.state.no_rows import rows_of
 from jaxdist._program.variables.lift import LiftedVariables
-from jaxdist._program.virtual.limits import check_compiled, check_inside_trace
 from jaxdist._replica import HasLayout
 from jaxdist._values import as_held
 from jaxdist.errors import NotFiniteError
@@ -227,7 +227,7 @@ class Step:
         return read(flat, self._graphs.of(flat), self._layout)
 
     def _inside_trace(self, call: Call, around: Any) -> Any:
-        check_inside_trace(self._layout)
+        virtual.check_inside_trace(self._layout)
         program = self._programs.find_or_trace(call)
         left = self._compiler_options
         # `compiler_options` checks them against those that the program needs.
@@ -262,8 +262,10 @@ class Step:
             self.check_deleted(args, kwargs)
         return self._op_by_op(call, args)
 
-    def _run_op_by_op(self, call: Call, args: tuple[Any, ...], *, warns: bool) -> Outcome:
-        check_compiled(self._layout)
+    def _run_op_by_op(
+        self, call: Call, args: tuple[Any, ...], *, warns: bool
+    ) -> "executor.Outcome":
+        virtual.check_compiled(self._layout)
         given = self._compiler_options, self._saved_program
         log_options_without_effect("strategy.run", *given, OP_BY_OP)
         fn: Any = self._fn()
@@ -272,7 +274,7 @@ class Step:
         check_no_arrays_hidden("strategy.run", call.flat)
         check_no_refs("strategy.run", call.flat)
         with _compat.enable_jit():
-            step = OpByOpStep(fn, call.signature, strategy, call.leaves)
+            step = executor.OpByOpStep(fn, call.signature, strategy, call.leaves)
             outcome = step.run(self.donated, source_location(fn))
             if warns:
                 self._warn_of_means(call, step, source_location(fn))
@@ -282,7 +284,7 @@ class Step:
                 self._whole_batches.check(call, batches, call.signature, traced, reached)
             return outcome
 
-    def _warn_of_means(self, call: Call, step: OpByOpStep, where: str) -> None:
+    def _warn_of_means(self, call: Call, step: "executor.OpByOpStep", where: str) -> None:
         """Warn, once for each step, of a mean over replicas with different numbers of rows."""
         if self._has_warned_of_means or not call.signature.uneven:
             return

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdist import _compat
 from jaxdist._collectives import reduce_by_tree
-from jaxdist._program.op_by_op.rendezvous import move_to_one_axis
+from jaxdist._program.op_by_op import move_to_one_axis
 from jaxdist._program.virtual.values import Own, Same, VirtualDevice, barrier
 from jaxdist._values import combine_pairwise
 from jaxdist.errors import UnsupportedError

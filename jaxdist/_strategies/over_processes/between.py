@@ -10,10 +10,9 @@ from typing import Any
 
 import jax
 
-from jaxdist._checkpoints import keep_states, save_after
+from jaxdist import _checkpoints, _processes
 from jaxdist._compat import is_ready
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._processes import CallOfAll, Waiter, at_leaving, get_settings
 from jaxdist._program import LaterCalls
 from jaxdist.errors import ArgumentError, OtherProcessError
 
@@ -34,11 +33,11 @@ class BetweenProcesses:
         self._layout = layout
         self._steps = 0
         self._later = LaterCalls()
-        self._calls: dict[str, CallOfAll] = {}
+        self._calls: dict[str, _processes.CallOfAll] = {}
         # A result of each of the last calls; see `_finish`.
         self._results: collections.deque[Any] = collections.deque(maxlen=_MOST_IN_FLIGHT)
         own = weakref.ref(self)
-        at_leaving(lambda: _finish(own()))
+        _processes.at_leaving(lambda: _finish(own()))
         self._limits: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 
     def limit(self, fn: Any, seconds: float) -> None:
@@ -71,17 +70,17 @@ class BetweenProcesses:
         self._later.add(name, args, kwargs, self._layout)
         own = self._limits.get(fn) if self._limits else None
         seconds = own if seconds is None else seconds if own is None else min(own, seconds)
-        keep_states()
+        _checkpoints.keep_states()
         try:
-            with Waiter(shown, shown, seconds, self._steps) as waiter:
+            with _processes.Waiter(shown, shown, seconds, self._steps) as waiter:
                 result = call(*args, **kwargs) if kwargs else call(*args)
                 self._wait(waiter, result, seconds)
         except OtherProcessError as error:
-            save_after(error)
+            _checkpoints.save_after(error)
             raise
         return result
 
-    def _wait(self, waiter: Waiter, result: Any, seconds: float | None) -> None:
+    def _wait(self, waiter: "_processes.Waiter", result: Any, seconds: float | None) -> None:
         """Keep one array of a result; with `seconds`, wait for all of them."""
         arrays = _list_arrays(result)
         if arrays:
@@ -97,13 +96,13 @@ class BetweenProcesses:
             UnavailableError: Another process has ended.
         """
         self._later.note(name)
-        place = self._calls.setdefault(name, CallOfAll(name)).name_next()
+        place = self._calls.setdefault(name, _processes.CallOfAll(name)).name_next()
         try:
-            with Waiter(name, place, seconds) as waiter:
+            with _processes.Waiter(name, place, seconds) as waiter:
                 result = call()
                 self._wait(waiter, result, seconds)
         except OtherProcessError as error:
-            save_after(error)
+            _checkpoints.save_after(error)
             raise
         return result
 
@@ -116,7 +115,7 @@ def _finish(between: BetweenProcesses | None) -> None:
     `quiet_seconds`.
     """
     arrays: list[Any] = [] if between is None else list(between._results)
-    end = time.monotonic() + get_settings().quiet_seconds
+    end = time.monotonic() + _processes.get_settings().quiet_seconds
     for array in [*arrays, *jax.live_arrays()]:
         while not array.is_deleted() and not is_ready(array):
             if time.monotonic() >= end:
@@ -133,7 +132,7 @@ def _count_bytes(array: jax.Array) -> int:
 
 def check_limit(caller: str, seconds: float | None) -> None:
     """Raise for a time limit that XLA's own limit would cut short."""
-    most = get_settings().collective_seconds
+    most = _processes.get_settings().collective_seconds
     if seconds is not None and seconds > most:
         raise ArgumentError(
             f"{caller} was given timeout_seconds={seconds:g}, and collectives of this job end "

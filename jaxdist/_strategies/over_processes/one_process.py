@@ -3,13 +3,8 @@
 import logging
 import os
 
+from jaxdist import cluster_resolver
 from jaxdist._mesh import ReplicaMesh
-from jaxdist.cluster_resolver import (
-    choose_resolver,
-    find_own_task,
-    find_source,
-    list_training_tasks,
-)
 from jaxdist.errors import JaxdistError, SeveralProcessesError
 
 _LOG = logging.getLogger("jaxdist")
@@ -76,8 +71,10 @@ def _warn_if_not_joined(caller: str) -> None:
     try:
         # A copy: the resolver of Slurm sets the GPUs of its task.
         environ = dict(os.environ)
-        source, resolver = find_source(environ), choose_resolver(environ)
-        tasks, own = list_training_tasks(resolver), find_own_task(caller, resolver)
+        source = cluster_resolver.find_source(environ)
+        resolver = cluster_resolver.choose_resolver(environ)
+        tasks = cluster_resolver.list_training_tasks(resolver)
+        own = cluster_resolver.find_own_task(caller, resolver)
     except JaxdistError:
         # This strategy does not use the cluster, so its errors do not matter here.
         return

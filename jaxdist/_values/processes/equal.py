@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist import _processes
 from jaxdist._mesh import ReplicaMesh, make_auto_sharding
-from jaxdist._processes import get_agreement
 from jaxdist._values.processes.digests import digest
 from jaxdist.errors import ProgramMismatchError
 
@@ -41,7 +41,7 @@ def make_equal(
         ProgramMismatchError: NumPy arrays or numbers differ: these are data, which would be the
             same for every replica; or names, shapes or dtypes differ.
     """
-    agreement = get_agreement() if layout.is_shared else None
+    agreement = _processes.get_agreement() if layout.is_shared else None
     if agreement is None or not named:
         return {}
     own = {name: (_describe(x), digest(x), _is_state(x)) for name, x in named.items()}

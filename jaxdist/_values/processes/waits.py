@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 import jax
 
-from jaxdist import _compat
+from jaxdist import _compat, _processes
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._processes import CallOfAll, Waiter
 
-_CALLS: dict[str, CallOfAll] = {}
+_CALLS: "dict[str, _processes.CallOfAll]" = {}
 
 
 def compute_together(call: str, layout: ReplicaMesh, compute: Callable[[], jax.Array]) -> jax.Array:
@@ -25,9 +24,9 @@ def compute_together(call: str, layout: ReplicaMesh, compute: Callable[[], jax.A
     """
     if not layout.is_shared or _compat.is_inside_trace():
         return compute()
-    place = _CALLS.setdefault(call, CallOfAll(call)).name_next()
+    place = _CALLS.setdefault(call, _processes.CallOfAll(call)).name_next()
     seconds = layout.timeout_seconds
-    with Waiter(call, place, seconds) as waiter:
+    with _processes.Waiter(call, place, seconds) as waiter:
         result = compute()
         if seconds is not None:
             waiter.wait([result])

@@ -4,9 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from jaxdist import _compat
+from jaxdist import _compat, _processes
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._processes import exchange
 from jaxdist._values.replicas.agreed import AgreedShapes, agreed_shapes, mark_with_shapes
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist.errors import ProgramMismatchError
@@ -44,7 +43,9 @@ def find_shapes(name: object, value: PerReplica, layout: ReplicaMesh) -> AgreedS
         return known
     purpose = f"the shapes of {name}"
     seconds = layout.timeout_seconds
-    texts = exchange(f"The call with {name}", _CHANNEL, json.dumps(own), seconds, purpose)
+    texts = _processes.exchange(
+        f"The call with {name}", _CHANNEL, json.dumps(own), seconds, purpose
+    )
     said = [json.loads(text) for text in texts]
     left = {process: iter(one) for process, one in enumerate(said)}
     everyone = [next(left[process]) for process in layout.replica_owners]

@@ -4,7 +4,7 @@ import argparse
 import pathlib
 import sys
 
-from jaxdist._launching import ClusterJob, Patience, Program, connect_to_ray, launch_cluster
+from jaxdist import _launching
 from jaxdist._validate import as_path
 from jaxdist.cli._launch_command.files import print_task_file
 from jaxdist.errors import ArgumentError
@@ -122,7 +122,7 @@ def is_cluster(arguments: argparse.Namespace) -> bool:
     return True
 
 
-def launch_with_servers(arguments: argparse.Namespace, program: Program) -> int:
+def launch_with_servers(arguments: argparse.Namespace, program: "_launching.Program") -> int:
     """Start the tasks, and return the exit code when all have ended.
 
     Raises:
@@ -154,7 +154,7 @@ def launch_with_servers(arguments: argparse.Namespace, program: Program) -> int:
         directory = as_path("jaxdist launch", "--snapshot-directory", directory, "snapshots")
         arguments.snapshot_directory = directory
     grace = arguments.grace_seconds
-    job = ClusterJob(
+    job = _launching.ClusterJob(
         program.command,
         # `jaxdist train` is the program of the chief only.
         plain if is_plain else program.command,
@@ -163,12 +163,12 @@ def launch_with_servers(arguments: argparse.Namespace, program: Program) -> int:
         devices_per_process=arguments.devices_per_process,
         restarts=arguments.restarts,
         snapshot_directory=None if directory is None else pathlib.Path(directory).absolute(),
-        patience=Patience() if grace is None else Patience(grace=grace),
+        patience=_launching.Patience() if grace is None else _launching.Patience(grace=grace),
         evaluators=1 if arguments.evaluator else 0,
     )
     if arguments.target is not None:
         return print_task_file(arguments, program, job)
     if arguments.on == "ray":
-        with connect_to_ray() as nodes:
-            return launch_cluster(job, nodes.run_tasks)
-    return launch_cluster(job)
+        with _launching.connect_to_ray() as nodes:
+            return _launching.launch_cluster(job, nodes.run_tasks)
+    return _launching.launch_cluster(job)

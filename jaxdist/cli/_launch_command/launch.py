@@ -4,9 +4,8 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from jaxdist import jobs
+from jaxdist import _launching, jobs
 from jaxdist._examples import find_config
-from jaxdist._launching import Job, Patience, Program, connect_to_ray, launch, make_command
 from jaxdist.cli._launch_command.cluster import add_cluster_options, is_cluster, launch_with_servers
 from jaxdist.cli._launch_command.files import add_file_options, check_options, print_file
 from jaxdist.errors import ArgumentError
@@ -62,7 +61,7 @@ def add_launch(
         metavar="R",
         help="start all processes again after a failure, at most R times; 0 if left out",
     )
-    usual = Patience()
+    usual = _launching.Patience()
     parser.add_argument(
         "--report-seconds",
         type=float,
@@ -124,27 +123,27 @@ def launch_processes(arguments: argparse.Namespace, parse: ParseArguments) -> in
     if arguments.target is not None:
         return print_file(arguments, made, count)
     times = {"report": arguments.report_seconds, "grace": arguments.grace_seconds}
-    job = Job(
+    job = _launching.Job(
         made.command,
         count,
         devices_per_process=arguments.devices_per_process,
         restarts=arguments.restarts,
-        patience=Patience(**{name: time for name, time in times.items() if time is not None}),
+        patience=_launching.Patience(**{n: time for n, time in times.items() if time is not None}),
         least=least,
     )
     if arguments.on == "ray":
-        with connect_to_ray() as cluster:
-            return launch(job, cluster.run_attempt)
-    return launch(job)
+        with _launching.connect_to_ray() as cluster:
+            return _launching.launch(job, cluster.run_attempt)
+    return _launching.launch(job)
 
 
 def _make_program(
     program: Sequence[str], is_module: bool, parse: ParseArguments, *, has_servers: bool
-) -> Program:
+) -> "_launching.Program":
     if is_module or program[0] != _TRAIN:
-        command = make_command(program[0], program[1:], is_module=is_module)
-        return Program(command, None if is_module else program[0])
-    # Find mistakes here, not once in each process.
+        command = _launching.make_command(program[0], program[1:], is_module=is_module)
+        return _launching.Program(command, None if is_module else program[0])
+    # Mistakes are found here, and not once in each process.
     given = parse(program)
     kind = jobs.load_job_config(given.config, given.overrides).values.strategy.kind
     # Pass the path, since a file for a cluster may contain the text of the configuration.
@@ -162,7 +161,8 @@ def _make_program(
             f"{_WITH_SERVERS if has_servers else 'multi_worker_mirrored'}."
         )
     arguments = [*program[:place], file, *program[place + 1 :]]
-    return Program([sys.executable, "-m", "jaxdist", *arguments], file, is_training=True)
+    command = [sys.executable, "-m", "jaxdist", *arguments]
+    return _launching.Program(command, file, is_training=True)
 
 
 def _read_numbers(count: int | None, elastic: str | None) -> tuple[int | None, int]:

@@ -1,11 +1,9 @@
 """The history of a run, and the files that a run writes at its end."""
 
 import dataclasses
-import importlib.metadata
 import io
 import json
 import math
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,6 @@ from jaxdist.jobs._config.schema import OutputConfig
 from jaxdist.jobs._run.report import TrainingReport
 from jaxdist.jobs._task import Curve, Task
 from jaxdist.training import require_extra
-
-VERSIONED = ("jaxdist", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
 @dataclasses.dataclass
@@ -34,20 +30,6 @@ class History:
     losses: list[float] = dataclasses.field(default_factory=list)
     evaluations: list[dict[str, float]] = dataclasses.field(default_factory=list)
     changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that affect a result.
-
-    The version of a missing package is `"not installed"`.
-    """
-    found = {"python": platform.python_version()}
-    for name in VERSIONED:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "from source" if name == "jaxdist" else "not installed"
-    return found
 
 
 def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:

@@ -26,7 +26,8 @@ from jaxdist.jobs._config.checks import (
 )
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig
-from jaxdist.jobs._run.metrics import versions, write_output
+from jaxdist.jobs._names import versions
+from jaxdist.jobs._run.metrics import write_output
 from jaxdist.jobs._run.opening import describe_communication, describe_run
 from jaxdist.jobs._run.progress import Stopwatch, TrainingProgress
 from jaxdist.jobs._run.report import TrainingReport

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 import jaxdist
-from jaxdist import IndexedSlices, PerReplica, VariableAggregation, _validate
+from jaxdist import IndexedSlices, PerReplica, VariableAggregation
 from jaxdist.errors import (
     ArgumentTypeError,
     DeadlineExceededError,
@@ -277,7 +277,7 @@ def test_two_replicas_need_devices_of_their_own() -> None:
 def test_compiler_options_have_no_effect_on_workers_and_the_log_says_so(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_validate, "_LOGGED", set())
+    monkeypatch.setattr("jaxdist._validate.arguments._LOGGED", set())
     strategy = make_worker(2)
     options = jaxdist.RunOptions(compiler_options={"xla_cpu_enable_fast_math": False})
     with caplog.at_level(logging.INFO, "jaxdist"):

@@ -1,4 +1,4 @@
-"""Checks of arguments that several rooms share."""
+"""Checks of arguments that are not arrays."""
 
 import collections
 import contextlib
@@ -12,11 +12,6 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from jaxdist._integers import check_fits
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CallArgumentsError, JaxdistError
 
 _LOG = logging.getLogger("jaxdist")
@@ -259,59 +254,6 @@ def as_local_path(found: str, path: str) -> str:
     )
 
 
-def as_floating(caller: str, name: str, dtype: Any) -> Any:
-    """Check that `dtype` is a floating-point dtype, and return it."""
-    with contextlib.suppress(TypeError):
-        found = jnp.dtype(spell_dtype(dtype))
-        if jnp.issubdtype(found, jnp.floating):
-            return found
-    raise ArgumentTypeError(
-        f"{caller} was given {name}={show(dtype)}.\n\n"
-        "Arrays of floating-point numbers are sent and returned in this dtype.\n\n"
-        f"Pass for instance {name}=jnp.bfloat16, or leave it out."
-    )
-
-
-def as_array(caller: str, name: str, value: Any) -> jax.Array:
-    """Return `value` as a JAX array, or raise an error that names it."""
-    if isinstance(value, jax.Array):
-        return value
-    check_fits(caller, name, value)
-    try:
-        return jnp.asarray(value)
-    except OverflowError:
-        bounds = jnp.iinfo(jax.dtypes.canonicalize_dtype("int64"))
-        # Propose 64 bits only if they help: NumPy makes an object array of larger integers.
-        helps = bounds.bits == 32 and np.asarray(value).dtype.kind in "iu"
-        wider = ", or turn on 64 bits: jax.config.update('jax_enable_x64', True)" * helps
-        raise ArgumentError(
-            f"{caller} was given {name}={show(value)}.\n\nPython integers become {bounds.dtype}, "
-            f"which ends at {bounds.min} and {bounds.max}.\n\n"
-            f"Pass a float{wider}."
-        ) from None
-    except (TypeError, ValueError) as error:
-        raise ArgumentTypeError(
-            f"{caller} was given {name}={show(value)}.\n\n{name} is an array or a number."
-            "\n\nPass an array of jax or numpy whose dtype is a number or bool."
-        ) from error
-
-
-def as_arrays(caller: str, name: str, tree: Any) -> Any:
-    """Return `tree` with JAX arrays as leaves, or raise an error that names the leaf."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: as_array(caller, name + jax.tree_util.keystr(path), leaf), tree
-    )
-
-
-def is_array(value: Any) -> bool:
-    """Return whether JAX treats `value` as an array, as it does tracers, numbers and shapes."""
-    if isinstance(value, (jax.Array, bool, int, float, complex)):
-        return True
-    # "V" is the kind of bfloat16 and of the 8-bit floats, which NumPy does not know.
-    kind = getattr(getattr(value, "dtype", None), "kind", None)
-    return hasattr(value, "shape") and kind is not None and kind in "biufcV"
-
-
 def as_iterator(caller: str, name: str, value: Any, what: str, remedy: str) -> Iterator[Any]:
     """Return `iter(value)`; raise an error for strings, dicts and values that are not iterable."""
     if not isinstance(value, (str, bytes, dict)) and getattr(value, "ndim", 1):
@@ -335,16 +277,6 @@ def as_list(
     for entry in listed:
         check_instance(caller, name, entry, kind, what, remedy)
     return listed
-
-
-def check_has_arrays(caller: str, name: str, tree: Any, what: str = "a pytree of arrays") -> None:
-    """Raise an error if a pytree has leaves and none is an array; an empty pytree is valid."""
-    leaves = jax.tree.leaves(tree)
-    if leaves and not any(map(is_array, leaves)):
-        raise ArgumentTypeError(
-            f"{caller} was given {name}={show(tree)}, in which no leaf is an array.\n\n"
-            f"{name} is {what}.\n\nPass for instance {name}={{'w': jnp.ones((2, 2))}}."
-        )
 
 
 def check_keys(found: str, name: str, tree: Any) -> None:

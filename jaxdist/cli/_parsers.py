@@ -1,0 +1,334 @@
+"""The arguments of each command but `jaxdist launch`, without what the commands need to run.
+
+`jaxdist --help` and a wrong argument load no JAX: `_commands` imports a command when it is run.
+"""
+
+import argparse
+from pathlib import Path
+
+from jaxdist import _lint, _resolve, jobs
+from jaxdist.cli import _commands
+from jaxdist.cli._job_arguments import add_job_arguments, add_server_options
+
+_SIZES = ("1KiB", "16KiB", "256KiB", "2MiB", "8MiB")
+
+
+def add_train(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    shared: argparse.ArgumentParser,
+) -> None:
+    parser = commands.add_parser(
+        "train",
+        parents=[shared],
+        allow_abbrev=False,
+        help=f"train a task: {', '.join(jobs.TASK_NAMES)}",
+        description=(
+            "Train the task that the configuration names, on all accelerators or on virtual CPU "
+            "devices. A second run resumes from the newest checkpoint."
+        ),
+    )
+    add_job_arguments(parser)
+    parser.add_argument(
+        "--resume-from-previous",
+        action="store_true",
+        help="where the newest checkpoint is damaged, resume from the one before",
+    )
+    parser.add_argument(
+        "--accept-changes",
+        action="store_true",
+        help="resume with other values than the checkpoint was trained with",
+    )
+    parser.set_defaults(command=lambda arguments: _commands.train(arguments))
+
+
+def add_new(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    shared: argparse.ArgumentParser,
+) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "new",
+        parents=[shared],
+        allow_abbrev=False,
+        help="write a project that trains at once: config, model, data, script, test, notebook",
+        description=(
+            "Write a new folder with a configuration, a model, data, a script that trains, a test "
+            "and a notebook. All of them run at once; replace the data and the model by yours."
+        ),
+    )
+    parser.add_argument("name", metavar="NAME", help="the new folder")
+    parser.set_defaults(command=lambda arguments: _commands.write(arguments))
+
+
+def add_examples(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    shared: argparse.ArgumentParser,
+) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "examples",
+        parents=[shared],
+        allow_abbrev=False,
+        help="list the configurations and notebooks of jaxdist, or copy them",
+        description=(
+            "List the configurations and notebooks that come with jaxdist. With FOLDER, copy them "
+            "into its folders configs and notebooks, which must not exist."
+        ),
+    )
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", help="where to copy them")
+    parser.set_defaults(command=lambda arguments: _commands.show_or_copy(arguments))
+
+
+def add_plan(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    shared: argparse.ArgumentParser,
+) -> None:
+    """Add the arguments of `jaxdist plan`."""
+    parser = commands.add_parser(
+        "plan",
+        parents=[shared],
+        allow_abbrev=False,
+        help="what a job would need and take on TPUs or GPUs that are not here",
+        description=(
+            "Compile the train step of a configuration for a slice of TPUs, or for GPUs, with "
+            "their own compiler, on this machine, and print memory, work, collectives, bounds and "
+            "the predicted time of a step. Needs libtpu and no TPU, or JAX's CUDA plugin and no "
+            "GPU."
+        ),
+    )
+    add_job_arguments(parser)
+    parser.add_argument(
+        "--topology",
+        required=True,
+        metavar="MACHINE",
+        help="a slice of TPUs, such as v5p:8x8x8 or v5e:4x4; or GPUs, such as h100:4x8 (hosts x "
+        "GPUs of a host) or gb200:2x18x4 (NVLink domains x hosts x GPUs)",
+    )
+    parser.add_argument("--slices", type=int, metavar="N", help="how many such slices of TPUs")
+    parser.add_argument(
+        "--logical",
+        metavar="SHAPE",
+        help="logical devices of a replica: their number, or chips in x, y and z, such as 2x2",
+    )
+    names = ", ".join(dict.fromkeys(("replicated", "sharded_update", *jobs.PARTITIONS)))
+    parser.add_argument("--rules", metavar="NAME", help=f"how state is placed: {names}")
+    parser.add_argument(
+        "--global-batch",
+        type=int,
+        metavar="ROWS",
+        help="rows of a batch, of all replicas; each keeps those of the configuration if left out",
+    )
+    parser.add_argument(
+        "--xla",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of the compiler, such as xla_tpu_scoped_vmem_limit_kib=65536; may be given "
+        "many times; the section [compiler] of a configuration has them too",
+    )
+    parser.add_argument(
+        "--sweep", action="store_true", help="compare rules and logical devices, and rank them"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="compile once: no one device to compare with, and no search for a batch that fits",
+    )
+    parser.add_argument(
+        "--save",
+        metavar="FILE",
+        help="save the compiled program, for jaxdist train --set training.program=FILE there",
+    )
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the assignment")
+    parser.set_defaults(command=lambda arguments: _commands.plan(arguments))
+
+
+def add_trace(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    shared: argparse.ArgumentParser,
+) -> None:
+    """Add the arguments of `jaxdist trace`."""
+    parser = commands.add_parser(
+        "trace",
+        parents=[shared],
+        allow_abbrev=False,
+        help="where the time of a job's step goes, from a profile",
+        description=(
+            "Run a few train steps of a configuration, record a profile of JAX, and print the time "
+            "of a step by compute, collectives, host and idle. It trains nothing: no checkpoint "
+            "and no file of the job is read or written."
+        ),
+    )
+    add_job_arguments(parser)
+    parser.add_argument(
+        "--steps", type=int, default=5, metavar="N", help="how many steps are recorded (5)"
+    )
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        default=Path("profile"),
+        metavar="DIR",
+        help="where the profile is written (profile)",
+    )
+    parser.set_defaults(command=lambda arguments: _commands.trace(arguments))
+
+
+def add_bench(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    shared: argparse.ArgumentParser,
+) -> None:
+    """Add the arguments of `jaxdist bench`."""
+    bench = commands.add_parser(
+        "bench",
+        allow_abbrev=False,
+        help="measure this machine",
+        description="Measure what jaxdist predicts times from.",
+    )
+    kinds = bench.add_subparsers(dest="what", metavar="WHAT", required=True)
+    parser = kinds.add_parser(
+        "collectives",
+        parents=[shared],
+        allow_abbrev=False,
+        help="latency and bandwidth of all-reduces",
+        description=(
+            "Time all-reduces of several sizes over the devices of this machine, and print the "
+            "latency and bandwidth that explain them, below which size arrays are packed, and from "
+            "which sizes on another algorithm is predicted to be faster."
+        ),
+    )
+    parser.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="how many devices; all accelerators, or 8 of the CPU, if left out",
+    )
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        default=list(_SIZES),
+        metavar="SIZE",
+        help="bytes on each device, such as 4096, 64KiB or 1MiB; two or more",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=9, metavar="N", help="times that everything is measured"
+    )
+    parser.add_argument(
+        "--save",
+        metavar="PATH",
+        help="write a file that jaxdist.config.links and JAXDIST_LINKS read",
+    )
+    parser.set_defaults(command=lambda arguments: _commands.bench_collectives(arguments))
+
+
+def add_lint(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    shared: argparse.ArgumentParser,
+) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "lint",
+        parents=[shared],
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        help="find in programs what the guides warn of",
+        description=(
+            "Find in Python files and notebooks what the guides warn of, and say how to correct "
+            "it.\nRuns nothing. The exit code is 0, 1 if something was found, 2 for a file that "
+            "cannot be read.\n\nRules:\n"
+            + "\n".join(f"  {rule.code} {rule.name:<18}{rule.reason}" for rule in _lint.RULES)
+            + "\n\nThe comment `# jaxdist: ignore[JD001]` switches a rule off in its line."
+        ),
+    )
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a file or a folder")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.set_defaults(command=lambda arguments: _commands.lint(arguments))
+
+
+def add_resolve(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    shared: argparse.ArgumentParser,
+) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "resolve",
+        parents=[shared],
+        allow_abbrev=False,
+        help="who this process would be in its job, and what looks wrong",
+        description=(
+            "Print who this process would be in its job, who is process 0, what would be bound, "
+            "and what looks wrong. Starts nothing. The exit code is 0, 1 with warnings, 2 with "
+            "errors."
+        ),
+    )
+    parser.add_argument(
+        "--from", dest="source", choices=_resolve.SOURCES, help="by default what is there"
+    )
+    parser.add_argument("--probe", action="store_true", help="connect to process 0, once")
+    parser.add_argument("--task-type", metavar="JOB", help="the job of this process")
+    parser.add_argument("--task-id", type=int, metavar="N", help="its number in the job")
+    parser.add_argument("--port", type=int, help="slurm, kubernetes, gce: the port of addresses")
+    pods = parser.add_argument_group("kubernetes")
+    pods.add_argument("--service", help="headless service of an indexed Job")
+    pods.add_argument("--processes", type=int, metavar="N", help="pods of an indexed Job or JobSet")
+    pods.add_argument("--processes-in-job", type=int, metavar="N", help="pods of each Job")
+    pods.add_argument("--label", action="append", default=[], help="list pods with this label")
+    pods.add_argument("--off-cluster", action="store_true", help="list pods from elsewhere")
+    group = parser.add_argument_group("gce")
+    for name in ("--project", "--zone", "--instance-group"):
+        group.add_argument(name)
+    parser.set_defaults(command=lambda arguments: _commands.show_resolved(arguments))
+
+
+def add_server(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    shared: argparse.ArgumentParser,
+) -> None:
+    """Add the arguments of `jaxdist server`."""
+    parser = commands.add_parser(
+        "server",
+        parents=[shared],
+        allow_abbrev=False,
+        help="run a parameter server or a worker of a cluster",
+        description=(
+            "Run one task of the cluster that TF_CONFIG describes, until the process is ended. "
+            "JAXDIST_SECRET_FILE or JAXDIST_SECRET has the secret of the job, which a task needs "
+            "at an address that other machines reach."
+        ),
+    )
+    add_server_options(parser)
+    parser.set_defaults(command=lambda arguments: _commands.run_server(arguments))
+
+
+def add_info(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    shared: argparse.ArgumentParser,
+) -> None:
+    """Add the arguments of `jaxdist info`."""
+    info = commands.add_parser(
+        "info",
+        parents=[shared],
+        allow_abbrev=False,
+        help="versions, devices, topology, memory, extras",
+        description="Print versions, devices, topology, memory, and what each extra would add.",
+    )
+    info.add_argument(
+        "--all",
+        action="store_true",
+        help="each device, the settings of several processes, and the commands of all extras",
+    )
+    info.set_defaults(command=lambda arguments: _commands.show_info(shows_all=arguments.all))
+
+
+def add_chips(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    shared: argparse.ArgumentParser,
+) -> None:
+    """Add the arguments of `jaxdist chips`."""
+    chips = commands.add_parser(
+        "chips",
+        parents=[shared],
+        allow_abbrev=False,
+        help="peaks of TPUs and GPUs, with their sources",
+        description="Print the table of chips that plans are made with: TPUs and GPUs.",
+    )
+    chips.set_defaults(command=lambda _: _commands.show_chips())
