@@ -61,8 +61,7 @@ def check_together(
     raise ShapeError(
         f"{caller} was given {len(wrong)} value{'s' * (len(wrong) > 1)} that "
         f"differ{'s' * (len(wrong) == 1)} between replicas:\n{format_lines(wrong)}\n\n"
-        f"All replicas must pass values of one dtype and one shape{but_for}.\n\n"
-        + " ".join(advice)
+        f"All replicas must pass values of one dtype and one shape{but_for}.\n\n" + " ".join(advice)
     )
 
 
