@@ -77,7 +77,7 @@ def _on_one_device(
         low = table if dtype is None else table.astype(dtype)
         return _weigh(_take(low, ids), WEIGHTS[..., : table.shape[1]]) / count
 
-    low = table if dtype is None else jnp.asarray(table, dtype)
+    low = jnp.asarray(table, dtype)
     return np.asarray(_take(low, ids)), np.asarray(jax.grad(loss)(jnp.asarray(table)))
 
 

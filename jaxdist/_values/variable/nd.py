@@ -67,7 +67,8 @@ def locate_elements(variable: Any, caller: str, index: Any, value: Any) -> tuple
     parameter = parameter_name(caller)
     given = _as_values(variable, f"Variable {name!r}.{caller}", parameter, value)
     check_fits(name, caller, parameter, given, tuple(numbers.shape), variable.dtype)
-    places, left = [], numbers
+    places: list[jax.Array] = []
+    left = numbers
     for size in reversed(variable.shape[1:]):
         left, place = jnp.divmod(left, size)
         places.append(place)
