@@ -1,6 +1,7 @@
 """Mutants: which changes there are, a sample that stays as it is, and what a run says of tests."""
 
 import ast
+import copy
 import dataclasses
 import os
 import pathlib
@@ -37,11 +38,9 @@ def _list_changed(body: str) -> list[tuple[str, str]]:
     found = []
     for mutation in list_mutations(function):
         changed = ast.Module(mutation.apply(function.body), [])
-        compile(
-            ast.Module([ast.FunctionDef(**{**vars(function), "body": changed.body})], []),
-            "",
-            "exec",
-        )
+        whole = copy.copy(function)
+        whole.body = list(changed.body)
+        compile(ast.Module([whole], []), "", "exec")
         found.append((mutation.kind, ast.unparse(changed)))
     return found
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import struct
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 
 _READ_ONLY, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 1, 32, 4096, 16384, 1 << 18
@@ -19,22 +20,31 @@ _KEPT = 2 | 4 | 8
 _NO_FILES = ("/proc", "/sys", "/dev")
 _NEW_FILES, _NEW_USER, _NEW_PIDS, _NEW_NET = 0x20000, 0x10000000, 0x20000000, 0x40000000
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1
-_NOT_CONTAINED = 99
+# The exit status where the namespaces could not be made.
+NOT_CONTAINED = 99
 _END_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 def contain(writable: str, needed: Sequence[str], run: Callable[[], int]) -> int:
-    """Run a function in a process of its own, and return its exit status.
+    """Run a function in a process of its own, and return its exit status, or `NOT_CONTAINED`.
 
     It can write in one folder only, which it sees as `/tmp`. `needed` are paths that a mount over
     `/tmp` must not hide. When it ends, so do all processes that it started; when this process is
     killed, so are they.
     """
     _end_with_parent()
-    _enter_namespaces()
+    try:
+        _enter_namespaces()
+    except OSError:
+        traceback.print_exc()
+        return NOT_CONTAINED
     first = os.fork()
     if first:
         return os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
+    os._exit(_be_first(writable, needed, run))
+
+
+def _be_first(writable: str, needed: Sequence[str], run: Callable[[], int]) -> int:
     try:
         _end_with_parent()
         here = os.getcwd()
@@ -42,14 +52,19 @@ def contain(writable: str, needed: Sequence[str], run: Callable[[], int]) -> int
         _start_loopback()
         # Again: the folder may be below a mount that was made after it was entered.
         os.chdir(here)
-        child = os.fork()
-        if child == 0:
-            os._exit(run())
-        os._exit(_reap(child))
+    except OSError:
+        traceback.print_exc()
+        return NOT_CONTAINED
+    child = os.fork()
+    return _reap(child) if child else _try(run)
+
+
+def _try(run: Callable[[], int]) -> int:
+    try:
+        return run()
     except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        os._exit(_NOT_CONTAINED)
+        traceback.print_exc()
+        return 1
 
 
 def _libc() -> ctypes.CDLL:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from tools.mutants import sandbox, weaving
+from tools.mutants import inside, sandbox, weaving
 from tools.mutants.sample import THRESHOLD, Mutant, read_trees, sample
 
 RECORD = "tests/records/mutants.tsv"
@@ -166,7 +166,10 @@ class Project:
             else:
                 command = [sys.executable, "-m", "pytest", *arguments]
                 status = sandbox.run(command, tree, environment, here, seconds, output)
-            return _read_outcome(here, status)
+            outcome = _read_outcome(here, status)
+            if status == inside.NOT_CONTAINED:
+                raise RuntimeError(f"The namespaces could not be made:\n{outcome.output}")
+            return outcome
 
 
 def _make_environment(tree: pathlib.Path) -> dict[str, str]:

@@ -9,7 +9,6 @@ import json
 import os
 import pathlib
 import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,8 @@ _WARM = pathlib.Path(__file__).with_name("warm.py")
 # Several times what the largest test needs.
 _MOST_BYTES = 10 * 2**30
 _POLL_SECONDS = 0.2
+# How long the kernel may take to end processes.
+_TO_END = 60.0
 
 
 def is_available() -> bool:
@@ -64,8 +65,7 @@ def run(
     try:
         return _watch(process.pid, wait, seconds)
     finally:
-        # With it ends the first process in the namespaces, and with that one all others there.
-        process.kill()
+        _end(process.pid)
         process.wait()
 
 
@@ -121,9 +121,8 @@ class Warm:
 
         status = _watch(pid, wait, seconds)
         if status is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            wait(60)
+            _end(pid)
+            wait(_TO_END)
         return status
 
     def close(self) -> None:
@@ -142,6 +141,16 @@ def _watch(pid: int, wait: Callable[[float], int | None], seconds: float) -> int
         if _count_bytes(pid) > _MOST_BYTES:
             return None
     return None
+
+
+def _end(pid: int) -> None:
+    """End a process and all below it, and wait until they are gone."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        below = process.children(recursive=True)
+        # With it ends the first process in the namespaces, and with that one all others there.
+        process.kill()
+        psutil.wait_procs(below, timeout=_TO_END)
 
 
 def _count_bytes(pid: int) -> int:

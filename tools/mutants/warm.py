@@ -16,8 +16,13 @@ import sys
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 # Those that are installed, and the plugins of pytest that import much.
-_LIBRARIES = ("jax", "flax.nnx", "optax", "orbax.checkpoint", "hypothesis", "xdist", "pytest")
+_LIBRARIES = ("jax", "flax.nnx", "optax", "orbax.checkpoint", "hypothesis", "xdist")
+
+# `weaving.RUNTIME`; in the copy, which this file is not part of.
+_RUNTIME = "jaxdist_mutants"
 
 
 def _load(name: str) -> ModuleType:
@@ -31,13 +36,11 @@ def _load(name: str) -> ModuleType:
 
 
 def _run_pytest(request: dict[str, Any]) -> int:
-    import jaxdist_mutants
-    import pytest
-
     os.environ.clear()
     os.environ.update(request["environment"])
     # The module has read it before.
-    jaxdist_mutants._ON = int(os.environ.get("JAXDIST_MUTANT", "-1"))
+    on = int(os.environ.get("JAXDIST_MUTANT", "-1"))
+    vars(importlib.import_module(_RUNTIME))["_ON"] = on
     sys.argv = ["pytest", *request["arguments"]]
     sys.path.insert(0, os.getcwd())
     code = int(pytest.main(request["arguments"]))
