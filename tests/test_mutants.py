@@ -3,6 +3,7 @@
 import ast
 import copy
 import dataclasses
+import functools
 import os
 import pathlib
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from tools.mutants import __main__ as command_line
 from tools.mutants import comparison, record, sample, sandbox, weaving
 from tools.mutants.choosing import choose_tests, take_turns
+from tools.mutants.killing import kill_again
 from tools.mutants.mutations import Function, list_mutations
 from tools.mutants.project import RECORD, Project
 from tools.mutants.reach import Reach
@@ -259,7 +261,7 @@ PACKAGE = {
         "def double(a):\n    return a * 2\n\n\ndef triple(a):\n    return a * 3\n\n\n"
         "def never(a):\n    return a\n"
     ),
-    "tests/test_double.py": (
+    "tests/test_shelf.py": (
         "from small import shelf\n\n\ndef test_double():\n    assert shelf.double(2) == 4\n"
     ),
     "tests/test_triple.py": (
@@ -289,6 +291,12 @@ def _read_results(root: pathlib.Path) -> dict[str, tuple[str, str]]:
     return {row.function: (row.result, row.test) for row in record.load(root / RECORD)}
 
 
+def _kill_again(project: Project, function: str, test: str) -> bool:
+    (row,) = (one for one in record.load(project.root / RECORD) if one.function == function)
+    (mutant,) = (one for one in project.mutants if one.function == function)
+    return kill_again(project, mutant, dataclasses.replace(row, test=test))
+
+
 @in_namespaces
 def test_a_tested_function_is_killed_and_others_survive_or_are_unreached(
     small: Project, capsys: pytest.CaptureFixture[str]
@@ -299,7 +307,7 @@ def test_a_tested_function_is_killed_and_others_survive_or_are_unreached(
     ]
     assert parts == [0, 0, 0]
     assert _read_results(small.root) == {
-        "double": ("killed", "tests/test_double.py::test_double"),
+        "double": ("killed", "tests/test_shelf.py::test_double"),
         "triple": ("survived", ""),
         "never": ("unreached", ""),
     }
@@ -308,9 +316,14 @@ def test_a_tested_function_is_killed_and_others_survive_or_are_unreached(
     assert output.count("mutants to run") == 3
     assert ": 0 mutants to run" in output.rpartition("code ")[2]
     assert "3 mutants: 1 killed, 1 survived, 1 unreached, 0 not run yet; 33.3 %" in output
+    # The test of the record, a test that does not exist any more, and one that notices nothing.
+    kill_it = functools.partial(_kill_again, small)
+    assert kill_it("double", "tests/test_shelf.py::test_double")
+    assert kill_it("double", "tests/test_shelf.py::test_old")
+    assert not kill_it("triple", "tests/test_triple.py::test_triple")
     # A test goes, and the first record is in the commit.
     _commit(small.root)
-    (small.root / "tests/test_double.py").write_text("def test_double():\n    pass\n")
+    (small.root / "tests/test_shelf.py").write_text("def test_double():\n    pass\n")
     (small.root / "small/shelf.py").write_text(PACKAGE["small/shelf.py"].partition("def never")[0])
     later = Project(small.root, "small", 1.0)
     assert command_line.main(["--against", "HEAD", "--processes", "0"], later) == 1

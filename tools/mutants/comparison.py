@@ -36,7 +36,7 @@ class Comparison:
             lines.append(
                 f"LOST: {now.file}: {now.function} ({now.mutation}) is {now.result}; "
                 f"{before.test} killed it"
-                + (f" with {before.mutation}" if before.mutation != now.mutation else "")
+                + ("" if before.has_change_of(now) else f" with {before.mutation}")
             )
         for row in self.gone:
             lines.append(f"gone: {row.file}: {row.function}, which was {row.result}")

@@ -44,8 +44,6 @@ def kill(project: Project, reach: Reach, number: int, first: str, without: set[s
         cheapest_first = sorted(some, key=lambda test: (test != first, reach.seconds[test], test))
         is_warm = number not in reach.imported
         outcome = run_with(project, number, cheapest_first, reach.seconds, is_warm=is_warm)
-        if has_no_test(outcome):
-            raise RuntimeError(f"pytest ran no test:\n{outcome.output[-2000:]}")
         if is_killed(outcome):
             return Verdict("killed", name_killer(outcome), of)
     return Verdict("survived" if tests else "unreached", "", of)
@@ -68,12 +66,12 @@ def run_with(
 
 
 def is_killed(outcome: Outcome) -> bool:
-    """Return whether a run failed, crashed or was stopped."""
+    """Return whether a run failed, crashed or was stopped; tests that vanish fail nowhere."""
     return outcome.status != 0 and not has_no_test(outcome)
 
 
 def has_no_test(outcome: Outcome) -> bool:
-    """Return whether no test ran since the node ids are not of this code."""
+    """Return whether pytest found none of the tests."""
     return outcome.status == 5 or (outcome.status == 4 and "ERROR: not found" in outcome.output)
 
 

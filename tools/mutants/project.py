@@ -1,4 +1,4 @@
-"""The tree whose tests are looked at: its files, its mutants, and the copy that runs."""
+"""A tree with a package and its tests: its files, its mutants, and the copy that runs."""
 
 import ast
 import atexit
@@ -19,9 +19,9 @@ from tools.mutants.sample import THRESHOLD, Mutant, read_trees, sample
 
 RECORD = "tests/records/mutants.tsv"
 _OWN_TESTS = "tests/test_mutants"
-# They change nothing of what the tests find in a mutant.
+# With pages, these change hardly anything of what the tests find in a mutant.
 _WITHOUT_EFFECT = (_OWN_TESTS, "tests/records/", "tools/mutants/", ".ci/", "Makefile")
-# What outside says of the machine or of other runs of tests.
+# Variables of other runs of tests, and of this machine.
 _LEFT_OUT = ("JAXDIST_", "PYTEST_", "HYPOTHESIS_", "TPU_", "XDG_", "TMPDIR", "COLUMNS")
 _LEFT_OUT += ("PYTHONDONTWRITEBYTECODE",)
 

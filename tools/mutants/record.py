@@ -32,6 +32,10 @@ class Row:
         own = (mutant.function, mutant.body, mutant.file, mutant.text)
         return own == (self.function, self.body, self.file, self.mutation)
 
+    def has_change_of(self, other: "Row") -> bool:
+        """Return whether the changes are the same, at any line."""
+        return self.mutation.rpartition(" at ")[0] == other.mutation.rpartition(" at ")[0]
+
 
 _COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 
@@ -79,7 +83,7 @@ def find_row(mutant: Mutant, rows: Sequence[Row]) -> Row | None:
     for same in (
         lambda row: row.body == mutant.body and row.file == mutant.file,
         lambda row: row.body == mutant.body,
-        lambda row: row.mutation == mutant.text and row.file == mutant.file,
+        lambda row: row.mutation == mutant.text,
         lambda row: row.file == mutant.file,
     ):
         found = [row for row in own if same(row)]
