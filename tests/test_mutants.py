@@ -400,15 +400,16 @@ def test_tests_are_chosen_from_many_files_and_the_earlier_killer_is_first() -> N
     assert sum(seconds[test] for test in chosen) <= 40
 
 
-def test_a_change_that_is_reached_by_imports_belongs_to_the_tests_of_its_file_or_room() -> None:
+def test_a_change_that_imports_execute_also_belongs_to_the_tests_of_its_file_and_room() -> None:
     trees = {
         "_room/x.py": ast.parse("def f(a):\n    return a\n\ndef g(a):\n    return a\n"),
         "_room/y.py": ast.parse("def h(a):\n    return a\n"),
     }
     mutants = sample.sample(trees, 1.0)
-    seconds = {"tests/other.py::1": 1.0, "tests/room/test_y.py::1": 2.0}
-    reach = Reach(seconds, {1: ["tests/other.py::1"]}, {0, 2}, [])
-    assert choose_tests(mutants, reach, 0, "", set()) == ["tests/other.py::1"]
+    seconds = {"tests/a.py::1": 1.0, "tests/b.py::1": 1.0, "tests/room/test_y.py::1": 2.0}
+    reach = Reach(seconds, {0: ["tests/a.py::1"], 1: ["tests/b.py::1"]}, {0, 2}, [])
+    assert choose_tests(mutants, reach, 0, "", set()) == list(seconds)
+    assert choose_tests(mutants, reach, 1, "", set()) == ["tests/b.py::1"]
     assert choose_tests(mutants, reach, 2, "", set()) == ["tests/room/test_y.py::1"]
 
 

@@ -1,5 +1,6 @@
 """Chooses the tests that run with a mutant."""
 
+import itertools
 import pathlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -21,12 +22,13 @@ def choose_tests(
     would often be rows of one table. Others of the same files follow, since a test that finds a
     result in a cache did not reach it.
     """
-    direct = _list_reaching(mutants, reach, number)
-    files = {get_file(test) for test in direct}
-    beside = [test for test in reach.seconds if get_file(test) in files and test not in direct]
+    sources = _list_sources(mutants, reach, number)
+    found = {test for source in sources for test in source}
+    files = {get_file(test) for test in found}
+    beside = [test for test in reach.seconds if get_file(test) in files and test not in found]
     beside.sort(key=lambda test: (reach.seconds[test], test))
-    order = [first] if direct and first in reach.seconds else []
-    order += [*take_turns(direct), *take_turns(beside)]
+    order = [first] if found and first in reach.seconds else []
+    order += [*alternate(map(take_turns, sources)), *take_turns(beside)]
     chosen: list[str] = []
     left = MOST_SECONDS
     for test in dict.fromkeys(order):
@@ -37,22 +39,26 @@ def choose_tests(
     return chosen
 
 
-def _list_reaching(mutants: Sequence[Mutant], reach: Reach, number: int) -> list[str]:
-    """List the tests that reach a change, cheapest first.
+def _list_sources(mutants: Sequence[Mutant], reach: Reach, number: int) -> list[list[str]]:
+    """List where tests for a mutant come from, each with its tests, cheapest first.
 
-    A change that runs while modules are imported belongs to the tests that reach other changes of
-    its file, or else to those of its room.
+    What a change does that runs while modules are imported, other tests notice than those that
+    reach it, such as tests that start a process which imports the package. So the tests that reach
+    other changes of its file, and those of its room, are sources as well.
     """
     direct = reach.tests.get(number, [])
-    if direct or number not in reach.imported:
-        return direct
+    if number not in reach.imported:
+        return [direct]
     file = mutants[number].file
-    near = [other.number for other in mutants if other.file == file]
-    found = {test for other in near for test in reach.tests.get(other, [])}
+    near = [other.number for other in mutants if other.file == file and other.number != number]
+    of_file = {test for other in near for test in reach.tests.get(other, [])}
     room = _get_room(file)
     starts = (f"tests/{room}/", f"tests/test_{room}")
-    found = found or {test for test in reach.seconds if test.startswith(starts)}
-    return sorted(found, key=lambda test: (reach.seconds[test], test))
+    of_room = {test for test in reach.seconds if test.startswith(starts)}
+    return [
+        direct,
+        *(sorted(some, key=lambda t: (reach.seconds[t], t)) for some in (of_file, of_room)),
+    ]
 
 
 def list_paths_of_room(root: pathlib.Path, file: str) -> list[str]:
@@ -82,3 +88,9 @@ def take_turns(tests: Iterable[str]) -> list[str]:
         for turn, test in enumerate(own)
     ]
     return [test for _, _, test in sorted(turns)]
+
+
+def alternate(sources: Iterable[Sequence[str]]) -> list[str]:
+    """Take the first test of each source, then the second one of each, and so on."""
+    turns = itertools.zip_longest(*sources)
+    return [test for turn in turns for test in turn if test is not None]

@@ -32,7 +32,7 @@ def contain(writable: str, needed: Sequence[str], run: Callable[[], int]) -> int
     `/tmp` must not hide. When it ends, so do all processes that it started; when this process is
     killed, so are they.
     """
-    _end_with_parent()
+    end_with_parent()
     try:
         _enter_namespaces()
     except OSError:
@@ -46,7 +46,7 @@ def contain(writable: str, needed: Sequence[str], run: Callable[[], int]) -> int
 
 def _be_first(writable: str, needed: Sequence[str], run: Callable[[], int]) -> int:
     try:
-        _end_with_parent()
+        end_with_parent()
         here = os.getcwd()
         _close_files(writable, needed)
         _start_loopback()
@@ -71,7 +71,8 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it ends."""
     _libc().prctl(_END_WITH_PARENT, signal.SIGKILL)
 
 

@@ -62,6 +62,7 @@ def _run_contained(request: dict[str, Any]) -> int:
 
 
 def _serve(package: str) -> None:
+    _load("inside").end_with_parent()
     for name in (*_LIBRARIES, package):
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             importlib.import_module(name)
