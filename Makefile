@@ -1,7 +1,7 @@
 # Run `make setup` once before the other targets. PYTHON=... uses another environment.
 PYTHON ?= .venv/bin/python
 
-.PHONY: setup check test test-all test-rest test-long test-hosts docs wheel bench accelerator maxtext size map raises notebooks
+.PHONY: setup check test test-all test-rest test-long test-hosts docs wheel bench accelerator maxtext size map raises mutants notebooks
 
 setup:  ## create a virtual environment with the pinned tools
 	python3 -m venv .venv
@@ -76,3 +76,7 @@ map:  ## print a table of rooms: files, lines, imports in and out, public names
 
 raises:  ## print a table of errors: each `raise`, and the test of `make test-all` that reaches it
 	@$(PYTHON) -m tools.raises
+
+# A part goes on where an earlier run of it stopped, and is recorded in tests/records/mutants.tsv.
+mutants:  ## run the tests on 300 small faults of the package, and print which ones they miss: hours; with PART=2/8 a part; with AGAINST=main compare with the record of that commit
+	@$(PYTHON) -m tools.mutants $(if $(PART),--part $(PART)) $(if $(AGAINST),--against $(AGAINST))
