@@ -26,7 +26,7 @@ from jaxdist.cluster_resolver._tpu import TPUClusterResolver as TPUClusterResolv
 from jaxdist.cluster_resolver._union import UnionResolver as UnionResolver
 
 # isort: split
-# The second name of one class comes second: tables and errors take the first one.
+# The alias comes second: tables and errors use the first name of a class.
 from jaxdist.cluster_resolver._union import UnionClusterResolver as UnionClusterResolver
 
 _explain_missing(__name__)
