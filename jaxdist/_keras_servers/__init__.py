@@ -1,4 +1,4 @@
-"""Keras models whose variables are on parameter servers; without Keras, nothing is imported."""
+"""Trains Keras models with variables on parameter servers. Importing it does not import Keras."""
 
 from jaxdist._hooks import MAKE_SERVER_FUNCTION as _MAKE_SERVER_FUNCTION
 from jaxdist._keras_servers.functions import make_function as _make_function

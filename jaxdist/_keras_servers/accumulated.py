@@ -1,4 +1,4 @@
-"""Which variables that are not trained a Keras model computes from their own values."""
+"""Finds the non-trainable variables that a Keras model computes from their own values."""
 
 import dataclasses
 from typing import Any
@@ -22,11 +22,11 @@ from jaxdist.errors import UnsupportedError
 
 @dataclasses.dataclass(frozen=True)
 class Accumulated:
-    """The numbers of variables whose next value depends on the value before.
+    """The numbers of variables whose next value depends on the previous one.
 
     Args:
-        numbers: All of them.
-        added: Those with floats that a step only adds to.
+        numbers: All such variables.
+        added: Those of floats to which a step only adds.
     """
 
     numbers: frozenset[int]
@@ -36,21 +36,21 @@ class Accumulated:
 def find_accumulated(
     strategy: Any, model: Any, state: Any, batch: Any, *, training: bool
 ) -> Accumulated:
-    """Return the variables whose next value depends on the value before.
+    """Return the variables whose next value depends on the previous one.
 
-    A moving average is one of them, and a value that a layer only notes is none. It takes one
-    trace of a call of the model, and computes nothing.
+    A moving average does; a value that a layer only records does not. This traces one call of the
+    model, and computes nothing.
 
     Args:
         strategy: The strategy of the model.
         model: The model.
-        state: The values of its variables: those that are trained, then the others.
+        state: The values of its variables: the trainable ones, then the others.
         batch: A batch of Keras.
         training: Whether the model is called for training.
 
     Raises:
-        UnsupportedError: A layer of the user changes such a variable in another way than by adding
-            to it, and it is not an average.
+        UnsupportedError: A layer of the user changes such a variable other than by adding to it,
+            and the variable is not an average.
     """
     utils = keras_module("trainers.data_adapters.data_adapter_utils")
     x, _, _ = utils.unpack_x_y_sample_weight(batch)
@@ -78,8 +78,8 @@ def find_accumulated(
 
 
 def _check_can_be_added_up(model: Any, jaxpr: Any, numbers: frozenset[int]) -> None:
-    # Workers send by how much a variable has changed. The changes of a maximum, of two workers that
-    # have read the same value, do not add up to the change of the maximum.
+    # Workers send by how much a variable has changed. If two workers that read the same value send
+    # the changes of a maximum, these do not add up to the change of the maximum.
     aggregations = find_aggregations(model)
     strange = [
         model.non_trainable_variables[n].path
@@ -109,7 +109,7 @@ def _adds_up(jaxpr: Any, number: int, aggregation: str) -> bool:
 
 
 class WeightedSums(DependenceAnalysis):
-    """The analysis in which a sum may have a factor before the variable, as an average has."""
+    """A `DependenceAnalysis` in which sums may scale the variable, as a moving average does."""
 
     def operation(self, eqn: Any, inputs: list[Dependence]) -> list[Dependence]:
         name, free = eqn.primitive.name, inputs.count(Dependence.FREE)

@@ -1,4 +1,4 @@
-"""Keras models that parameter servers cannot train, as errors."""
+"""Checks for Keras models that parameter servers cannot train."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from jaxdist.errors import UnsupportedError
 
 
 def check_model(model: Any, kind: str, strategy: Any) -> None:
-    """Check that workers that are not in step can run the steps of a model.
+    """Check that workers that run independently can run the steps of a model.
 
     Args:
         model: The compiled model.
@@ -15,8 +15,8 @@ def check_model(model: Any, kind: str, strategy: Any) -> None:
         strategy: Its strategy.
 
     Raises:
-        UnsupportedError: It has a `train_step` of its own, an optimizer that scales the loss, or
-            is to run op by op.
+        UnsupportedError: The model has its own `train_step`, its optimizer chooses the scale of the
+            loss or accumulates gradients with `global_clipnorm`, or it must run op by op.
     """
     method = {"train": "fit", "test": "evaluate"}[kind]
     called = f"{method} of the Keras model {name_of(model)!r} on a {type(strategy).__name__}"
@@ -62,14 +62,14 @@ def _check_optimizer(optimizer: Any, called: str) -> None:
 
 
 def check_added_up(model: Any, changed: list[Any]) -> None:
-    """Check that what `compute_loss` adds to metrics can be added up over the steps.
+    """Check that the changes of metrics in `compute_loss` can be added up over the steps.
 
     Args:
         model: The model.
-        changed: The variables of metrics that it has changed.
+        changed: The variables of metrics that `compute_loss` has changed.
 
     Raises:
-        UnsupportedError: One belongs to a metric that is no sum or mean.
+        UnsupportedError: One belongs to a metric that is neither a sum nor a mean.
     """
     module = keras_module("metrics")
     sums = (module.Mean, module.Sum)
@@ -87,14 +87,14 @@ def check_added_up(model: Any, changed: list[Any]) -> None:
 
 
 def check_state_of_loss(model: Any, numbers: frozenset[int]) -> None:
-    """Check that `compute_loss` assigns no state of own layers.
+    """Check that `compute_loss` assigns no state of the user's own layers.
 
     Args:
         model: The model.
-        numbers: The numbers of the variables that it has assigned.
+        numbers: The numbers of the variables that `compute_loss` has assigned.
 
     Raises:
-        UnsupportedError: It does.
+        UnsupportedError: `compute_loss` assigns such state.
     """
     own = find_aggregations(model)
     paths = [model.non_trainable_variables[n].path for n in sorted(numbers) if n in own]

@@ -31,14 +31,14 @@ _MODELS: "weakref.WeakKeyDictionary[Any, ModelOnServers]" = weakref.WeakKeyDicti
 
 
 def make_function(strategy: Any, model: Any, kind: str) -> Any:
-    """Return what Keras calls with its state and an iterator over batches.
+    """Return the function that Keras calls with its state and an iterator over batches.
 
     Args:
         strategy: The strategy of the model.
         model: The Keras model.
         kind: "train", "test" or "predict".
     """
-    # A step of the user for evaluation and predictions change nothing on the servers.
+    # Predictions, and evaluation by a step of the user, change nothing on the servers.
     if kind == "predict" or (kind == "test" and has_own(model, "test_step")):
         return FunctionHere(model, kind)
     check_model(model, kind, strategy)
@@ -69,7 +69,7 @@ class ServerFunction:
         self._state: Any = None
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
-        """Start the next `steps_per_execution` steps; return what is known of the metrics."""
+        """Start the next `steps_per_execution` steps; return the metrics known so far."""
         batches = take_batches(self._model, iterator)
         try:
             if state is not self._state:
@@ -87,11 +87,11 @@ class ServerFunction:
         return self._results.logs, state
 
     def owns(self, state: Any) -> bool:
-        """Whether it has returned this state, whose values are on the servers."""
+        """Whether this function returned the state, whose values are on the servers."""
         return self._state is not None and state.get("trainable_variables") is self._state[0]
 
     def sync(self) -> None:
-        """Wait for all steps, and give the variables of Keras the values of the servers."""
+        """Wait for all steps, and set the variables of Keras to the values of the servers."""
         state, self._state = self._state, None
         try:
             self._add(self._runner.collect_all())
@@ -128,7 +128,7 @@ class ServerFunction:
         self._remote.note([*groups[0], *groups[1]], model.optimizer if is_train else None)
 
     def _begin(self, state: Any, batch: Any) -> None:
-        """Send what has changed since the last step to the servers."""
+        """Send the values that have changed since the last step to the servers."""
         trainable, fixed, *_ = self._find_variables()
         positions = self._seeds.positions
         own = [n for n in range(len(fixed)) if n not in positions]
@@ -184,7 +184,7 @@ class ServerFunction:
         return [*groups, model.metrics_variables]
 
     def _give_back(self, state: Any) -> None:
-        """Give the variables of Keras their arrays, which it has taken from them."""
+        """Give the variables of Keras back the arrays that Keras has taken from them."""
         for group, values in zip(self._find_variables(), state, strict=True):
             for variable, value in zip(group, values, strict=True):
                 if variable._value is None:

@@ -1,4 +1,4 @@
-"""Steps of a Keras model that this process runs, with the weights that it has got from servers."""
+"""Runs steps of a Keras model in this process, with the weights fetched from the servers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,8 +14,8 @@ from jaxdist._keras import give_back_after_errors, take_batches
 class FunctionHere:
     """A predict function, or a test function with a step of the user.
 
-    Arrays that a step does not change stay the same objects, because those that are new would be
-    sent to the servers: see Note [Keras models on servers].
+    Arrays that a step does not change stay the same objects, because new objects would be sent to
+    the servers: see Note [Keras models on servers].
 
     Args:
         model: The Keras model.
@@ -24,7 +24,7 @@ class FunctionHere:
 
     def __init__(self, model: Any, kind: str) -> None:
         self._model, self._kind = model, kind
-        # The numbers of the arrays that the step of the last trace has changed, by its shapes.
+        # For the shapes of a batch, the numbers of the arrays that the traced step changes.
         self._changed: dict[Any, list[int]] = {}
         eagerly = model.run_eagerly or not model.jit_compile
         self._step = self._compute if eagerly else jax.jit(self._compute)
@@ -49,7 +49,7 @@ class FunctionHere:
 
     @_compat.check_constants()
     def _compute(self, state: Any, batch: Any) -> tuple[Any, list[Any]]:
-        """Return the result of a step, and the arrays of the state that it has changed."""
+        """Return the result of a step, and the arrays of the state that the step changes."""
         result, new = getattr(self._model, f"{self._kind}_step")(state, batch)
         new = (state[0], new) if self._kind == "predict" else new
         pairs = list(zip(jax.tree.leaves(state), jax.tree.leaves(new), strict=True))
@@ -60,5 +60,5 @@ class FunctionHere:
 
 def _describe(batch: Any) -> Any:
     leaves, structure = jax.tree.flatten(batch)
-    # In a trace, the dtypes are those of JAX.
+    # In a trace, dtypes are those of JAX.
     return structure, tuple((x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in leaves)

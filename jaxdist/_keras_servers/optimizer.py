@@ -1,12 +1,11 @@
-"""`OptimizerOnServers`: an optimizer of Keras that servers apply to the variables of a model.
+"""`OptimizerOnServers`: a Keras optimizer that servers apply to the variables of a model.
 
 Note [Optimizers of Keras on servers]
 `optimizer.stateless_apply` is a function of all gradients, all weights and the state. It is cut
-into one update program for each variable: see Note [Cut of an optimizer]. So a worker sends
-gradients, and the server of a variable updates it, with the state beside it, from the values that
-both have at that moment: updates of several workers all count. What needs the gradients of all
-variables is computed by the worker before it sends them: the scale of the loss, and
-`global_clipnorm`.
+into one update program for each variable: see Note [Cut of an optimizer]. A worker sends gradients,
+and the server of a variable updates the variable and its state from the values that both have at
+that moment, so the updates of all workers count. The worker itself applies the parts that need the
+gradients of all variables, before it sends them: the scale of the loss, and `global_clipnorm`.
 """
 
 import contextlib
@@ -23,13 +22,13 @@ from jaxdist._values import Variable, VariableAggregation
 
 
 class OptimizerOnServers:
-    """An optimizer of Keras whose state is on the servers.
+    """A Keras optimizer whose state is on the servers.
 
     Args:
         strategy: The strategy with the servers.
         optimizer: The optimizer, which has been built for the variables.
         variables: The variables on the servers, in the order of the optimizer.
-        labels: How errors call them.
+        labels: The names of the variables in errors.
         values: The values of the variables of the optimizer.
         prefix: The name of its state on the servers.
     """
@@ -46,8 +45,8 @@ class OptimizerOnServers:
         self.optimizer = optimizer
         self._storage, self._variables = strategy.storage, list(variables)
         held = [np.asarray(x) for x in values]
-        # For each variable of the optimizer its names on the servers: one for each shard of the
-        # variable of the model whose state it is, or for each variable that needs a count.
+        # The names on the servers of each variable of the optimizer. State of a variable of the
+        # model has one name for each of its shards; a count has them for each variable.
         self._slots: dict[int, list[list[str]]] = {}
         # The operation of the server that updates a variable, by its name there.
         self._ops: dict[str, str] = {}
@@ -57,7 +56,7 @@ class OptimizerOnServers:
             for shard in list_shards(variable):
                 program = update.by_shape[shard.shape]
                 end = start + (shard.shape[0] if shard.shape else 0)
-                # As the cut does: what has the rows of a variable is cut into rows, too.
+                # As in the cut, state with the rows of a variable is cut into the same rows.
                 own = [
                     held[n][start:end]
                     if shard is not variable and held[n].shape[:1] == rows
@@ -92,7 +91,7 @@ class OptimizerOnServers:
             if len(shards := list_shards(v)) > 1
         }
 
-        # The values go to the servers with the registrations, and not as constants of a program.
+        # The values go to the servers with the registrations, not as constants of a program.
         def make_zeros() -> list[Any]:
             return [jnp.zeros(x.shape, x.dtype) for x in held]
 
@@ -119,10 +118,10 @@ class OptimizerOnServers:
                 start += rows
         self.iterations.assign_add(1, read_value=False)
 
-    # Outside of a step
+    # Outside a step
 
     def list_names(self) -> list[str]:
-        """Return the names of its state on the servers."""
+        """Return the names of the optimizer's state on the servers."""
         return [
             self.iterations.remote_name,
             *(n for found in self._slots.values() for names in found for n in names),
@@ -132,12 +131,12 @@ class OptimizerOnServers:
         """Return the values of the variables of the optimizer.
 
         Args:
-            values: Those of before; what no server needs has stayed as it was.
-            found: What the servers have, by the names of `list_names`.
+            values: The previous values; those that no server needs stay as they are.
+            found: The values on the servers, by the names of `list_names`.
         """
         now = list(values)
         for n, names in self._slots.items():
-            # A count is equal at all variables when nothing is running.
+            # When no step is running, a count is equal for all variables.
             parts = [found[name] for name in names[0]]
             is_whole = parts[0].shape == tuple(now[n].shape)
             now[n] = parts[0] if is_whole else np.concatenate(parts)
@@ -164,7 +163,7 @@ def _find_iterations(optimizer: Any) -> int:
 
 @contextlib.contextmanager
 def _without_global_parts(optimizer: Any) -> Iterator[None]:
-    """Leave out what workers compute before they send gradients."""
+    """Leave out the parts that workers compute before they send gradients."""
     before = optimizer.loss_scale_factor, optimizer.global_clipnorm
     optimizer.loss_scale_factor = optimizer.global_clipnorm = None
     try:

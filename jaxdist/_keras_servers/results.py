@@ -1,4 +1,4 @@
-"""`Results`: the results of steps, added up to the metrics of a Keras model."""
+"""`Results`: adds the results of steps to the metrics of a Keras model."""
 
 from typing import Any
 
@@ -17,12 +17,12 @@ class Results:
     def __init__(self, model: Any) -> None:
         self._model = model
         self.values: list[Any] = []
-        # What Keras shows after a batch; None before the first result.
+        # The logs that Keras shows after a batch; None before the first result.
         self.logs: Any = None
         self._add = jax.jit(self._compute)
 
     def start(self, values: Any) -> None:
-        """Begin with the values of the variables of the metrics."""
+        """Start from the values of the variables of the metrics."""
         self.values, self.logs = list(values), None
 
     def add(self, result: Any, total: int) -> None:

@@ -1,4 +1,4 @@
-"""How the steps of a Keras model run: on the workers of a coordinator, or in this process."""
+"""Runs the steps of a Keras model: on the workers of a coordinator, or in this process."""
 
 import abc
 import contextlib
@@ -8,8 +8,8 @@ from typing import Any
 
 from jaxdist._parameter_server import ClusterCoordinator, ParameterServerStrategy
 
-# How many steps a worker may have in the queue, as for `fit.Model`: enough that it never waits, and
-# few enough that Ctrl-C comes soon.
+# Queued steps for each worker, as for `fit.Model`: enough that it never waits, and few enough that
+# Ctrl-C takes effect soon.
 _QUEUED = 4
 
 
@@ -18,11 +18,11 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def start(self, step: Callable[..., Any], args: tuple[Any, ...], note: Any) -> None:
-        """Start a step; its result comes with the note."""
+        """Start a step; its result is returned with `note`."""
 
     @abc.abstractmethod
     def collect(self, *, least: int = 0) -> Iterator[tuple[Any, Any]]:
-        """Return results with their notes: at least so many, and those that are there."""
+        """Return results with their notes: at least `least`, and all that are ready."""
 
     @abc.abstractmethod
     def collect_all(self) -> Iterator[tuple[Any, Any]]:
@@ -73,13 +73,13 @@ class CoordinatorRunner(Runner):
     def drop(self) -> None:
         """Forget all results. Steps that have not run are cancelled."""
         self._queued.clear()
-        # The caller raises the error of the first function that has failed.
+        # The caller raises the error of the first function that failed.
         with contextlib.suppress(Exception):
             self._coordinator.join()
 
 
 class OwnRunner(Runner):
-    """This worker runs its steps itself, one after the other."""
+    """Runs steps in this worker itself, one after the other."""
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy

@@ -1,24 +1,24 @@
-"""The states of random number generators of a Keras model, of which each step gets its own."""
+"""Gives each step its own states of the random number generators of a Keras model."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-# As for the replicas of one step: multiples of an odd number are different 32-bit words.
+# As for the replicas of a step: multiples of an odd number are different 32-bit words.
 _STRIDE = 0x9E3779B9
 
 
 class Seeds:
     """The states of the generators of a model.
 
-    Workers that read one state at the same time would draw the same numbers. So this process counts
-    the states, and gives one to each step.
+    Workers that read the same state would draw the same numbers. So this process advances the
+    states, and gives each step its own.
 
     Args:
         model: The model.
-        worker: The number of this worker, where each has a model of its own; worker 0 draws what a
-            model without a strategy draws.
+        worker: The number of this worker, if each worker has its own model; worker 0 draws the same
+            numbers as a model without a strategy.
     """
 
     def __init__(self, model: Any, worker: int = 0) -> None:
@@ -28,11 +28,11 @@ class Seeds:
         self.positions = [n for n, v in enumerate(fixed) if id(v) in known]
         self._mixed = np.uint32(worker * _STRIDE & 0xFFFFFFFF)
         self._states: list[np.ndarray] = []
-        # What a step adds to them; None until the first step has said it.
+        # How much a step adds to the states; None until the first step has returned it.
         self._steps: list[np.ndarray] | None = None
 
     def start(self, fixed: Sequence[Any]) -> None:
-        """Begin with the states among the variables that are not trained."""
+        """Start from the states among the values of the non-trainable variables."""
         self._states = [np.array(fixed[n]) for n in self.positions]
 
     def take(self) -> list[np.ndarray]:
@@ -45,18 +45,18 @@ class Seeds:
         return given
 
     def learn(self, steps: Sequence[Any]) -> None:
-        """Learn from the results of a step what it has added to its states."""
+        """Learn from the results of a step how much it has added to its states."""
         if self._steps is None:
             self._steps = [np.array(x) for x in steps]
             self._advance(self._steps)
 
     @property
     def is_known(self) -> bool:
-        """Whether the states of the next step are known; if not, it waits for the one before."""
+        """Whether the states of the next step are known; if not, it waits for the previous step."""
         return self._steps is not None or not self.positions
 
     def put_into(self, fixed: list[Any]) -> None:
-        """Write the states into the values of the variables that are not trained."""
+        """Write the states into the values of the non-trainable variables."""
         for place, state in zip(self.positions, self._states, strict=True):
             fixed[place] = state
 

@@ -1,4 +1,4 @@
-"""One step of a Keras model whose variables are on servers, on a replica of a worker."""
+"""Runs one step of a Keras model with variables on servers, on a replica of a worker."""
 
 import dataclasses
 import functools
@@ -18,14 +18,14 @@ from jaxdist._keras_servers.variables import ModelOnServers
 class ServerStep(Step):
     """The train and test steps of a model: they read variables, and send changes.
 
-    The results are what the process with the model adds to its metrics: the loss, what the rows
-    add to the variables of the metrics, and the rows themselves where a metric is no sum.
+    The process with the model adds the results to its metrics: the loss, the additions of the rows
+    to the variables of the metrics, and the rows themselves if a metric is not a sum.
 
     Args:
         remote: The variables on the servers.
-        seeds: The states of random number generators, which are arguments.
-        accumulated: The variables that are not trained and are computed from their own values,
-            such as moving averages; None: unknown.
+        seeds: The states of random number generators, which are arguments of the steps.
+        accumulated: The non-trainable variables that are computed from their own values, such as
+            moving averages; None if unknown.
     """
 
     remote: ModelOnServers | None = None
@@ -33,7 +33,7 @@ class ServerStep(Step):
     accumulated: Accumulated | None = None
 
     def send_gradients(self, data: Any, given: list[Any], rows: Rows) -> dict[str, Any]:
-        """Compute a step of training; `given` are the states of the random number generators."""
+        """Run a training step; `given` are the states of the random number generators."""
         rows = self._with_shares(rows)
         trainable, fixed, zeros = self._read(given)
         compute = functools.partial(self._compute, rows, True)
@@ -42,7 +42,7 @@ class ServerStep(Step):
                 trainable, fixed, zeros, None, data
             )
             if rows.own == 0:
-                # Zeros, but a derivative that is not finite would make them nan.
+                # Without rows they are zeros, or NaN if a derivative is not finite.
                 gradients = jax.tree.map(jnp.zeros_like, gradients)
             own = self._find_states(rows, True, trainable, fixed, aux[1], data, aux[4])
             added = self._find_additions(rows, True, trainable, fixed, own, data)
@@ -51,7 +51,7 @@ class ServerStep(Step):
         return results
 
     def evaluate(self, data: Any, given: list[Any], rows: Rows) -> dict[str, Any]:
-        """Compute a step of evaluation; `given` are the states of the random number generators."""
+        """Run an evaluation step; `given` are the states of the random number generators."""
         rows = self._with_shares(rows)
         trainable, fixed, zeros = self._read(given)
         with use_rows(rows):
@@ -65,11 +65,11 @@ class ServerStep(Step):
         return self.remote
 
     def _scale(self, loss: Any, of_optimizer: Any) -> Any:
-        # The check of the model allows a constant scale only.
+        # `check_model` allows only a constant scale.
         return self.model.optimizer.scale_loss(loss)
 
     def _read(self, given: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Return the values of the variables, and zeros for those of the metrics."""
+        """Return the values of the variables, and zeros for the variables of the metrics."""
         model, remote = self.model, self._get_remote()
         positions = self.seeds.positions if self.seeds else []
         states = dict(zip(positions, given, strict=True))
@@ -83,7 +83,7 @@ class ServerStep(Step):
     def _find_additions(
         self, rows: Rows, train: bool, trainable: Any, fixed: list[Any], own: Any, data: Any
     ) -> dict[int, Any]:
-        """Return what the step adds to variables that the replicas do not bring together."""
+        """Return the additions of the step to variables that the replicas do not combine."""
         laws, sent = own
         known = self.accumulated.added if self.accumulated else frozenset[int]()
         groups = [[n] for n in laws.by_number if n in known and n not in sent]
@@ -99,7 +99,7 @@ class ServerStep(Step):
         own: Any,
         added: dict[int, Any],
     ) -> tuple[dict[str, Any], Any]:
-        """Send changes of variables that are not trained; return the results and gradients."""
+        """Send changes of non-trainable variables; return the results and the gradients."""
         after, is_all = aux[2], aux[3] is not None
         check_state_of_loss(self.model, aux[4].values)
         if is_all:
@@ -109,7 +109,7 @@ class ServerStep(Step):
                 self.model, [v for v, a, b in pairs if a is not b and id(v) not in known]
             )
         accumulated = self.accumulated or Accumulated(frozenset(), frozenset())
-        # What the replicas have added together is the new value of a variable that was zero.
+        # For `Law.ADD`, start from zero: the new value is then the sum that the replicas add.
         laws, _ = own
         is_added = [laws.by_number.get(n) is Law.ADD for n in range(len(fixed))]
         before = [jnp.zeros_like(v) if a else v for v, a in zip(fixed, is_added, strict=True)]
@@ -134,11 +134,11 @@ class ServerStep(Step):
 
 
 def _send_change(remote: Any, old: Any, new: Any, change: Any, is_sum: bool) -> None:
-    """Send what a step has changed of a variable that is not trained, such as a moving mean.
+    """Send the change of a non-trainable variable, such as a moving mean.
 
-    Two workers that compute from one value would overwrite each other. So the difference is sent,
-    which the server adds to the value that it has; or the `change`, where it is known exactly. Of
-    values that do not depend on the ones before, the last one counts.
+    Two workers that compute from the same value would overwrite each other. So the worker sends the
+    difference, or the exact `change` if known, and the server adds it to its value. If a new value
+    does not depend on the old one, the worker sends it whole, and the last one counts.
     """
     if is_sum and not jnp.issubdtype(new.dtype, jnp.bool_):
         remote.assign_add(new - old if change is None else change, read_value=False)

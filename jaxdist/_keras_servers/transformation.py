@@ -1,4 +1,4 @@
-"""An optimizer of Keras as an optax transformation."""
+"""Converts a Keras optimizer into an optax transformation."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,11 +10,11 @@ import optax
 def make_transformation(
     optimizer: Any, make_first: Callable[[], Sequence[Any]]
 ) -> optax.GradientTransformation:
-    """Return a transformation whose updates lead to the weights that the optimizer computes.
+    """Return a transformation whose updates give the weights that the optimizer computes.
 
     Args:
         optimizer: The optimizer, which has been built.
-        make_first: Returns the first values of its variables.
+        make_first: Returns the initial values of its variables.
     """
 
     def init(params: Any) -> list[Any]:

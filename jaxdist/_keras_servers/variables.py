@@ -1,12 +1,12 @@
 """`ModelOnServers`: the variables of a Keras model and of its optimizer, on parameter servers.
 
 Note [Keras models on servers]
-The variables of the model stay arrays in this process, as Keras wants them. The first step makes a
-variable on the servers for each, and from then on the servers have the values. Keras reads the
-state of the model before its steps (`send`), and writes it back when somebody looks at the model,
-at the end of an epoch at the latest (`fetch`). A variable has changed in between if it has another
-array than the one that was written back: then its value is sent. So weights that are loaded, or a
-learning rate that is set, come to the servers with the next step.
+The variables of the model stay arrays in this process, as Keras needs them. The first step makes a
+variable on the servers for each of them, and from then on the servers have the current values.
+Keras reads the state of the model before its steps (`send`), and writes it back when the model is
+read, at the latest at the end of an epoch (`fetch`). A variable whose array is no longer the one
+that was written back has changed: then its value is sent. So loaded weights, or a new learning
+rate, reach the servers with the next step.
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ from jaxdist._keras_servers.optimizer import OptimizerOnServers
 from jaxdist._parameter_server import list_shards
 from jaxdist._values import Variable, VariableAggregation
 
-# Workers that run the same script have the same numbers. The names of layers would not do: those
-# of a second model in one process are others.
+# Workers that run the same script use the same numbers. Names of layers cannot be used: a second
+# model in the same process gets different ones.
 _NUMBERS: "weakref.WeakKeyDictionary[Any, itertools.count[int]]" = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass
 class _Held:
-    """What a variable of Keras is on the servers, and the array that they had last."""
+    """A variable of Keras, its variable on the servers, and the array that both last agreed on."""
 
     own: Any  # the variable: while it lives, no other object has its `id`
     remote: Any
@@ -46,16 +46,16 @@ class ModelOnServers:
         self._strategy = strategy
         self._name = f"keras_{next(_NUMBERS.setdefault(strategy.storage, itertools.count()))}"
         self._held: dict[int, _Held] = {}
-        self._arrays: dict[int, Any] = {}  # those of the optimizer that the servers had last
+        self._arrays: dict[int, Any] = {}  # as `_Held.array`, for the variables of the optimizer
         self._optimizers = itertools.count()
         self.optimizer: OptimizerOnServers | None = None
 
     def get(self, variables: Sequence[Any]) -> list[Any]:
-        """Return variables on the servers."""
+        """Return the variables on the servers for variables of Keras."""
         return [self._held[id(v)].remote for v in variables]
 
     def send(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        """Make variables on the servers, or send the values that others have written."""
+        """Make variables on the servers, or send the values that were set in Keras."""
         for variable, value in zip(variables, values, strict=True):
             held = self._held.get(id(variable))
             if held is None:
@@ -72,7 +72,7 @@ class ModelOnServers:
                 held.array = value
 
     def send_optimizer(self, optimizer: Any, variables: Sequence[Any], values: Any) -> None:
-        """Cut an optimizer for the servers, or send what others have written into its state.
+        """Cut an optimizer for the servers, or send the values that were set in its state.
 
         Args:
             optimizer: The optimizer of Keras.
@@ -98,14 +98,14 @@ class ModelOnServers:
     def fetch(
         self, variables: Sequence[Any], of_optimizer: Sequence[Any] | None
     ) -> tuple[list[Any], list[Any]]:
-        """Return the values that the servers have.
+        """Return the values on the servers.
 
         Args:
             variables: Variables of the model.
-            of_optimizer: The values of those of the optimizer, before; None to leave them out.
+            of_optimizer: The previous values of the optimizer's variables; None to skip them.
 
         Returns:
-            The values of the variables, and of those of the optimizer.
+            The values of the variables, and those of the optimizer's variables.
         """
         remote = self.get(variables)
         names = [shard.remote_name for v in remote for shard in list_shards(v)]
@@ -128,7 +128,7 @@ class ModelOnServers:
         return values, optimizer.read(of_optimizer or [], found)
 
     def note(self, variables: Sequence[Any], optimizer: Any = None) -> None:
-        """Note that variables of Keras have the values of the servers now."""
+        """Record that variables of Keras now have the values of the servers."""
         for variable in variables:
             if (held := self._held.get(id(variable))) is not None:
                 held.array = variable._value
