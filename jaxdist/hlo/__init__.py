@@ -1,4 +1,4 @@
-"""Readers of compiled programs in HLO text."""
+"""Reads compiled programs from HLO text."""
 
 from jaxdist.hlo._categories import categories as categories
 from jaxdist.hlo._collectives import CompiledCollective as CompiledCollective
