@@ -1,4 +1,4 @@
-"""JAX's devices: by name, as TPU chips, and how many steps run on them at once."""
+"""Finds JAX's devices by name and as TPU chips, and limits the steps in flight on them."""
 
 from typing import TYPE_CHECKING
 

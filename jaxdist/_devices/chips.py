@@ -1,4 +1,4 @@
-"""Devices for rooms that do not import JAX: TPUs of this machine, CPUs, described slices."""
+"""Finds devices for rooms that do not import JAX: TPUs of this machine, CPUs, described slices."""
 
 import contextlib
 import glob
@@ -12,7 +12,7 @@ import jax
 
 from jaxdist.errors import MissingExtraError
 
-# Without these, libtpu waits for a metadata server, which exists on Google Cloud only.
+# Without these, libtpu waits for a metadata server, which exists only on Google Cloud.
 _COMPILE_ONLY = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -39,7 +39,7 @@ def cpus() -> list[jax.Device]:
 
 
 def tpus() -> tuple[list[Any], str]:
-    """Return all TPU devices of the job; if there are none, also JAX's message."""
+    """Return all TPU devices of the job, and JAX's message if there are none."""
     try:
         return list(jax.devices("tpu")), ""
     except RuntimeError as error:
@@ -47,7 +47,7 @@ def tpus() -> tuple[list[Any], str]:
 
 
 def describe_search(environ: Mapping[str, str] = os.environ) -> str:
-    """Describe, as a sentence, what decides whether JAX finds a TPU on this machine."""
+    """Return a sentence on what decides whether JAX finds a TPU on this machine."""
     version = _libtpu_version()
     libtpu = f"libtpu {version} is installed" if version else "libtpu is not installed"
     chips = chips_of_this_machine()
@@ -65,8 +65,8 @@ def describe_slice(
     Args:
         name: libtpu's name of the slice.
         num_slices: The number of such slices.
-        wrap: Whether the last chip in x, y and z has a link to the first one. The compiler chooses
-            the algorithms of collectives by it.
+        wrap: Whether the last chip in x, y and z has a link to the first one. The compiler uses
+            this to choose the algorithms of collectives.
 
     Raises:
         MissingExtraError: libtpu is not installed.
@@ -122,7 +122,7 @@ def _libtpu_version() -> str | None:
 
 @contextlib.contextmanager
 def set_environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables inside the block, except those that are set already."""
+    """Set environment variables inside the block, except those that are already set."""
     added = [name for name in values if name not in os.environ]
     os.environ.update({name: values[name] for name in added})
     try:
@@ -133,10 +133,10 @@ def set_environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def has_loaded_libtpu() -> bool:
-    """Whether this process has loaded libtpu, the library of TPUs.
+    """Whether this process has loaded libtpu, the library for TPUs.
 
-    JAX imports its package early and loads the library with the first array. On a machine without
-    a TPU, JAX's profiler then ends the process with a signal.
+    JAX imports its package early, but loads the library with the first array. After that, on a
+    machine without a TPU, a call of JAX's profiler ends the process with a signal.
     """
     maps = pathlib.Path("/proc/self/maps")
     return maps.exists() and "libtpu.so" in maps.read_text()

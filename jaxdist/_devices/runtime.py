@@ -1,4 +1,4 @@
-"""Devices by name, and a limit on the steps in flight."""
+"""Finds devices by name, and limits the steps in flight."""
 
 import os
 import re
@@ -76,7 +76,7 @@ def device_from_name(name: str | jax.Device, given_to: str = "") -> jax.Device:
             "A strategy works on the devices of this process, job 'localhost'.\n\n"
             f"Use one of {list_device_names()}."
         )
-    # A name without a task is one of this process.
+    # A name without a task means a device of this process.
     task = None if match["task"] is None else int(match["task"])
     by_task = _group_by_task(_PLATFORMS[kind])
     if int(match["replica"] or 0) or (task is not None and task not in by_task and task != 0):
@@ -114,7 +114,7 @@ def local_devices(platform: str | None = None) -> list[jax.Device]:
 
 
 def _group_by_task(platform: str) -> dict[int, list[jax.Device]]:
-    """Return the devices of each process of the job, also of those that this one cannot use."""
+    """Return the devices of each process of the job, including those that this one cannot use."""
     try:
         devices = jax.devices(platform)
     except RuntimeError:  # JAX raises where the backend does not exist
@@ -133,7 +133,7 @@ def list_device_names() -> list[str]:
 
 
 def default_devices() -> list[jax.Device]:
-    """Return all local accelerators, or all CPU devices if there are no accelerators."""
+    """Return all local devices of JAX's default backend: accelerators, or CPUs without any."""
     return local_devices()
 
 
@@ -258,7 +258,7 @@ class StepsInFlight:
         if self._count >= MAX_STEPS_IN_FLIGHT_ON_CPU:
             # Reset before the wait: if Ctrl-C interrupts it, later steps are counted from zero.
             newest, self._newest, self._count = self._newest, None, 0
-            # The caller may have donated this result since; nobody can wait for a deleted array.
+            # The caller may have donated this result since; JAX cannot wait for a deleted array.
             if newest is not None and not newest.is_deleted():
                 jax.block_until_ready(newest)
 
@@ -267,8 +267,8 @@ class StepsInFlight:
     ) -> None:
         """Count a dispatched step; `leaves` returns the leaves of its outputs."""
         self._count += 1
-        # Only the last step keeps a result, since the devices run steps in order. The smallest one
-        # holds the least memory until the next step.
+        # Only the last step keeps a result, since the devices run steps in order. The smallest
+        # result holds the least memory until the next step.
         if self._count >= MAX_STEPS_IN_FLIGHT_ON_CPU:
             arrays = [
                 x

@@ -1,4 +1,4 @@
-"""GPUs that this machine does not have: their names, and devices to compile for."""
+"""Names of GPUs that this machine need not have, and devices to compile for them."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""`GpuCluster`: GPUs of one kind, by a name such as `h100:4x8`."""
+"""`GpuCluster`: GPUs of one kind, with a name such as `h100:4x8`."""
 
 import dataclasses
 import difflib
@@ -12,7 +12,7 @@ from jaxdist.cost import CHIPS, Chip
 from jaxdist.errors import TopologyError
 
 DESCRIBED = "described:"
-# Devices are objects of Python, so a typing error in a size must not fill the memory.
+# Devices are Python objects, so a typo in a size must not fill the memory.
 _MOST_GPUS = 1 << 16
 _MOST_DIGITS = 9
 # Names that people use for a row of the table.
@@ -25,7 +25,7 @@ _ALIASES = {
 }
 _GPUS = tuple(name for name, chip in CHIPS.items() if chip.platform == "gpu")
 _NAMES = sorted((*_GPUS, *_ALIASES), key=len, reverse=True)
-# What names of GPUs begin with that no row has. TPUs are called v2 to v6e, and tpu7x.
+# Beginnings of names of GPUs that are not in the table. TPUs are called v2 to v6e, and tpu7x.
 _LOOKS_LIKE_GPU = re.compile(
     r"nvidia|geforce|tesla|amd|radeon|gpu|cuda|rocm|[rg]tx|mi\d\d|[gd][bh]\d\d|[abhlptv]\d\d"
 )
@@ -34,7 +34,7 @@ _LOOKS_LIKE_GPU = re.compile(
 @final
 @dataclasses.dataclass(frozen=True)
 class GpuCluster:
-    """Hosts with GPUs of one kind. The GPUs of an NVLink domain are joined by NVLink.
+    """Hosts with GPUs of one kind. NVLink joins the GPUs of an NVLink domain.
 
     Attributes:
         gpu: Its row in `cost.CHIPS`.
@@ -54,12 +54,12 @@ class GpuCluster:
 
     @property
     def chip(self) -> Chip:
-        """The row of the table."""
+        """The row of the GPU in `cost.CHIPS`."""
         return CHIPS[self.gpu]
 
     @property
     def num_gpus(self) -> int:
-        """The number of all GPUs."""
+        """The total number of GPUs."""
         return self.domains * self.gpus_of_domain
 
     @property
@@ -77,12 +77,12 @@ class GpuCluster:
 
     @property
     def topology(self) -> str:
-        """The sizes as XLA's compiler wants them."""
+        """The sizes in the form that XLA's compiler reads."""
         return f"{self.domains}x{self.hosts}x{self.gpus}"
 
 
 def is_gpu_name(name: Any) -> bool:
-    """Whether a text names GPUs, perhaps wrongly, and not a slice of TPUs.
+    """Whether a string names GPUs, perhaps wrongly, rather than a slice of TPUs.
 
     Example:
         >>> is_gpu_name("h100:4x8"), is_gpu_name("described:H100"), is_gpu_name("v5e:4x4")
@@ -96,24 +96,24 @@ def is_gpu_name(name: Any) -> bool:
 
 
 def is_gpu_of_table(name: Any) -> bool:
-    """Whether a text begins with the name of a GPU that the table has, without `described:`."""
+    """Whether a string begins with the name of a GPU in the table, without `described:`."""
     kind = name.partition(":")[0].strip().lower() if isinstance(name, str) else ""
     return kind in _NAMES
 
 
 def cluster_of(name: Any, caller: str = "compile_for", parameter: str = "topology") -> GpuCluster:
-    """Return the GPUs of a name.
+    """Return the GPUs with a name.
 
     Args:
         name: `"h100:4x8"`: hosts and GPUs of a host; for `gb200`, whose NVLink domains have several
             hosts, `"gb200:2x18x4"`: domains, hosts of a domain, GPUs of a host.
         caller: What was called, for errors.
-        parameter: Its parameter that has the name.
+        parameter: The parameter that received the name, for errors.
 
     Raises:
-        TopologyError: A name of another form, an unknown GPU, or more GPUs of a host or hosts of a
-            domain than exist.
-        ArgumentTypeError: `name` is no text.
+        TopologyError: The name has another form, the GPU is unknown, or there are more GPUs of a
+            host, hosts of a domain, or GPUs in all than the limit.
+        ArgumentTypeError: `name` is not a string.
 
     Example:
         >>> cluster_of("gb200:2x18x4").gpus_of_domain
@@ -126,7 +126,7 @@ def cluster_of(name: Any, caller: str = "compile_for", parameter: str = "topolog
     prefix = DESCRIBED if name.strip().lower().startswith(DESCRIBED) else ""
     gpu, sizes = _read_gpu(name, prefix, given)
     domain_hosts, host_gpus = CHIPS[gpu].pod
-    # A host is an NVLink domain of its own, unless domains have several hosts.
+    # Each host is its own NVLink domain, unless domains have several hosts.
     wanted = 2 if domain_hosts == 1 else 3
     what = "hosts x GPUs of a host" if wanted == 2 else "NVLink domains x hosts x GPUs of a host"
     parts = sizes.lower().split("x")
@@ -164,7 +164,7 @@ def cluster_of(name: Any, caller: str = "compile_for", parameter: str = "topolog
 
 
 def _read_gpu(name: str, prefix: str, given: str) -> tuple[str, str]:
-    """Return the row of the GPU, and the sizes as they are written."""
+    """Return the row of the GPU, and the sizes as written in the name."""
     kind, colon, sizes = name.strip()[len(prefix) :].partition(":")
     kind = kind.strip()
     gpu = _ALIASES.get(kind.lower(), kind.lower())
@@ -193,7 +193,7 @@ def _read_gpu(name: str, prefix: str, given: str) -> tuple[str, str]:
 
 
 def _find_nearest(name: str, gpu: str) -> str | None:
-    """Return the row that was probably meant by a name that no row has."""
+    """Return the row that was probably meant by an unknown name, or None."""
     within = next((known for known in _NAMES if known in name.lower()), None)
     if within is not None:
         return _ALIASES.get(within, within)
@@ -201,12 +201,12 @@ def _find_nearest(name: str, gpu: str) -> str | None:
 
 
 def _is_size(part: str) -> bool:
-    # Python refuses to read a number of thousands of digits.
+    # Python refuses to parse a number with thousands of digits.
     return part.isascii() and part.isdecimal() and len(part) <= _MOST_DIGITS
 
 
 def _suggest(gpu: str, sizes: str) -> str:
-    """Return the name that was probably meant by sizes that are not understood."""
+    """Return the name that was probably meant by sizes that cannot be read."""
     hosts, gpus = CHIPS[gpu].pod
     wanted = 2 if hosts == 1 else 3
     found = re.findall(r"[0-9]+", sizes)
@@ -214,7 +214,7 @@ def _suggest(gpu: str, sizes: str) -> str:
         return _make_example(gpu)
     numbers = [max(1, int(number)) for number in found]
     if "*" in sizes and len(numbers) == wanted + 1:
-        # The number after * counts slices in a name of TPUs.
+        # In a name of TPUs, the number after * counts slices.
         numbers = [numbers[0] * numbers[-1], *numbers[1:-1]]
     elif wanted == 3 and len(numbers) == 2 and numbers[1] > gpus:
         numbers = [*numbers, gpus]
@@ -226,7 +226,10 @@ def _suggest(gpu: str, sizes: str) -> str:
 
 
 def _spread(gpu: str, count: int, *, below: bool = False) -> str:
-    """Return the name of `count` GPUs on whole hosts and domains: at least, or `below`, at most."""
+    """Return the name of at least (with `below` at most) `count` GPUs on whole hosts and domains.
+
+    No name has more than the largest number of GPUs.
+    """
     hosts, gpus = CHIPS[gpu].pod
     whole = hosts * gpus
     count = min(count, _MOST_GPUS // whole * whole)
@@ -244,5 +247,5 @@ def _make_example(gpu: str) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Return a text for an error, which may be an address or a file that was passed by mistake."""
+    """Return a string for an error, shortened: a whole file may have been passed by mistake."""
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,4 +1,4 @@
-"""Devices of GPUs that this machine does not have: for compiling, not for running."""
+"""Makes devices of GPUs that this machine does not have: for compiling, not for running."""
 
 import functools
 import importlib.metadata
@@ -27,7 +27,7 @@ _PACKAGES = {
     13: ("jax[cuda13-local]", "nvidia-cuda-nvcc"),
 }
 _LOCK = threading.Lock()
-# The description of each device, so that a mesh of them is known as one that cannot run.
+# The description of each device, so that jaxdist recognizes a mesh that cannot run programs.
 _NAMES: dict[Any, str] = {}
 
 
@@ -35,27 +35,27 @@ def describe_gpus(cluster: GpuCluster) -> list[Any]:
     """Return the devices of a cluster, domain by domain and host by host.
 
     Cost:
-        A second for the first description of a process. Equal clusters have the same devices.
+        One second for the first description of a process. Equal clusters get the same devices.
 
     Raises:
         MissingExtraError: JAX's CUDA plugin or ptxas is not installed.
-        DeviceError: The plugin is of another version than JAX, or refuses the description.
+        DeviceError: The plugin's version differs from JAX's, or it refuses the description.
     """
-    # Two threads would register the plugin twice.
+    # Without the lock, two threads could register the plugin twice.
     with _LOCK:
         return list(_describe(cluster))
 
 
 def find_description(devices: Iterable[Any]) -> str | None:
-    """Return the name of the description that a device is of, if one is."""
+    """Return the name of the description to which one of the devices belongs, or None."""
     return next((_NAMES[d] for d in devices if d in _NAMES), None)
 
 
 def install_command(version: str = "") -> str:
-    """Return the command that installs what a description needs, for this Python.
+    """Return the command that installs the packages for descriptions, for this Python.
 
     Args:
-        version: The version of JAX; "" leaves it to pip.
+        version: The version of JAX; "" lets pip choose.
     """
     jax_package, compiler = _PACKAGES[12 if sys.version_info[:2] <= _NEWEST_WITH_CUDA_12 else 13]
     wanted = f"=={version}" if version else ""
@@ -64,7 +64,7 @@ def install_command(version: str = "") -> str:
 
 @functools.cache
 def _describe(cluster: GpuCluster) -> tuple[Any, ...]:
-    # Every GPU of the table has one.
+    # Every GPU of the table has a target.
     target = cast(Target, cluster.chip.target)
     plugin = _check_plugin(cluster)
     cuda = 13 if plugin.endswith("13") else 12
@@ -83,7 +83,7 @@ def _describe(cluster: GpuCluster) -> tuple[Any, ...]:
 
 
 def _check_plugin(cluster: GpuCluster) -> str:
-    """Return the name of the plugin after checking that it can compile."""
+    """Check that the plugin can compile, and return its name."""
     plugin = _compat.find_cuda_plugin()
     if plugin is None:
         raise _make_missing_error(cluster, "JAX's CUDA plugin is not installed")

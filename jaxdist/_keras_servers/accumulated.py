@@ -22,7 +22,7 @@ from jaxdist.errors import UnsupportedError
 
 @dataclasses.dataclass(frozen=True)
 class Accumulated:
-    """The numbers of variables whose next value depends on the value before.
+    """The numbers of variables whose next value depends on the previous one.
 
     Args:
         numbers: The numbers of all these variables.
@@ -36,7 +36,7 @@ class Accumulated:
 def find_accumulated(
     strategy: Any, model: Any, state: Any, batch: Any, *, training: bool
 ) -> Accumulated:
-    """Return the variables whose next value depends on the value before.
+    """Return the variables whose next value depends on the previous one.
 
     A moving average does, but a value that a layer only records does not. This traces a call of
     the model once, and computes nothing.
@@ -49,8 +49,8 @@ def find_accumulated(
         training: Whether the model is called for training.
 
     Raises:
-        UnsupportedError: A layer of the user changes such a variable in another way than by adding
-            to it, and it is not an average.
+        UnsupportedError: A layer of the user changes such a variable other than by adding to it,
+            and the variable is not an average.
     """
     utils = keras_module("trainers.data_adapters.data_adapter_utils")
     x, _, _ = utils.unpack_x_y_sample_weight(batch)

@@ -7,7 +7,7 @@ from jaxdist.errors import UnsupportedError
 
 
 def check_model(model: Any, kind: str, strategy: Any) -> None:
-    """Check that workers that are not in step can run the steps of a model.
+    """Check that workers that run independently can run the steps of a model.
 
     Args:
         model: The compiled model.
@@ -87,7 +87,7 @@ def check_added_up(model: Any, changed: list[Any]) -> None:
 
 
 def check_state_of_loss(model: Any, numbers: frozenset[int]) -> None:
-    """Check that `compute_loss` assigns no state of own layers.
+    """Check that `compute_loss` assigns no state of the user's own layers.
 
     Args:
         model: The model.

@@ -91,7 +91,7 @@ class ServerFunction:
         return self._state is not None and state.get("trainable_variables") is self._state[0]
 
     def sync(self) -> None:
-        """Wait for all steps, and give the variables of Keras the values of the servers."""
+        """Wait for all steps, and set the variables of Keras to the values of the servers."""
         state, self._state = self._state, None
         try:
             self._add(self._runner.collect_all())

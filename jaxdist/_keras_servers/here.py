@@ -60,5 +60,5 @@ class FunctionHere:
 
 def _describe(batch: Any) -> Any:
     leaves, structure = jax.tree.flatten(batch)
-    # In a trace, the dtypes are those of JAX.
+    # In a trace, dtypes are those of JAX.
     return structure, tuple((x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in leaves)

@@ -22,7 +22,7 @@ from jaxdist._values import Variable, VariableAggregation
 
 
 class OptimizerOnServers:
-    """An optimizer of Keras whose state is on the servers.
+    """A Keras optimizer whose state is on the servers.
 
     Args:
         strategy: The strategy with the servers.
@@ -118,7 +118,7 @@ class OptimizerOnServers:
     # Outside a step
 
     def list_names(self) -> list[str]:
-        """Return the names of its state on the servers."""
+        """Return the names of the optimizer's state on the servers."""
         return [
             self.iterations.remote_name,
             *(n for found in self._slots.values() for names in found for n in names),

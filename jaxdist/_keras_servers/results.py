@@ -22,7 +22,7 @@ class Results:
         self._add = jax.jit(self._compute)
 
     def start(self, values: Any) -> None:
-        """Begin with the values of the variables of the metrics."""
+        """Start from the values of the variables of the metrics."""
         self.values, self.logs = list(values), None
 
     def add(self, result: Any, total: int) -> None:

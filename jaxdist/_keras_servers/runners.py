@@ -18,7 +18,7 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def start(self, step: Callable[..., Any], args: tuple[Any, ...], note: Any) -> None:
-        """Start a step; its result comes with the note."""
+        """Start a step; its result is returned with `note`."""
 
     @abc.abstractmethod
     def collect(self, *, least: int = 0) -> Iterator[tuple[Any, Any]]:

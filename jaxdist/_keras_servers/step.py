@@ -33,7 +33,7 @@ class ServerStep(Step):
     accumulated: Accumulated | None = None
 
     def send_gradients(self, data: Any, given: list[Any], rows: Rows) -> dict[str, Any]:
-        """Compute a step of training; `given` are the states of the random number generators."""
+        """Run a training step; `given` are the states of the random number generators."""
         rows = self._with_shares(rows)
         trainable, fixed, zeros = self._read(given)
         compute = functools.partial(self._compute, rows, True)
@@ -51,7 +51,7 @@ class ServerStep(Step):
         return results
 
     def evaluate(self, data: Any, given: list[Any], rows: Rows) -> dict[str, Any]:
-        """Compute a step of evaluation; `given` are the states of the random number generators."""
+        """Run an evaluation step; `given` are the states of the random number generators."""
         rows = self._with_shares(rows)
         trainable, fixed, zeros = self._read(given)
         with use_rows(rows):
@@ -69,7 +69,7 @@ class ServerStep(Step):
         return self.model.optimizer.scale_loss(loss)
 
     def _read(self, given: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Return the values of the variables, and zeros for those of the metrics."""
+        """Return the values of the variables, and zeros for the variables of the metrics."""
         model, remote = self.model, self._get_remote()
         positions = self.seeds.positions if self.seeds else []
         states = dict(zip(positions, given, strict=True))

@@ -10,7 +10,7 @@ import optax
 def make_transformation(
     optimizer: Any, make_first: Callable[[], Sequence[Any]]
 ) -> optax.GradientTransformation:
-    """Return a transformation whose updates lead to the weights that the optimizer computes.
+    """Return a transformation whose updates give the weights that the optimizer computes.
 
     Args:
         optimizer: The optimizer, already built.

@@ -51,7 +51,7 @@ class ModelOnServers:
         self.optimizer: OptimizerOnServers | None = None
 
     def get(self, variables: Sequence[Any]) -> list[Any]:
-        """Return variables on the servers."""
+        """Return the variables on the servers for variables of Keras."""
         return [self._held[id(v)].remote for v in variables]
 
     def send(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
@@ -98,7 +98,7 @@ class ModelOnServers:
     def fetch(
         self, variables: Sequence[Any], of_optimizer: Sequence[Any] | None
     ) -> tuple[list[Any], list[Any]]:
-        """Return the values that the servers have.
+        """Return the values on the servers.
 
         Args:
             variables: Variables of the model.
@@ -128,7 +128,7 @@ class ModelOnServers:
         return values, optimizer.read(of_optimizer or [], found)
 
     def note(self, variables: Sequence[Any], optimizer: Any = None) -> None:
-        """Note that variables of Keras have the values of the servers now."""
+        """Record that variables of Keras now have the values of the servers."""
         for variable in variables:
             if (held := self._held.get(id(variable))) is not None:
                 held.array = variable._value

@@ -1,7 +1,7 @@
-"""Starting the processes of a job on this machine.
+"""Starts the processes of a job on this machine.
 
-`launch` hosts the coordination service, starts the processes, prefixes their output, and says which
-process failed first. No process of the job hosts anything that the others need.
+`launch` hosts the coordination service, starts the processes, prefixes their output, and reports
+which process failed first. No process of the job hosts anything that the others need.
 """
 
 from typing import TYPE_CHECKING

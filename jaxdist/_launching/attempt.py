@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from jaxdist._launching.ends import End, write_end
 from jaxdist._launching.signals import AnyChild, Signals, end_all
 
-_NAP = 0.02  # where the system cannot tell at once that a process has ended
+_NAP = 0.02  # used where the system cannot report at once that a process has ended
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,10 +19,9 @@ class Patience:
     """How long the launcher waits when a process has failed, in seconds.
 
     Args:
-        report: For the others to end by themselves, after they have said what they found and saved
-            what they have.
+        report: For the other processes to report what they found, save what they have, and end.
         grace: Between SIGTERM and SIGKILL.
-        job: For the whole job; None for ever.
+        job: For the whole job; None for no limit.
     """
 
     report: float = 10.0
@@ -35,7 +34,7 @@ class Attempt:
 
     Args:
         count: Number of processes.
-        start: Starts the process with a number.
+        start: Starts the process with a given number.
         folder: Where the launcher writes how each process ended.
         signals: Signals to the launcher.
         patience: How long the launcher waits.
@@ -58,14 +57,14 @@ class Attempt:
         self.late: tuple[int, ...] = ()
 
     def run(self) -> list[End]:
-        """Run to the end. Return how each process ended, in the order of time.
+        """Run all processes until they end; return their ends, the earliest first.
 
-        `late` has the processes that still ran when the time of the job was over.
+        `late` then holds the processes that were still running when the time of the job was over.
         """
         ends: list[End] = []
         with self._selector, contextlib.ExitStack() as stack:
             self._selector.register(self._signals.wake, selectors.EVENT_READ, None)
-            # Also when the launcher itself fails: no process is left.
+            # Leave no process running, even when the launcher itself fails.
             stack.callback(lambda: end_all(self._running()))
             for index in range(self._count):
                 self._children.append(self._start(index))
@@ -94,10 +93,10 @@ class Attempt:
             self._selector.register(ended, selectors.EVENT_READ, child)
 
     def _wait(self, over: float | None) -> None:
-        """Write what comes, until something happens or a time is over."""
+        """Wait until something happens or a time is over, and write new output."""
         times = [t for t in (over, self._ask_at, self._kill_at) if t is not None]
         naps = [] if hasattr(os, "pidfd_open") else [_NAP]
-        # A second at most: where a process has no `pidfd`, for lack of permission.
+        # A second at most, for a process that has no `pidfd` for lack of permission.
         nap = min([1.0, *naps, *(max(0.0, t - time.monotonic()) for t in times)])
         for key, _ in self._selector.select(nap):
             child = key.data
@@ -121,7 +120,7 @@ class Attempt:
                 for other in self._running():
                     other.hear(end)
             failed = end.code != 0 and not end.was_ended
-            # After a signal each process takes the time that it needs, to save for instance.
+            # After a signal, each process may take the time that it needs, for instance to save.
             if failed and self._ask_at is None and not self._signals.forwarded:
                 self._ask_at = time.monotonic() + self._patience.report
             yield end

@@ -1,8 +1,8 @@
-"""The first program of each process of a job: it ends with the launcher, and becomes the command.
+"""First program of each process of a job: makes it end with the launcher, then runs the command.
 
 It is run as a file, with the pid of the launcher and the command, and imports nothing of jaxdist: a
-process that has imported JAX reads some of its environment too late. On Linux, the process that it
-becomes keeps the signal that it asks for here. On other systems the heartbeat ends the process.
+process that has imported JAX reads some of its environment too late. On Linux, the setting that
+kills the process when the launcher ends survives `exec`. On other systems the heartbeat ends it.
 """
 
 import ctypes
@@ -12,14 +12,14 @@ import sys
 
 
 def main() -> None:
-    """Become the command of `sys.argv`."""
+    """Replace this process by the command in `sys.argv`."""
     launcher, command = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         # The launcher may have ended before the call above.
         if os.getppid() != launcher:
             os._exit(1)
-    # Ray blocks signals in its processes, and a command would inherit that.
+    # Ray blocks signals in its processes, and the command would inherit that.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     os.execv(command[0], command)
 

@@ -1,4 +1,4 @@
-"""One process of a job, seen from the launcher."""
+"""`Child`: one process of a job, seen from the launcher."""
 
 import contextlib
 import os
@@ -20,14 +20,14 @@ Write = Callable[[bytes], None]
 
 
 class Child:
-    """A process that runs in a process group of its own.
+    """A process that runs in its own process group.
 
     Args:
         index: Its number in the job.
         command: The program and its arguments.
         environment: All of its environment variables.
-        write: Functions that take lines of its standard output, and of its standard error.
-        name: What stands before its lines; None for its number.
+        write: Two functions that take lines: of its standard output, and of its standard error.
+        name: The prefix of its lines; None for its number.
 
     Raises:
         LaunchError: The system cannot start it.
@@ -44,7 +44,7 @@ class Child:
         self.index = index
         self.end: End | None = None
         self._was_ended = False
-        # -I and -S: the first program needs nothing of the user's packages, and starts faster.
+        # -I and -S: the first program needs no packages of the user, and starts faster.
         first = [sys.executable, "-I", "-S", str(_BOOTSTRAP), str(os.getpid())]
         try:
             self._process = subprocess.Popen(
@@ -73,14 +73,14 @@ class Child:
                 self.streams[pipe] = output
 
     def open_end(self) -> int | None:
-        """Return a file descriptor that can be read when the process has ended, if there is one."""
+        """Return a file descriptor that becomes readable when the process ends, or None."""
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):
                 return os.pidfd_open(self.pid)
         return None
 
     def read(self, pipe: IO[bytes]) -> bool:
-        """Write what is in a pipe; return False at its end."""
+        """Write what a pipe holds; return False at its end."""
         try:
             chunk = os.read(pipe.fileno(), _CHUNK)
         except BlockingIOError:
@@ -95,7 +95,7 @@ class Child:
                 (os.killpg if to_group else os.kill)(self.pid, number)
 
     def ask_to_end(self) -> None:
-        """End the process because of another one; it may clean up."""
+        """Ask the process to end because of another one; it may clean up."""
         self._was_ended = True
         self.signal(signal.SIGTERM)
         # A stopped process receives SIGTERM only when it continues.
@@ -107,13 +107,13 @@ class Child:
         self.signal(signal.SIGKILL, to_group=True)
 
     def hear(self, end: End) -> None:
-        """Do nothing: the process reads in the launcher's folder how another one ended."""
+        """Do nothing: the process reads how another one ended in the launcher's folder."""
 
     def collect(self, folder: pathlib.Path) -> End | None:
         """Return how the process ended, once it has, and write the rest of its output."""
         if self.end is not None or not self._has_ended():
             return self.end
-        # Before the system may give the number of the group to another one.
+        # Before `wait`, after which the system may reuse the number of the group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         for pipe, output in self.streams.items():
@@ -133,14 +133,14 @@ class Child:
         self._process.wait()
 
     def _has_ended(self) -> bool:
-        # Without `waitid` (macOS before Python 3.13) the process is gone after the question.
+        # Without `waitid` (macOS before Python 3.13), asking also reaps the process.
         if not hasattr(os, "waitid"):
             return self._process.poll() is not None
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return os.waitid(os.P_PID, self.pid, options) is not None
 
     def _drain(self, pipe: IO[bytes]) -> None:
-        """Read what the process left. Its end may never come: others can hold the pipe."""
+        """Read what is left in a pipe. It may never reach its end: other processes can hold it."""
         while True:
             try:
                 chunk = os.read(pipe.fileno(), _CHUNK)

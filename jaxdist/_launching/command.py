@@ -1,4 +1,4 @@
-"""The command of each process: a script or a module of Python."""
+"""Makes the command of each process, from a Python script or a module."""
 
 import dataclasses
 import importlib.machinery
@@ -15,9 +15,9 @@ class Program:
     """What the processes of a job run.
 
     Attributes:
-        command: This Python, and its arguments.
+        command: This Python interpreter, and its arguments.
         file: The script or the configuration among the arguments; None for a module.
-        is_training: Whether it is `jaxdist train`.
+        is_training: Whether the command is `jaxdist train`.
     """
 
     command: Sequence[str]
@@ -26,15 +26,15 @@ class Program:
 
 
 def make_command(target: str, arguments: Sequence[str], *, is_module: bool = False) -> list[str]:
-    """Return the command that runs a script, or a module, with this Python.
+    """Return the command that runs a script or a module with this Python interpreter.
 
     Args:
         target: Path of the script, or name of the module.
         arguments: Its arguments.
-        is_module: Whether it is a module, as of `python -m`.
+        is_module: Whether `target` is a module, as for `python -m`.
 
     Raises:
-        LaunchError: There is no such script or module, or the script cannot be read.
+        LaunchError: The script or module does not exist, or the script cannot be read.
     """
     if is_module:
         _check_module(target)
@@ -68,7 +68,8 @@ def _check_script(target: str) -> None:
 
 def _check_module(target: str) -> None:
     top = target.partition(".")[0]
-    # `python -m` looks in the current folder too. Parents are not imported here.
+    # `python -m` also looks in the current folder. Only the top-level package is looked up, so
+    # that no package is imported here.
     where = [os.getcwd(), *sys.path]
     if top in sys.builtin_module_names or importlib.machinery.PathFinder.find_spec(top, where):
         return

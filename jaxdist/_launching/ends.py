@@ -1,4 +1,4 @@
-"""How a process ended, in words and as an exit code."""
+"""Describes how a process ended, and passes this between launcher and processes."""
 
 import dataclasses
 import json
@@ -16,10 +16,10 @@ class End:
     Attributes:
         index: Number of the process.
         code: Exit code; -N after the signal N.
-        was_ended: Whether the launcher ended it, because of another process.
+        was_ended: Whether the launcher ended it because of another process.
         tail: The end of what it wrote to its standard error.
-        record: What the process itself recorded by `record_error`.
-        lost_with: What it ended with, such as "the end of its Ray actor"; empty if it ended alone.
+        record: The error that the process itself recorded by `record_error`.
+        lost_with: What ended it, such as "the end of its Ray actor"; empty if it ended by itself.
     """
 
     index: int
@@ -31,11 +31,11 @@ class End:
 
     @property
     def exit_code(self) -> int:
-        """The code of a shell: 128 + N after the signal N."""
+        """The code that a shell would report: 128 + N after the signal N."""
         return self.code if self.code >= 0 else 128 - self.code
 
     def describe(self) -> str:
-        """Return the end as `UnavailableError` names it: "code 3" or "signal SIGKILL"."""
+        """Return the end as `UnavailableError` shows it: "code 3" or "signal SIGKILL"."""
         if self.lost_with:
             return self.lost_with
         return f"code {self.code}" if self.code >= 0 else f"signal {name_signal(-self.code)}"
@@ -51,11 +51,11 @@ def name_signal(number: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """An error that a process ended with, as it recorded it itself.
+    """The error that ended a process, as the process itself recorded it.
 
     Attributes:
-        is_about_others: Whether it is an `OtherProcessError`, so that its cause is elsewhere.
-        processes: The numbers of the processes that are the cause.
+        is_about_others: Whether it is an `OtherProcessError`: another process is the cause.
+        processes: Numbers of the processes that caused it.
         text: Its message.
     """
 
@@ -67,18 +67,18 @@ class Record:
 # Note [Files between launcher and processes]
 # JAXDIST_LAUNCHER is the path of a directory that only this user can read, new for each attempt.
 # The launcher writes `<index>.ended` when a process has ended: "code 3" or "signal SIGKILL", so
-# that the others can say how. A process writes `<index>.error` if its command prints an error
-# without a traceback. A reader sees each file complete or not at all. The key-value store of JAX
-# would need a client, and each client is a process of the job.
+# that the others can report it. A process writes `<index>.error` if its command prints an error
+# without a traceback. A reader sees each file complete or not at all. JAX's key-value store is not
+# used, because it needs a client, and each client is a process of the job.
 
 
 def write_end(folder: pathlib.Path, end: End) -> None:
-    """Write how a process ended, for the processes that are left."""
+    """Write how a process ended, for the processes that still run."""
     write_whole(folder / f"{end.index}.ended", end.describe())
 
 
 def record_error(error: Exception) -> None:
-    """Tell the launcher, if there is one, which error ends this process without a traceback."""
+    """Record for the launcher, if any, the error that ends this process without a traceback."""
     folder, config = os.environ.get("JAXDIST_LAUNCHER"), os.environ.get("TF_CONFIG")
     if folder is None or config is None or not pathlib.Path(folder).is_dir():
         return
@@ -90,7 +90,7 @@ def record_error(error: Exception) -> None:
 
 
 def read_record(folder: pathlib.Path, index: int) -> Record | None:
-    """Return what a process recorded by `record_error`."""
+    """Return the error that a process recorded by `record_error`, or None."""
     path = folder / f"{index}.error"
     if not path.exists():
         return None
@@ -99,7 +99,7 @@ def read_record(folder: pathlib.Path, index: int) -> Record | None:
 
 
 def write_whole(path: pathlib.Path, text: str) -> None:
-    """Write a file, which a reader sees complete or as it was before."""
+    """Write a file so that a reader sees either all of it or the file as it was before."""
     part = path.with_name(path.name + ".part")
     part.write_text(text)
     part.rename(path)

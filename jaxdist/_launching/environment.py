@@ -1,4 +1,4 @@
-"""The environment of each process of a job on this machine."""
+"""Makes the environment of each process of a job on this machine."""
 
 import json
 import os
@@ -12,7 +12,7 @@ FORCED = "--xla_force_host_platform_device_count"
 
 
 def check_devices(caller: str, devices: int | None, environment: Mapping[str, str]) -> None:
-    """Raise if the devices of a process are given in two ways."""
+    """Raise if the number of devices is given both here and in XLA_FLAGS."""
     if devices is not None and FORCED in environment.get("XLA_FLAGS", ""):
         raise LaunchError(
             f"{caller} was asked for {devices} devices in each process, and XLA_FLAGS has "
@@ -34,16 +34,15 @@ def make_environments(
 
     Args:
         caller: What starts the processes, for errors.
-        places: For each process its number when the job began, which decides its GPUs.
-        devices: Devices of each process: GPUs where there are some, CPU devices otherwise; None
-            for one.
+        places: The number of each process when the job began, which decides its GPUs.
+        devices: Number of GPUs of each process, or of CPU devices without GPUs; None for one.
         ports: One for each process.
         service: Address of the coordination service.
         folder: Where the launcher writes how each process ended.
-        attempt: From 1.
+        attempt: Number of the attempt, from 1.
 
     Raises:
-        LaunchError: There are too few GPUs, or the devices are given in two ways.
+        LaunchError: There are too few GPUs, or XLA_FLAGS also gives the number of devices.
     """
     check_devices(caller, devices, os.environ)
     gpus = divide_gpus(caller, max(places) + 1, devices or 1, os.environ, list_gpus)
@@ -76,11 +75,11 @@ def make_environment(
 
     Args:
         index: Number of the process.
-        addresses: Of all processes.
+        addresses: The addresses of all processes.
         service: Address of the coordination service.
         folder: Where the launcher writes how each process ended.
-        attempt: From 1.
-        devices: CPU devices of the process; None where it has GPUs.
+        attempt: Number of the attempt, from 1.
+        devices: Number of CPU devices of the process; None if it has GPUs.
         gpus: Its `CUDA_VISIBLE_DEVICES`; None leaves the variable as it is.
     """
     config = {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": index}}
@@ -98,6 +97,6 @@ def make_environment(
     if devices is not None and FORCED not in os.environ.get("XLA_FLAGS", ""):
         own["JAXDIST_DEVICES_PER_PROCESS"] = str(devices)
         own["JAX_NUM_CPU_DEVICES"] = str(devices)
-    # The processes meet by TF_CONFIG, also where a job of Slurm calls the launcher.
+    # The processes find each other by TF_CONFIG, even if the launcher runs in a job of Slurm.
     inherited = {name: value for name, value in os.environ.items() if name != "JAXDIST_CLUSTER"}
     return {**inherited, **own}

@@ -1,4 +1,4 @@
-"""Which GPUs each process gets. JAX is not asked: the launcher would hold their memory."""
+"""Divides GPUs among processes, without JAX: the launcher would then hold their memory."""
 
 import importlib.util
 import os
@@ -20,13 +20,13 @@ def divide_gpus(
     environment: Mapping[str, str],
     list_gpus: Callable[[], list[str]],
 ) -> list[str] | None:
-    """Return `CUDA_VISIBLE_DEVICES` of each process; None where JAX uses no GPU.
+    """Return `CUDA_VISIBLE_DEVICES` of each process; None if JAX uses no GPU.
 
     Args:
         caller: What starts the processes, for errors.
         count: Number of processes.
-        each: GPUs of each process.
-        environment: Of the launcher.
+        each: Number of GPUs of each process.
+        environment: The environment of the launcher.
         list_gpus: Returns the GPUs of this machine, as `CUDA_VISIBLE_DEVICES` names them.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Starting a job of processes on this machine, and starting it again."""
+"""Starts a job of processes on this machine, and restarts it."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from jaxdist._launching.signals import Signals, collect_signals
 from jaxdist._processes import get_settings
 from jaxdist._validate import as_integer, as_number
 
-# More on one machine is taken for a mistake.
+# A larger number on one machine counts as a mistake.
 MOST_PROCESSES = 512
 MOST_DEVICES = 4096
 
@@ -32,15 +32,16 @@ class Job:
     Args:
         command: The program and its arguments; the same in each process.
         count: Number of processes.
-        devices_per_process: GPUs of each process where there are GPUs, else CPU devices; None for
-            one.
+        devices_per_process: Number of GPUs of each process, or of CPU devices without GPUs; None
+            for one.
         restarts: How many times all processes start again after one has failed.
         patience: How long the launcher waits.
-        least: With how many processes the job goes on when others are lost; None if it needs all.
+        least: The fewest processes with which the job continues when others are lost; None if it
+            needs all.
         caller: What the user called, for errors.
 
     Raises:
-        ArgumentError: A number is below its least value, or above what one machine can run.
+        ArgumentError: A number is out of range.
     """
 
     command: Sequence[str]
@@ -78,11 +79,11 @@ class Outcome:
     """How an attempt ended.
 
     Attributes:
-        ends: How each process ended, in the order of time.
+        ends: How each process ended, the earliest first.
         cause: The first cause; None if all ended with code 0.
         signal: The first signal to the launcher; None without one.
-        late: Processes that still ran when the time of the job was over.
-        lost: Processes because of which the job failed.
+        late: Processes that were still running when the time of the job was over.
+        lost: The processes that made the job fail.
     """
 
     ends: tuple[End, ...]
@@ -96,14 +97,14 @@ Run = Callable[..., Outcome]
 
 
 def launch(job: Job, run: Run | None = None) -> int:
-    """Run a job, and start it again as often as it may. Return the exit code of the launcher.
+    """Run a job, restart it as often as allowed, and return the exit code of the launcher.
 
     Args:
-        job: What runs.
+        job: The job.
         run: Runs the processes once; None for `run_attempt`, on this machine.
 
     Cost:
-        The processes of the job. The launcher uses no device of JAX.
+        The processes of the job. The launcher itself uses no device of JAX.
 
     Raises:
         LaunchError: The processes cannot be started.
@@ -149,12 +150,12 @@ def run_attempt(
     attempt: int = 1,
     places: Sequence[int] | None = None,
 ) -> Outcome:
-    """Run processes of a job once: those of `places`, or all."""
+    """Run the processes of a job once: those in `places`, or all."""
     places = range(job.count) if places is None else places
     count = len(places)
     settings = get_settings()
     seconds = math.ceil(settings.heartbeat_seconds)
-    # New ports each time: a process that is late would meet those of another attempt.
+    # New ports each time: a late process could otherwise connect to those of another attempt.
     port, *ports = find_free_ports(count + 1)
     address = f"127.0.0.1:{port}"
     with contextlib.ExitStack() as stack:
@@ -195,7 +196,7 @@ def _count(processes: int) -> str:
 
 
 def _report(outcome: Outcome, cause: Cause) -> None:
-    """Print how the others ended, and the first cause last."""
+    """Print how the other processes ended, then the first cause."""
     others = [
         f"{end.index} ({'ended by jaxdist launch' if end.was_ended else end.describe()})"
         for end in sorted(outcome.ends, key=lambda end: end.index)

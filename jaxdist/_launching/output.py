@@ -1,17 +1,17 @@
-"""Output of many processes, each line with the number of its process."""
+"""Writes the output of many processes, each line with the number of its process."""
 
 import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
-# A line that is longer is written in pieces, so that no process fills the launcher's memory.
+# Longer lines are written in pieces, so that no process fills the launcher's memory.
 MOST_BYTES_OF_A_LINE = 1 << 24
 _TAIL = 1 << 18
 
-# Lines of JAX's libraries that mean nothing. A line that could say something about a failure is
-# never among them. Several threads of gloo write the pieces of one message at once, so a line can
-# have the pieces of two, and the next line the rest or nothing.
+# Lines of JAX's libraries that mean nothing. None of them could say anything about a failure.
+# Several threads of gloo write their messages in pieces at the same time, so one line can hold
+# pieces of two messages, and the next line the rest or nothing.
 _GLOO_PIECES = (
     rb"\[Gloo\] Rank ",
     rb" is connected to ",
@@ -21,7 +21,7 @@ _GLOO_PIECES = (
 _GLOO = re.compile(rb"(?:" + rb"|".join((*_GLOO_PIECES, rb"\d+")) + rb")+")
 _GLOO_TEXT = re.compile(rb"|".join(_GLOO_PIECES))
 _LINES = (
-    # jaxdist leaves the others itself, after all are ready.
+    # jaxdist itself makes the processes leave after all are ready.
     re.compile(
         rb"W\d{4} [\d:.]+ +\d+ coordination_service\.cc:\d+\] (?:\[\d+\] )?"
         rb"Using experimental recoverable task feature\. .*"
@@ -30,7 +30,7 @@ _LINES = (
 
 
 class Noise:
-    """Tells which lines of one output stream of one process mean nothing.
+    """Recognizes lines without meaning in one output stream of one process.
 
     Example:
         >>> from jaxdist._launching.output import Noise
@@ -43,11 +43,11 @@ class Noise:
     """
 
     def __init__(self) -> None:
-        # Ends of lines that messages of gloo, of which a part was seen, have still to write.
+        # Number of line ends still to come from messages of gloo that were seen in part.
         self._open = 0
 
     def covers(self, line: bytes) -> bool:
-        """Whether a line, without its end, means nothing. Lines are given in their order."""
+        """Whether a line, without its line end, means nothing. Pass the lines in order."""
         if _GLOO.fullmatch(line) and _GLOO_TEXT.search(line):
             self._open = max(0, self._open + line.count(b"[Gloo] Rank ") - 1)
             return True
@@ -62,7 +62,7 @@ class PrefixedOutput:
 
     Args:
         index: Number of the process, or its name.
-        write: Called with whole lines. Their bytes are those of the process, in any encoding.
+        write: Called with whole lines, as the bytes that the process wrote, in any encoding.
     """
 
     def __init__(self, index: int | str, write: Callable[[bytes], None]) -> None:
@@ -74,7 +74,7 @@ class PrefixedOutput:
         self._noise = Noise()
 
     def feed(self, chunk: bytes) -> None:
-        """Take what the process wrote, and write the lines that it completes."""
+        """Take output of the process, and write the lines that it completes."""
         self._tail = (self._tail + chunk)[-_TAIL:]
         complete, newline, rest = chunk.rpartition(b"\n")
         if newline:
@@ -106,7 +106,7 @@ def write_to(stream: Any) -> Callable[[bytes], None]:
     """Return a function that writes bytes to a text stream such as `sys.stdout`."""
 
     def write(content: bytes) -> None:
-        # The stream of a notebook takes text only.
+        # The stream of a notebook takes only strings.
         buffer = getattr(stream, "buffer", None)
         if buffer is None:
             stream.write(content.decode(errors="replace"))

@@ -1,4 +1,4 @@
-"""Signals to the launcher, and how its processes are ended."""
+"""Collects signals to the launcher, forwards them, and ends its processes."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class AnyChild(Protocol):
-    """A process, on this machine or elsewhere; `Child` says what each method does."""
+    """A process, on this machine or elsewhere; `Child` documents the methods."""
 
     index: int
     end: End | None
@@ -32,12 +32,12 @@ class AnyChild(Protocol):
 
 
 class Signals:
-    """Signals that arrived; a selector wakes up at each one.
+    """The signals that have arrived; each one wakes a selector.
 
     Attributes:
         received: Their numbers, in order.
-        wake: A file descriptor that can be read when one has arrived.
-        forwarded: How many of them the processes have got.
+        wake: A file descriptor that becomes readable when a signal arrives.
+        forwarded: How many of them were forwarded to the processes.
     """
 
     def __init__(self, wake: int) -> None:
@@ -51,14 +51,14 @@ class Signals:
             os.read(self.wake, 4096)
 
     def forward(self, running: Sequence[AnyChild], first: Sequence[AnyChild] | None = None) -> bool:
-        """Send new signals to the processes that run: the first one as it is; later ones kill.
+        """Forward new signals: the first one as it is; later ones kill the processes.
 
         Args:
             running: The processes that run.
-            first: Those that get the first signal; all of them if left out.
+            first: Those that get the first signal; all of them by default.
 
         Returns:
-            Whether there were new ones.
+            Whether there were new signals.
         """
         new = self.received[self.forwarded :]
         for number in new:
@@ -68,13 +68,13 @@ class Signals:
                     child.kill()
             else:
                 for child in running if first is None else first:
-                    # A terminal sends Ctrl-C to all processes of a group, others to one process.
+                    # A terminal sends Ctrl-C to all processes of a group; other signals go to one.
                     child.signal(number, to_group=number == signal.SIGINT)
         return bool(new)
 
 
 def end_all(running: Sequence[AnyChild]) -> None:
-    """Kill processes, and wait until they have ended. What they wrote last is not read."""
+    """Kill processes, and wait until they have ended. Their last output is not read."""
     for child in running:
         child.kill()
     for child in running:
@@ -85,8 +85,8 @@ def end_all(running: Sequence[AnyChild]) -> None:
 def collect_signals(numbers: Sequence[int] = FORWARDED) -> Iterator[Signals]:
     """Collect signals instead of acting on them, until the block ends.
 
-    Only the main thread of Python can; elsewhere none is collected. A signal that is ignored (by
-    `nohup`, or in a script's background) stays ignored.
+    Python allows this only in the main thread; in other threads no signal is collected. A signal
+    that is ignored (by `nohup`, or in the background of a script) stays ignored.
     """
     wake, woken = os.pipe()
     os.set_blocking(wake, False)
@@ -97,7 +97,7 @@ def collect_signals(numbers: Sequence[int] = FORWARDED) -> Iterator[Signals]:
         if threading.current_thread() is threading.main_thread():
             for number in numbers:
                 if signal.getsignal(number) is not signal.SIG_IGN:
-                    # Appended by Python, not in C: no other signal is lost between the two.
+                    # `set_wakeup_fd` would wake the selector before the number is in the list.
                     before[number] = signal.signal(
                         number, lambda n, _: (signals.received.append(n), os.write(woken, b"x"))
                     )

@@ -1,6 +1,6 @@
-"""The processes of a job: which one this is, how they join, agree, and leave.
+"""The processes of a job: which one this is, and how they join, agree, and leave.
 
-The only room that uses `jax.distributed`, and that asks JAX for the number of this process.
+No other room uses `jax.distributed` or asks JAX for the number of this process.
 """
 
 from typing import TYPE_CHECKING

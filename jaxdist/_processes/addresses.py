@@ -1,4 +1,4 @@
-"""Addresses of processes: host and port, and what listens there."""
+"""Parses, formats and checks addresses of processes (`host:port`), and listens at them."""
 
 import errno
 import ipaddress
@@ -13,9 +13,9 @@ _NAME = re.compile(r"[^\s:/\[\].]+(\.[^\s:/\[\].]+)*\.?")
 
 
 def parse_address(address: str, lowest: int = 1) -> tuple[str, int] | None:
-    """Return the host and the port of `host:port` or `[ipv6]:port`; None if it is neither.
+    """Return the host and the port of `host:port` or `[ipv6]:port`; None for anything else.
 
-    An address of IPv6 without brackets is neither: its last part could be the port or not.
+    An IPv6 address without brackets gives None: its last part could be the port or not.
 
     Args:
         address: The address.
@@ -35,7 +35,7 @@ def parse_address(address: str, lowest: int = 1) -> tuple[str, int] | None:
 
 
 def describe_addresses(lowest: int = 1) -> str:
-    """Return the rule for addresses, for errors."""
+    """Return the rule for addresses, for error messages."""
     return (
         f"An address is host:port, without spaces, with a port from {lowest} to 65535. An address "
         "of IPv6 is in brackets."
@@ -46,7 +46,7 @@ def split_address(caller: str, address: str) -> tuple[str, int]:
     """Return the host and the port of `host:port` or `[ipv6]:port`.
 
     Raises:
-        ClusterError: It is neither.
+        ClusterError: The address has neither form.
     """
     found = parse_address(str(address))
     if found is None:
@@ -58,7 +58,7 @@ def split_address(caller: str, address: str) -> tuple[str, int]:
 
 
 def format_address(host: str, port: int) -> str:
-    """Return `host:port`, with an address of IPv6 in brackets.
+    """Return `host:port`, with an IPv6 address in brackets.
 
     Example:
         >>> from jaxdist._processes import format_address
@@ -69,7 +69,7 @@ def format_address(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address is this machine's own, which no other machine can reach."""
+    """Whether a host name or address is loopback, which no other machine can reach."""
     if host == "localhost":
         return True
     try:
@@ -88,9 +88,9 @@ def is_listening(host: str, port: int, seconds: float = 1.0) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket | None:
-    """Return a socket that listens at an address of this machine; None if it is no address of it.
+    """Return a socket that listens at an address; None if it is not an address of this machine.
 
-    A name that is loopback here, as Debian writes it for the host's own name, has another address
+    A name that resolves to loopback here (Debian maps the host's own name so) has another address
     for other machines: the socket then listens at all addresses.
 
     Raises:
@@ -107,14 +107,14 @@ def listen(host: str, port: int) -> socket.socket | None:
         return socket.create_server(("", port))
     server = socket.socket(family, kind, protocol)
     # A port that an ended process of this job used a moment ago can be used again at once. A port
-    # on which somebody listens cannot.
+    # on which another socket listens cannot.
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         server.bind(where)
         server.listen(128)
     except OSError as error:
         server.close()
-        # Behind a proxy or in a container the job's address may be another machine's.
+        # Behind a proxy or in a container, the job's address may belong to another machine.
         if error.errno == errno.EADDRNOTAVAIL:
             return None
         raise
@@ -122,7 +122,7 @@ def listen(host: str, port: int) -> socket.socket | None:
 
 
 def find_bind_address(addresses: Sequence[str]) -> str:
-    """Return where process 0 hosts the service: never on more interfaces than the job needs."""
+    """Return where process 0 hosts the service, on no more interfaces than the job needs."""
     host, port = split_address("join", addresses[0])
     hosts = [split_address("join", address)[0] for address in addresses]
     if all(is_loopback(h) for h in hosts):

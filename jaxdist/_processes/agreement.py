@@ -1,4 +1,4 @@
-"""`Agreement`: each process tells all others a short text, and all get the same answers."""
+"""`Agreement`: each process sends all others a short string, and all get the same strings."""
 
 import dataclasses
 import math
@@ -14,23 +14,22 @@ from jaxdist._processes.settings import get_settings
 from jaxdist._processes.store import Store, get_store
 from jaxdist.errors import ContextError, DeadlineExceededError, UnavailableError
 
-# Finds processes that have ended without a word, such as by SIGKILL. Whoever watches the processes
-# of the job sets it.
+# Finds processes that ended without a note, such as by SIGKILL. `watching.current` sets it.
 _find_silent: list[Callable[[], dict[int, str]]] = []
 
 
 def find_ended_by(callback: Callable[[], dict[int, str]] | None) -> None:
-    """Set the function that finds processes which have ended, and says how; None removes it."""
+    """Set the function that returns ended processes and how they ended; None removes it."""
     _find_silent[:] = [] if callback is None else [callback]
 
 
-# A process that has ended is noticed at least this often while the others wait for its text.
+# While a process waits for the string of another, it checks this often whether that one has ended.
 _LOOK_SECONDS = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class _Wait:
-    """One wait for the texts of the others; the attributes are as for `Agreement.gather`."""
+    """One wait for the strings of the others; the attributes are those of `Agreement.gather`."""
 
     limit: float
     purpose: str
@@ -39,7 +38,7 @@ class _Wait:
     needed_since: Callable[[], float | None] | None
 
     def find_end(self) -> float:
-        """Return when the wait ends, as far as is known now."""
+        """Return when the wait ends, as far as known now."""
         if self.needed_since is None:
             return self.start + self.limit
         since = self.needed_since()
@@ -47,14 +46,14 @@ class _Wait:
 
 
 class Agreement:
-    """Exchanges of short texts between all processes of a job, over its key-value store.
+    """Exchanges short strings between all processes of a job, over its key-value store.
 
     The n-th call with a channel meets the n-th calls of the other processes with this channel. So
-    each thread of a process uses channels of its own. It is no collective: a thread that reads
+    each thread of a process uses its own channels. This is not a collective: a thread that reads
     ahead can use it while the devices compute.
 
     Cost:
-        For each call one request to the store to write, and one for each other process to read:
+        Each call makes one request to the store to write, and one for each other process to read:
         about 0.5 ms on one machine with two processes.
 
     Args:
@@ -83,21 +82,21 @@ class Agreement:
         is_stopped: Callable[[], bool] = bool,
         needed_since: Callable[[], float | None] | None = None,
     ) -> tuple[str, ...]:
-        """Return the texts of all processes, in their order.
+        """Return the strings of all processes, in the order of the processes.
 
         Args:
-            channel: Which exchange this is; all processes call it equally often.
-            text: The text of this process.
+            channel: Which exchange this is; all processes use it equally often.
+            text: The string of this process.
             seconds: How long to wait for the others; None means `collective_seconds`.
             purpose: What is exchanged, for errors.
-            is_stopped: Whether nobody needs the texts any more; asked twice a second.
-            needed_since: Since when somebody waits for the texts, by `time.monotonic`, or None; for
-                a thread that reads ahead. `seconds` count from then, or from the call if that is
-                later.
+            is_stopped: Returns whether nobody needs the strings any more; called twice a second.
+            needed_since: Returns since when the strings are needed, by `time.monotonic`, or None
+                while they are not; for a thread that reads ahead. `seconds` count from then, or
+                from the call if that is later.
 
         Raises:
-            ContextError: `is_stopped` says so.
-            DeadlineExceededError: A process has not called it in time.
+            ContextError: `is_stopped` returned True.
+            DeadlineExceededError: A process has not made this call in time.
             UnavailableError: A process has ended.
         """
         process = self.process
@@ -122,10 +121,10 @@ class Agreement:
         return tuple(texts)
 
     def count(self, name: str) -> int:
-        """Return how many times this has been called with `name`, this call included.
+        """Return how many times `count` has been called with `name`, including this call.
 
-        Nothing is exchanged: what all processes make in the same order gets the same number in
-        each of them.
+        Nothing is exchanged: objects that all processes make in the same order get the same number
+        in each of them.
         """
         with self._lock:
             number = self._counts[name] = self._counts.get(name, 0) + 1
@@ -161,7 +160,7 @@ class Agreement:
                 )
 
     def _list_ended(self, present: dict[str, str], here: str) -> dict[int, str]:
-        """Return the processes that have said that they end, and have not written before."""
+        """Return the processes that have ended without writing their string, and how."""
         left = self._store.list("jaxdist/left/")
         ended = {int(key.rpartition("/")[2]): text for key, text in left.items()}
         for find in _find_silent:
@@ -198,10 +197,10 @@ def get_agreement() -> Agreement | None:
 
 
 def find_odd_ones(values: Sequence[Any]) -> tuple[tuple[int, ...], int | None]:
-    """Return the processes whose value differs from most others', and one that has the usual one.
+    """Return the processes whose value is not the most common one, and a process that has it.
 
-    None stands for a process without a value. Where no value has a majority, that of the first
-    process counts as the usual one.
+    None stands for a process without a value. Of equally common values, the first one counts as
+    the most common.
 
     Example:
         >>> from jaxdist._processes import find_odd_ones
@@ -211,7 +210,7 @@ def find_odd_ones(values: Sequence[Any]) -> tuple[tuple[int, ...], int | None]:
     present = [(i, v) for i, v in enumerate(values) if v is not None]
     if not present:
         return (), None
-    # `most_common` keeps the order of the first one seen.
+    # `most_common` keeps the order in which values were first seen.
     usual = Counter(v for _, v in present).most_common(1)[0][0]
     odd = tuple(i for i, v in present if v != usual)
     return odd, next(i for i, v in present if v == usual)

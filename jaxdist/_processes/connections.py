@@ -1,4 +1,4 @@
-"""TCP connections of this process, as Linux lists them."""
+"""Lists the TCP connections of this process, on Linux."""
 
 import math
 import os
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _ESTABLISHED = "01"
-# Where Linux' `struct tcp_info` has `tcpi_last_data_recv`: behind 8 bytes and 11 words.
+# Offset of `tcpi_last_data_recv` in Linux' `struct tcp_info`: after 8 bytes and 11 words.
 _LAST_DATA_RECEIVED = 52
 
 
@@ -16,7 +16,7 @@ class Connection(NamedTuple):
     """An established connection of this process.
 
     Attributes:
-        number: File number of the socket.
+        number: File descriptor of the socket.
         inode: Inode of the socket.
         here: Address of this end, as `/proc/net/tcp` writes it: `0100007F:1F90`.
         there: Address of the other end.
@@ -34,7 +34,7 @@ def can_list_connections() -> bool:
 
 
 def list_connections() -> Iterator[Connection]:
-    """Yield the established connections of this process; nothing where the system has no list."""
+    """Yield the established connections of this process; nothing if the system has no list."""
     numbers = list_sockets()
     for table in ("tcp", "tcp6"):
         try:
@@ -48,7 +48,7 @@ def list_connections() -> Iterator[Connection]:
 
 
 def list_sockets() -> dict[str, int]:
-    """Return the file number of each socket of this process, by its inode."""
+    """Return the file descriptor of each socket of this process, by inode."""
     found: dict[str, int] = {}
     try:
         names = os.listdir("/proc/self/fd")
@@ -67,7 +67,7 @@ def list_sockets() -> dict[str, int]:
 def count_clients(port: int, seconds: float) -> int:
     """Return how many connections from other processes a port of this process has.
 
-    Those over which nothing has come for `seconds` do not count.
+    Connections that have received nothing for `seconds` do not count.
     """
     found = list(list_connections())
     ends = {_shorten(c.here) for c in found}
@@ -76,7 +76,7 @@ def count_clients(port: int, seconds: float) -> int:
 
 
 def _measure_silence(connection: Connection) -> float:
-    """Return for how many seconds nothing has come; infinity if it was closed by now."""
+    """Return for how many seconds a connection has received nothing; infinity if it is closed."""
     try:
         with socket.socket(fileno=os.dup(connection.number)) as same:
             if os.fstat(same.fileno()).st_ino != connection.inode:
@@ -93,7 +93,7 @@ def _port_of(address: str) -> int:
 
 
 def _shorten(address: str) -> str:
-    # One connection of this process to itself can be in both tables: the last word of an IPv6
-    # address that stands for an IPv4 address is that address.
+    # A connection of this process to itself can be in both tables. An IPv6 address that stands
+    # for an IPv4 address ends in that address.
     host, _, port = address.partition(":")
     return f"{host[-8:]}:{port}"

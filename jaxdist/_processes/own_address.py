@@ -1,13 +1,13 @@
-"""At which of its addresses the other processes of a job reach this one.
+"""Finds the address at which the other processes of a job reach this one.
 
 Note [Address of gloo]
 ~~~~~~~~~~~~~~~~~~~~~~
 Collectives between CPU processes (gloo) connect at any free port of one address of each process.
-JAX takes the address of the host's own name, which need not be the one of the cluster: Debian maps
-the name to 127.0.1.1, a host with two networks has two, and the name of a container may have none.
-So jaxdist uses the address that this process has in the cluster. If this machine does not have that
-address (behind a proxy), or if it is loopback in a job of several hosts, jaxdist uses the address
-from which this machine reaches the other processes.
+JAX takes the address of the host's own name, which may not be the one of the cluster: Debian maps
+the name to 127.0.1.1, a host with two networks has two addresses, and the name of a container may
+have none. So jaxdist uses the address that this process has in the cluster. If this machine does
+not have that address (behind a proxy), or if it is loopback in a job of several hosts, jaxdist uses
+the address from which this machine reaches the other processes.
 """
 
 import dataclasses
@@ -25,10 +25,10 @@ _DISCARD = 9
 
 
 class Machine:
-    """The names and addresses that this machine knows. Tests have others."""
+    """Looks up names and addresses on this machine. Tests replace it."""
 
     def find_addresses(self, host: str) -> tuple[str, ...]:
-        """Return the addresses of a host; none if the name does not resolve."""
+        """Return the addresses of a host; an empty tuple if the name does not resolve."""
         try:
             found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
@@ -79,8 +79,8 @@ class OwnAddress:
     """An address of this machine.
 
     Attributes:
-        address: The address, as a number.
-        reason: Why this one.
+        address: The numeric address.
+        reason: Why it was chosen.
     """
 
     address: str
@@ -95,18 +95,18 @@ def find_own_address(
     Args:
         addresses: `host:port` of each process.
         index: Which of them this process is.
-        service: `host:port` of the coordination service, where a launcher hosts it.
-        machine: What is asked for names and addresses; this machine if left out.
+        service: `host:port` of the coordination service, if a launcher hosts it.
+        machine: Where to look up names and addresses; this machine by default.
 
     Returns:
-        None if it cannot be found. JAX then takes that of the host's name.
+        The address; None if none is found. JAX then uses the address of the host's name.
 
     Raises:
         ClusterError: An address is not `host:port`.
     """
     machine = machine or Machine()
     hosts = [split_address("join", address)[0] for address in addresses]
-    # What all processes of one machine may use.
+    # Processes that all run on one machine may use loopback.
     is_local = all(is_loopback(host) for host in hosts)
     # Both ends of a connection have the same kind of address.
     has_ipv6 = any(":" in host for host in hosts)
@@ -127,8 +127,8 @@ def find_own_address(
 def is_chosen(interface: str, choice: str) -> bool:
     """Whether `NCCL_SOCKET_IFNAME=choice` lets NCCL use an interface.
 
-    The choice is a list of beginnings of names. After `=` the names are complete; after `^` they
-    are those that NCCL leaves out.
+    The choice is a list of prefixes of names. After `=` the names are exact; after `^` NCCL leaves
+    them out.
 
     Example:
         >>> from jaxdist._processes import is_chosen
@@ -144,7 +144,7 @@ def is_chosen(interface: str, choice: str) -> bool:
 
 
 def _show(where: Any) -> str:
-    """Return the address of a `sockaddr`, with the interface of a link-local one."""
+    """Return the address of a `sockaddr`; a link-local one with its interface."""
     address = str(where[0])
     scope = where[3] if len(where) == 4 else 0
     if not scope or "%" in address:

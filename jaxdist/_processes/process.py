@@ -12,8 +12,8 @@ from jaxdist._validate import as_integer
 class Process:
     """One process of a job.
 
-    What depends on the process (`ReplicaMesh.local_replicas`, the rows that a dataset reads) takes
-    it from here. So one process can compute what each process of a job would compute.
+    Code that depends on the process (`ReplicaMesh.local_replicas`, the rows that a dataset reads)
+    gets it as this object. So one process can compute what each process of a job would compute.
 
     Args:
         index: Number of the process, from 0.
@@ -44,7 +44,7 @@ class Process:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes what one process writes for all of them."""
+        """Whether this process writes what only one process may write."""
         return self.index == 0
 
 
@@ -52,7 +52,7 @@ def get_current_process() -> Process:
     """Return the process in which this is called.
 
     Cost:
-        Starts JAX's backend, so the processes connect before. Later calls take some microseconds.
+        Starts JAX's backend, so the processes must join before. Later calls take some microseconds.
 
     Example:
         >>> from jaxdist._processes import get_current_process

@@ -1,4 +1,4 @@
-"""Settings of jobs of several processes: how long each kind of waiting may take."""
+"""Settings of jobs with several processes: how long each kind of wait may take."""
 
 import dataclasses
 import os
@@ -10,11 +10,11 @@ from jaxdist.errors import ArgumentError
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Times of a job of several processes, in seconds.
+    """Times of a job with several processes, in seconds.
 
     Args:
         quiet_seconds: After this time without progress every process logs which process is behind.
-        heartbeat_seconds: A process that sends no sign of life for so long counts as ended.
+        heartbeat_seconds: A process that sends no heartbeat for this long counts as ended.
         join_seconds: How long a process waits for the others when the job starts.
         abort_seconds: After this time without progress every process ends with code 75. None means
             never.
@@ -49,7 +49,7 @@ def variable_of(name: str) -> str:
 def get_settings() -> Settings:
     """Return the settings of this process.
 
-    Values of `config.processes` count before environment variables, and these before the defaults.
+    Values of `config.processes` override environment variables, which override the defaults.
 
     Raises:
         ArgumentError: An environment variable is not a time.
@@ -70,16 +70,16 @@ def processes(
 
     Each value can also be given as an environment variable: `JAXDIST_QUIET_SECONDS`,
     `JAXDIST_HEARTBEAT_SECONDS`, `JAXDIST_JOIN_SECONDS`, `JAXDIST_ABORT_SECONDS`,
-    `JAXDIST_COLLECTIVE_SECONDS` and `JAXDIST_RPC_SECONDS`. A value that is given here counts before
-    the variable.
+    `JAXDIST_COLLECTIVE_SECONDS` and `JAXDIST_RPC_SECONDS`. A value that is given here overrides the
+    variable.
 
     `heartbeat_seconds`, `join_seconds` and `collective_seconds` are used when this process joins
-    the others, so set them before the strategy is made.
+    the others, so set them before you make the strategy.
 
     Args:
         quiet_seconds: After this time without progress every process logs which process is behind
             (60).
-        heartbeat_seconds: A process that sends no sign of life for so long counts as ended (10).
+        heartbeat_seconds: A process that sends no heartbeat for this long counts as ended (10).
         join_seconds: How long a process waits for the others when the job starts (300).
         abort_seconds: After this time without progress every process ends with exit code 75
             (never).
@@ -88,11 +88,11 @@ def processes(
         rpc_seconds: How long a call of a parameter server, or of a task, waits for its reply (60).
 
     Returns:
-        All settings that now count.
+        All settings that now apply.
 
     Raises:
-        ArgumentError: A value is not above 0; or below 1 where JAX takes whole seconds.
-        ArgumentTypeError: A value is no number.
+        ArgumentError: A value is not above 0, or is below 1 where JAX takes whole seconds.
+        ArgumentTypeError: A value is not a number.
 
     Example:
         >>> jaxdist.config.processes(quiet_seconds=60).join_seconds

@@ -1,4 +1,4 @@
-"""The key-value store of a job: short texts that its processes write and read."""
+"""The key-value store of a job: short strings that its processes write and read."""
 
 import threading
 import time
@@ -9,28 +9,28 @@ import jax
 from jaxdist._compat import get_coordination_client
 from jaxdist.errors import UnavailableError
 
-# One request to the coordination service blocks for at most this long, so that Ctrl-C and a
-# stopped thread are noticed.
+# One request to the coordination service blocks for at most this long, so that the thread notices
+# Ctrl-C and a request to stop.
 _SLICE_SECONDS = 0.5
 
 
 class Store(Protocol):
-    """Texts by key. Keys are paths such as `jaxdist/here/0`."""
+    """Strings by key. Keys are paths such as `jaxdist/here/0`."""
 
     def set(self, key: str, text: str, *, overwrite: bool = False) -> None:
-        """Write a text; without `overwrite`, a key that exists raises `KeyError`."""
+        """Write a string; without `overwrite`, a key that exists raises `KeyError`."""
 
     def get(self, key: str) -> str | None:
-        """Return the text of a key, or None."""
+        """Return the string of a key, or None."""
 
     def wait_for(self, key: str, seconds: float) -> str | None:
-        """Return the text of a key as soon as it is written; None after `seconds`."""
+        """Return the string of a key as soon as it is written; None after `seconds`."""
 
     def list(self, prefix: str) -> dict[str, str]:
-        """Return the keys below a prefix and their texts."""
+        """Return the keys below a prefix, with their strings."""
 
     def delete(self, key: str) -> None:
-        """Remove a key; one that does not exist is ignored."""
+        """Remove a key; a key that does not exist is ignored."""
 
 
 class LocalStore:
@@ -41,7 +41,7 @@ class LocalStore:
         self._changed = threading.Condition()
 
     def set(self, key: str, text: str, *, overwrite: bool = False) -> None:
-        """Write a text."""
+        """Write a string."""
         with self._changed:
             if key in self._texts and not overwrite:
                 raise KeyError(key)
@@ -49,7 +49,7 @@ class LocalStore:
             self._changed.notify_all()
 
     def get(self, key: str) -> str | None:
-        """Return the text of a key, or None."""
+        """Return the string of a key, or None."""
         with self._changed:
             return self._texts.get(key)
 
@@ -84,7 +84,7 @@ class CoordinationStore:
         self._client = client
 
     def set(self, key: str, text: str, *, overwrite: bool = False) -> None:
-        """Write a text."""
+        """Write a string."""
         try:
             self._client.key_value_set(key, text, allow_overwrite=overwrite)
         except jax.errors.JaxRuntimeError as error:
@@ -93,7 +93,7 @@ class CoordinationStore:
             raise _describe(error) from error
 
     def get(self, key: str) -> str | None:
-        """Return the text of a key, or None."""
+        """Return the string of a key, or None."""
         try:
             return str(self._client.key_value_try_get(key))
         except jax.errors.JaxRuntimeError as error:

@@ -1,6 +1,6 @@
-"""`jaxdist resolve`: who this process would be in its job, what would be bound, what looks wrong.
+"""`jaxdist resolve`: shows which task this process would be, what it would bind, what looks wrong.
 
-Nothing is started: JAX looks at no device, and nobody is connected to.
+It starts nothing: JAX accesses no device, and only `probe` connects to another process.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What looks wrong in a job: one function for each thing to look at."""
+"""Finds what looks wrong in a job, with one function for each check."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ ERROR, WARNING = "error", "warning"
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that looks wrong; an `error` is one with which the job cannot start."""
+    """One thing that looks wrong; with an `error`, the job cannot start."""
 
     level: str
     text: str
@@ -22,13 +22,13 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Situation:
-    """What is looked at.
+    """The data that the checks look at.
 
     Attributes:
         environ: The environment of this process.
         network: Names and ports.
-        tasks: The addresses of the processes that train together, by task, in their order.
-        index: Which of them this process is; None if it is none.
+        tasks: The addresses of the processes that train together, by task, in process order.
+        index: Which of them this process is; None if it is not among them.
         probe: Whether to connect to process 0.
     """
 
@@ -45,7 +45,7 @@ class Situation:
 
     @functools.cached_property
     def own(self) -> _processes.OwnAddress | None:
-        """The address of this process for collectives, where it can be found."""
+        """The address of this process for collectives; None if it cannot be found."""
         if self.index is None:
             return None
         service = self.environ.get(_processes.SERVICE, "")
@@ -54,12 +54,12 @@ class Situation:
 
     @property
     def hosts(self) -> list[str]:
-        """Each host once."""
+        """The hosts, each once."""
         return list(dict.fromkeys(host for host, _ in self.places))
 
 
 def list_findings(situation: Situation) -> list[Finding]:
-    """Return all that looks wrong, errors first."""
+    """Return everything that looks wrong, errors first."""
     found = list(itertools.chain.from_iterable(check(situation) for check in _CHECKS))
     return sorted(found, key=lambda finding: finding.level != ERROR)
 
@@ -89,7 +89,7 @@ def _check_loopback(s: Situation) -> Iterator[Finding]:
 
 
 def _check_names(s: Situation) -> Iterator[Finding]:
-    # Debian maps a host's own name to 127.0.1.1. The others do not see that.
+    # Debian maps a host's own name to 127.0.1.1, which other hosts do not see.
     fine = s.places[s.index][0] if s.index is not None and s.own is not None else None
     for host in s.hosts:
         found = s.network.find_addresses(host)
@@ -110,7 +110,7 @@ def _check_names(s: Situation) -> Iterator[Finding]:
 
 
 def _check_collectives(s: Situation) -> Iterator[Finding]:
-    """Without an address of the cluster, JAX takes that of the host's name."""
+    """Check the address of the host's name, which JAX uses if none in the cluster can be used."""
     if s.index is None or len(s.tasks) < 2 or s.own is not None:
         return
     name = s.network.get_host_name()
@@ -213,7 +213,7 @@ def _check_slurm(s: Situation) -> Iterator[Finding]:
         )
 
 
-# What other programs say about the same: number of this process, number of processes.
+# Variables of other programs: number of this process, number of processes.
 _SAYS = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
@@ -227,7 +227,7 @@ def _check_contradictions(s: Situation) -> Iterator[Finding]:
     for name, found in [
         pair
         for index, count in _SAYS
-        # A step of one task is a shell in which everything else is started.
+        # A step of one task is a shell that starts everything else.
         if s.environ.get(count) != "1"
         for pair in ((index, s.index), (count, len(s.tasks)))
     ]:

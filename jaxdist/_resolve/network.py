@@ -1,4 +1,4 @@
-"""`Network`: what this machine knows of names and ports. Tests have another one."""
+"""`Network`: looks up names and ports on this machine. Tests replace it."""
 
 import socket
 
@@ -6,14 +6,14 @@ from jaxdist import _processes
 
 
 class Network(_processes.Machine):
-    """Names and ports, as this machine sees them."""
+    """Looks up names and ports on this machine."""
 
     def get_host_name(self) -> str:
         """Return the name of this machine."""
         return socket.gethostname()
 
     def is_used(self, host: str, port: int) -> bool:
-        """Whether this process could not listen at an address of this machine."""
+        """Whether this process could not listen at an address because the port is in use."""
         try:
             server = _processes.listen(host, port)
         except OSError:
@@ -23,7 +23,7 @@ class Network(_processes.Machine):
         return False
 
     def is_listening(self, host: str, port: int) -> bool:
-        """Whether something accepts connections at an address. This connects."""
+        """Whether something accepts connections at an address. This opens a connection."""
         return _processes.is_listening(host, port)
 
     def find_bind_address(self, addresses: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""`Report`: who this process would be in its job."""
+"""`Report`: which task this process would be in its job, and what looks wrong."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ CALLER = "jaxdist resolve"
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Who this process would be, and what looks wrong.
+    """Which task this process would be, and what looks wrong.
 
     Attributes:
-        lines: What, and what was found.
+        lines: Pairs of a title and a value.
         findings: What looks wrong, errors first.
     """
 
@@ -25,7 +25,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0, or 1 with warnings, or 2 with errors."""
+        """2 with errors, 1 with only warnings, 0 otherwise."""
         if any(finding.level == ERROR for finding in self.findings):
             return 2
         return int(bool(self.findings))
@@ -39,17 +39,17 @@ def make_report(
     *,
     probe: bool = False,
 ) -> Report:
-    """Return who this process would be.
+    """Return which task this process would be, and what looks wrong.
 
     Args:
         source: Where the tasks come from.
-        resolver: What reads it.
+        resolver: The resolver that reads the source.
         environ: The environment of this process.
         network: Names and ports.
         probe: Whether to connect to process 0.
 
     Raises:
-        ClusterError: This process is none of the tasks, or the cluster is not valid.
+        ClusterError: This process is not one of the tasks, or the cluster is not valid.
     """
     own = find_own_task(CALLER, resolver)
     tasks = list_training_tasks(resolver)

@@ -1,4 +1,4 @@
-"""Where the tasks of a job are described, and the resolver that reads it."""
+"""Chooses where to read the tasks of a job, and makes the resolver for it."""
 
 import dataclasses
 from collections.abc import MutableMapping
@@ -21,12 +21,12 @@ SOURCES = ("tf_config", "slurm", "kubernetes", "gce", "tpu")
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the environment does not say.
+    """Settings that the environment does not contain.
 
     Attributes:
-        port: The port of all addresses: of Slurm the first one of a host.
-        labels: Selectors of labels of pods, which are then listed.
-        is_off_cluster: Whether pods are listed with the kubeconfig of the user.
+        port: The port of all addresses; with Slurm the first port of a host.
+        labels: Label selectors of pods; with them, the resolver lists the pods.
+        is_off_cluster: Whether to list pods with the kubeconfig of the user.
         service: The headless service of an indexed Job.
         processes: Number of pods of an indexed Job or JobSet.
         processes_in_job: Number of pods of each Job of a JobSet.
@@ -65,13 +65,13 @@ def make_resolver(
     """Return the resolver of a source.
 
     Raises:
-        ArgumentError: An instance group, and not where it is.
-        JaxdistError: What the resolver raises.
+        ArgumentError: For `gce`, the project, the zone or the instance group is missing.
+        JaxdistError: The resolver raises an error.
     """
     port = options.port
     resolver: ClusterResolver
     if source == "slurm":
-        # As strategies choose it. GPUs are neither counted nor set.
+        # The port is that of strategies. GPUs are neither counted nor set.
         resolver = SlurmClusterResolver(
             port_base=port or choose_slurm_port(environ), gpus_per_node=0, environ=dict(environ)
         )
@@ -91,7 +91,7 @@ def make_resolver(
         resolver = TPUClusterResolver("")
     else:
         resolver = TFConfigClusterResolver(environ=environ)
-    # After the first look, at which a resolver may find its task itself.
+    # Before the options: in this call a resolver may set its own task.
     resolver.cluster_spec()
     if options.task_type is not None and source != "gce":
         resolver.task_type = options.task_type

@@ -1,4 +1,4 @@
-"""The cluster of this process: the one place that decides where its tasks are described."""
+"""Chooses the cluster of this process: the only place that decides where to read its tasks."""
 
 import dataclasses
 import os
@@ -12,19 +12,19 @@ from jaxdist.cluster_resolver._tpu import TPUClusterResolver
 from jaxdist.errors import ClusterError
 
 # Note [Which cluster a process is in]
-# Strategies, tasks of `jaxdist train`, Estimator, servers and `jaxdist resolve` ask `find_source`,
-# so that all give one answer. A resolver that the program gives comes first. Then come `TF_CONFIG`,
-# `JAXDIST_CLUSTER`, a step of Slurm with several tasks, and a TPU pod of several hosts. A batch
-# script of Slurm is one process: it has `SLURM_NTASKS`, and no step. What other launchers set is
-# only a sign: they do not say where the other processes are, and independent programs run under
-# them too.
+# Strategies, tasks of `jaxdist train`, Estimator, servers and `jaxdist resolve` call `find_source`,
+# so that all give the same answer. A resolver that the program passes comes first. Then come
+# `TF_CONFIG`, `JAXDIST_CLUSTER`, a step of Slurm with several tasks, and a TPU pod of several
+# hosts. A batch script of Slurm is one process: it has `SLURM_NTASKS`, but no step. Variables of
+# other launchers are only a sign: they do not say where the other processes are, and independent
+# programs also run under them.
 
 CLUSTER = "JAXDIST_CLUSTER"
 _WORDS = ("slurm", "kubernetes", "none")
-# Below the ports that Linux gives to programs that ask for any. Blocks, so that two steps on one
-# host seldom meet.
+# Below the ports that Linux assigns to programs that ask for any port. Each step has a block of
+# ports, so that two steps on one host seldom use the same ones.
 _FIRST_PORT, _BLOCKS, _BLOCK = 10240, 320, 64
-# The number of processes that another launcher has started, and its name.
+# Variable with the number of processes that another launcher has started, and the launcher's name.
 _COUNTS = (
     ("OMPI_COMM_WORLD_SIZE", "mpirun"),
     ("PMI_SIZE", "mpiexec"),
@@ -39,7 +39,7 @@ class Source:
 
     Attributes:
         name: `tf_config`, `slurm`, `kubernetes` or `tpu`; `none` for a process that is alone.
-        because: The variable that says so, with its value where that is short; "" for none.
+        because: The variable that decides, with its value if that is short; "" if there is none.
     """
 
     name: str
@@ -55,7 +55,7 @@ def find_source(environ: Mapping[str, str]) -> Source:
         environ: The environment of the process.
 
     Raises:
-        ClusterError: `JAXDIST_CLUSTER` is another word.
+        ClusterError: `JAXDIST_CLUSTER` is not `slurm`, `kubernetes` or `none`.
 
     Example:
         >>> from jaxdist.cluster_resolver import find_source
@@ -65,7 +65,7 @@ def find_source(environ: Mapping[str, str]) -> Source:
         'none'
 
     Source:
-        An addition. `tf.distribute` looks at `TF_CONFIG` only.
+        An addition. `tf.distribute` reads only `TF_CONFIG`.
     """
     chosen = environ.get(CLUSTER, "").strip()
     if "TF_CONFIG" in environ:
@@ -89,7 +89,7 @@ def find_source(environ: Mapping[str, str]) -> Source:
 
 
 def describe_unused_sign(environ: Mapping[str, str]) -> str:
-    """Return the sign that a process that works alone is one of several, and what to do; or "".
+    """Return a warning if a process works alone but seems to be one of several; else "".
 
     Args:
         environ: The environment of the process.
@@ -123,15 +123,16 @@ def describe_unused_sign(environ: Mapping[str, str]) -> str:
 def choose_resolver(environ: MutableMapping[str, str] | None = None) -> ClusterResolver:
     """Return the resolver of the cluster of this process.
 
-    The environment variable `TF_CONFIG` comes first. Then `JAXDIST_CLUSTER` counts: `slurm`,
-    `kubernetes`, or `none` for a process that is alone. Then a step of Slurm (`srun`) with several
-    tasks, and a TPU pod with several hosts. Without any of them the process is alone.
+    The environment variable `TF_CONFIG` comes first. Then comes `JAXDIST_CLUSTER`: `slurm`,
+    `kubernetes`, or `none` for a process that is alone. Then come a step of Slurm (`srun`) with
+    several tasks, and a TPU pod with several hosts. Without any of them the process is alone.
 
     Args:
-        environ: The environment; None is that of this process.
+        environ: The environment; None for that of this process.
 
     Raises:
-        ClusterError: `JAXDIST_CLUSTER` is another word, or what the resolver reads is not valid.
+        ClusterError: `JAXDIST_CLUSTER` is not `slurm`, `kubernetes` or `none`, or the variables
+            that the resolver reads are not valid.
 
     Example:
         >>> from jaxdist.cluster_resolver import choose_resolver
@@ -156,7 +157,7 @@ def choose_resolver(environ: MutableMapping[str, str] | None = None) -> ClusterR
 
 
 def _read_count(environ: Mapping[str, str], name: str) -> int:
-    """Return the integer in an environment variable, or 0 if it has none."""
+    """Return the integer in an environment variable, or 0 if it holds none."""
     text = environ.get(name, "").strip()
     return int(text) if text.isdecimal() else 0
 
@@ -175,7 +176,7 @@ def choose_slurm_port(environ: Mapping[str, str]) -> int:
         25024
 
     Source:
-        JAX's own detection of Slurm takes its port from the number of the job as well.
+        JAX's own detection of Slurm also computes its port from the number of the job.
     """
     numbers = [environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
     job, step = (int(number) if number.isdecimal() else 0 for number in numbers)

@@ -29,9 +29,9 @@ class ClusterDef:
 
 
 def read_cluster_def(cluster: Any) -> Mapping[Any, Any] | None:
-    """Return a dict from jobs to tasks, of a dict or of a `ClusterDef`; None for other types.
+    """Return a dict from jobs to tasks, from a dict or a `ClusterDef`; None for other types.
 
-    A message of TensorFlow is read by its fields, so that TensorFlow is not needed here.
+    Messages of TensorFlow are read by their fields, so TensorFlow is not imported.
     """
     if isinstance(cluster, Mapping):
         return cluster

@@ -16,12 +16,11 @@ class ClusterSpec:
 
     Args:
         cluster: A dict that contains for each job a list of addresses, or a dict from task numbers
-            to addresses; or another `ClusterSpec`; or what `as_cluster_def` returns, also
-            TensorFlow's.
+            to addresses; another `ClusterSpec`; or a `ClusterDef`, of jaxdist or TensorFlow.
 
     Raises:
-        ArgumentTypeError: `cluster` is of another type, or a job or an address is no string.
-        ArgumentError: The number of a task is a text that is no number.
+        ArgumentTypeError: `cluster` has another type, or a job or an address is not a string.
+        ArgumentError: The number of a task is negative, or a string that is not a number.
 
     Example:
         >>> from jaxdist.cluster_resolver import ClusterSpec
@@ -70,7 +69,7 @@ class ClusterSpec:
     def as_cluster_def(self) -> ClusterDef:
         """Return the jobs, sorted by name, as an object with the fields of TensorFlow's message.
 
-        It is no protocol buffer. `ClusterSpec` takes it back.
+        It is not a protocol buffer. `ClusterSpec` accepts it.
 
         Example:
             >>> spec = jaxdist.cluster_resolver.ClusterSpec({"worker": ["a:1", "b:1"]})
@@ -168,7 +167,7 @@ class ClusterSpec:
         return bool(self._jobs)
 
     def __eq__(self, other: object) -> bool:
-        # As in TensorFlow, a spec equals the dict from which it is made.
+        # As in TensorFlow, a spec equals the dict from which it was made.
         if isinstance(other, Mapping):
             try:
                 other = ClusterSpec(other)
@@ -176,7 +175,7 @@ class ClusterSpec:
                 return False
         return isinstance(other, ClusterSpec) and self._jobs == other._jobs
 
-    # A spec equals a dict, which has no hash, so it cannot have one.
+    # A spec can equal a dict, which is not hashable, so it cannot be hashable either.
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:

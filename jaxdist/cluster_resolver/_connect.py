@@ -1,4 +1,4 @@
-"""`experimental_connect_to_cluster`: connection of the processes of a job."""
+"""`experimental_connect_to_cluster`: connects the processes of a job."""
 
 import logging
 import os
@@ -34,15 +34,15 @@ def experimental_connect_to_cluster(
     Args:
         cluster_spec_or_resolver: A resolver; or a cluster: a `ClusterSpec`, a dict, or TensorFlow's
             `ClusterDef` or `ServerDef`.
-        job_name: The job of this process, if the resolver does not know it. With a cluster it may
-            be left out only if there is one job.
+        job_name: The job of this process, if the resolver does not know it. With a cluster, it is
+            optional only if there is one job.
         task_index: The number of this process in the job, if the resolver does not know it. With a
-            cluster it may be left out only if the job has one task.
+            cluster, it is optional only if the job has one task.
 
     Raises:
-        ArgumentTypeError: No resolver and no cluster.
-        ClusterError: The cluster has several tasks, and this process is none of them; or it is not
-            said which one, or a job is of an unknown type, or the processes cannot meet.
+        ArgumentTypeError: The first argument is neither a resolver nor a cluster.
+        ClusterError: The cluster has several tasks, and this process is not one of them, or nothing
+            says which one; a job has an unknown type; or the processes cannot connect.
 
     Example:
         >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x4")
@@ -56,14 +56,14 @@ def experimental_connect_to_cluster(
     if task_index is not None:
         task_index = as_integer(_CALLER, "task_index", task_index, least=0)
     resolver = _read_resolver(cluster_spec_or_resolver, job_name, task_index)
-    # JAX raises an error at a second call.
+    # JAX raises an error if it is initialized a second time.
     if _processes.is_connected():
         return
     tasks = list_training_tasks(resolver)
     # The environment of a TPU VM lists its hosts, so JAX connects them without an address.
     if getattr(resolver, "tpu_name", None) == "local":
         hosts = [job for job, _ in tasks if job == resolver.task_type]
-        # The list of hosts contains one slice only, so the number of slices counts as well.
+        # The list contains only the hosts of one slice, so also check the number of slices.
         if len(hosts) > 1 or int(os.environ.get("MEGASCALE_NUM_SLICES") or 1) > 1:
             _processes.connect()
         elif not hosts:
@@ -80,7 +80,7 @@ def _read_resolver(given: Any, job_name: str | None, task_index: int | None) -> 
     if isinstance(given, ClusterResolver):
         return given
     if hasattr(given, "cluster") and hasattr(given, "job_name") and hasattr(given, "task_index"):
-        # A message has a number also where nobody has set it: 0.
+        # In a message, a number that was never set is 0.
         job_name = job_name or given.job_name or None
         task_index = given.task_index if task_index is None else task_index
         given = given.cluster
@@ -110,7 +110,7 @@ def _read_resolver(given: Any, job_name: str | None, task_index: int | None) -> 
 def _connect_where_detected() -> None:
     """Join the other hosts of a slice that JAX finds through the metadata server.
 
-    Does nothing on a machine without chips or outside of Google Cloud.
+    Does nothing on a machine without chips or outside Google Cloud.
     """
     # The environment variable says that there is no metadata server: JAX would wait for one.
     if not _devices.chips.chips_of_this_machine() or "TPU_SKIP_MDS_QUERY" in os.environ:
@@ -118,5 +118,5 @@ def _connect_where_detected() -> None:
     try:
         _processes.connect()
     except (OSError, ValueError, RuntimeError) as error:
-        # No metadata server, no other hosts, or JAX has started already: one host can go on alone.
+        # No metadata server, no other hosts, or JAX has already started: continue with one host.
         _LOG.info("No other hosts were joined: %s", str(error).split("\n")[0])

@@ -19,7 +19,7 @@ _OWN_ADDRESS = "instance/network-interfaces/0/ip"
 class GCEClusterResolver(ClusterResolver):
     """A resolver for the machines of an instance group of Google Compute Engine.
 
-    The machines are sorted by address. All are tasks of one job.
+    The machines are sorted by address, as strings. All are tasks of one job.
 
     Args:
         project: The project of the group.
@@ -27,16 +27,16 @@ class GCEClusterResolver(ClusterResolver):
         instance_group: Its name.
         port: The port of all addresses.
         task_type: The job of the machines.
-        task_id: The number of this machine in the job. None finds it: the place of this machine's
-            own address, which the metadata server tells, among those of the group.
+        task_id: The number of this machine in the job. None finds it: the position of this
+            machine's address, from the metadata server, among those of the group.
         rpc_layer: The protocol prefix of addresses.
         credentials: Credentials for Google's API; the default is the account of the machine.
         service: A client of the API, from `googleapiclient.discovery.build('compute', 'v1')`.
-        metadata: A function from a path to the answer of the metadata server, instead of asking
-            it.
+        metadata: A function from a path to the answer of the metadata server, which replaces it.
 
     Raises:
-        MissingExtraError: No `service`, and google-api-python-client is not installed.
+        MissingExtraError: `service` is None, and google-api-python-client is not installed.
+        ArgumentError: `service` is not a client of the API.
 
     Example:
         >>> class Request:
@@ -108,7 +108,7 @@ class GCEClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Return the address of a task, by default of this machine."""
+        """Return the address of a task, by default that of this machine."""
         return find_own_master(f"{_CALLER}.master", self, task_type, task_id, rpc_layer)
 
     @property
@@ -179,7 +179,7 @@ def _make_service(credentials: Any) -> Any:
             "Install it with: pip install google-api-python-client"
         ) from None
     is_default = isinstance(credentials, str) and credentials == "default"
-    # The library finds the account of the machine itself.
+    # The library itself finds the account of the machine.
     return discovery.build("compute", "v1", credentials=None if is_default else credentials)
 
 

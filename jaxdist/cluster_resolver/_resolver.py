@@ -11,7 +11,7 @@ from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 
 
 def log_unused_arguments(config_proto: Any, task_type: Any = None, task_id: Any = None) -> None:
-    """Log once which given arguments of `num_accelerators` have no effect."""
+    """Log once which of the arguments passed to `num_accelerators` have no effect."""
     if config_proto is not None:
         log_without_effect("num_accelerators", "config_proto", "JAX has no sessions")
     for name, given in (("task_type", task_type), ("task_id", task_id)):
@@ -76,7 +76,7 @@ class ClusterResolver(abc.ABC):
         return ""
 
     def _describe_source(self) -> str:
-        """Return where the tasks come from, for the first line of an error; may be empty."""
+        """Return where the tasks come from, for the first line of an error; "" if not known."""
         return ""
 
     @property
@@ -99,7 +99,7 @@ class ClusterResolver(abc.ABC):
 
 
 def read_environ(caller: str, environ: Any) -> Mapping[str, str]:
-    """Return the environment to read: what was given, or that of this process."""
+    """Return the given environment, or that of this process."""
     if environ is None:
         return os.environ
     remedy = "Leave environ out: then it is the environment of this process."
@@ -113,7 +113,7 @@ def find_master(
     task: tuple[Any, Any],
     rpc_layer: str | None,
 ) -> str:
-    """Return the address of `task`, with the protocol; errors name the arguments of `caller`."""
+    """Return the address of `task` with its protocol; errors name the arguments of `caller`."""
     inner = "ClusterSpec.task_address was given"
     with (
         CallerRename(f"{inner} job_name", f"{caller} was given task_type"),
@@ -125,7 +125,7 @@ def find_master(
 def find_own_master(
     caller: str, resolver: Any, task_type: Any, task_id: Any, rpc_layer: Any
 ) -> str:
-    """Return the address of a task, by default of this process; empty if that is not known."""
+    """Return the address of a task, by default of this process; empty if it is unknown."""
     check_task(caller, task_type, task_id, rpc_layer)
     task_type = resolver.task_type if task_type is None else task_type
     task_id = resolver.task_id if task_id is None else task_id
@@ -136,7 +136,7 @@ def find_own_master(
 
 
 def check_task(caller: str, task_type: Any, task_id: Any, rpc_layer: Any = None) -> None:
-    """Raise an error for a job or protocol that is no text, or a task that is no integer.
+    """Raise if the job or protocol is not a string, or the task is not an integer of 0 or more.
 
     Each of them may be None.
     """

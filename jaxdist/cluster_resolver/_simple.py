@@ -35,7 +35,7 @@ class SimpleClusterResolver(ClusterResolver):
         rpc_layer: The protocol prefix of addresses, for instance `grpc`.
 
     Raises:
-        ArgumentTypeError: `cluster_spec` is no `ClusterSpec`, or `master` no string.
+        ArgumentTypeError: `cluster_spec` is not a `ClusterSpec`, or `master` is not a string.
 
     Example:
         >>> from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
@@ -92,7 +92,7 @@ class SimpleClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Return the address of a task, given by job and number; else the stored address."""
+        """Return the address of the given task; without a task, the stored address."""
         address = self._master
         caller = f"{_CALLER}.master"
         check_task(caller, task_type, task_id, rpc_layer)

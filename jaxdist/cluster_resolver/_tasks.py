@@ -1,4 +1,4 @@
-"""The tasks that train together, and which of all tasks this process is."""
+"""Finds the tasks that train together, and which task this process is."""
 
 from typing import TypeAlias
 
@@ -8,7 +8,7 @@ from jaxdist.errors import ClusterError
 Task: TypeAlias = tuple[str, int]
 
 _TRAINING = ("chief", "worker")
-# Jobs of which the tasks run no step together with the others.
+# Jobs whose tasks run no step together with the others.
 _APART = ("evaluator", "ps")
 
 
@@ -41,11 +41,10 @@ def find_own_task(
 ) -> Task | None:
     """Return the job and the number of this process, after checking them and the cluster.
 
-    An evaluator need not be in the cluster. A job without a cluster and without a task is one
-    process.
+    An evaluator need not be in the cluster. Without a cluster and a task, the job is one process.
 
     Args:
-        caller: For errors.
+        caller: What the user called, for errors.
         resolver: The resolver.
         job_name: The job of this process, instead of the resolver's.
         task_index: Its number, instead of the resolver's.
@@ -54,8 +53,8 @@ def find_own_task(
         The task, or None for a job of one process.
 
     Raises:
-        ClusterError: The process is none of the tasks, or a job is of an unknown type, or there are
-            two chiefs, or a task without a cluster.
+        ClusterError: The process is not one of the tasks, a job has an unknown type, there are
+            several chiefs, or there is a task but no cluster.
 
     Example:
         >>> from jaxdist import cluster_resolver
@@ -64,14 +63,14 @@ def find_own_task(
         >>> cluster_resolver.find_own_task("train", resolver, "worker", 1)
         ('worker', 1)
     """
-    # Slurm's resolver knows its task after this.
+    # Slurm's resolver knows its task only after this call.
     spec = resolver.cluster_spec()
     job = resolver.task_type if job_name is None else job_name
     index = resolver.task_id if task_index is None else task_index
     source = resolver._describe_source()
     quote = f" ({source})" if source else ""
     known = [*_TRAINING, *_APART, *_list_own_names(resolver)]
-    # A resolver of TPUs may list a coordinator.
+    # A resolver of TPUs may also list a coordinator.
     strange = [] if _list_own_names(resolver) else [n for n in spec.jobs if n not in known]
     if job is not None and job not in known:
         strange.append(job)
@@ -88,7 +87,7 @@ def find_own_task(
         )
     tasks = [(name, i) for name in spec.jobs for i in spec.task_indices(name)]
     if not tasks:
-        # A single TPU host has a task and no address.
+        # A single TPU host has a task but no address.
         if hasattr(resolver, "tpu_name") or (not spec and job is None and index is None):
             return None
         raise ClusterError(
@@ -112,11 +111,11 @@ def find_own_task(
 
 
 def is_training_job(job: str) -> bool:
-    """Whether the tasks of a job train together: not parameter servers and evaluators."""
+    """Whether the tasks of a job train together; False for parameter servers and evaluators."""
     return job not in _APART
 
 
 def _list_own_names(resolver: ClusterResolver) -> list[str]:
-    """Return the job of the hosts of a TPU slice, which has any name."""
+    """Return the job of the hosts of a TPU slice, which may have any name."""
     own = resolver.task_type if hasattr(resolver, "tpu_name") else None
     return [own] if own else []

@@ -1,4 +1,4 @@
-"""`TFConfigClusterResolver`: the cluster and the task that `TF_CONFIG` describes."""
+"""`TFConfigClusterResolver`: reads the cluster and the task from `TF_CONFIG`."""
 
 import json
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ _EXAMPLE = (
 class TFConfigClusterResolver(ClusterResolver):
     """A resolver that reads the environment variable `TF_CONFIG`.
 
-    Each access reads the variable again, so a later change counts. What is passed here counts more
-    than what the variable says. Without the variable the cluster is empty.
+    Each access reads the variable again, so later changes take effect. Arguments override the
+    variable. Without the variable the cluster is empty.
 
     Args:
         task_type: The job of this process.
@@ -35,7 +35,7 @@ class TFConfigClusterResolver(ClusterResolver):
         environ: The environment variables to read, instead of those of this process.
 
     Raises:
-        ClusterError: At an access: `TF_CONFIG` is not valid.
+        ClusterError: On access, if `TF_CONFIG` is not valid.
 
     Example:
         >>> import json
@@ -74,6 +74,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
         Raises:
             ClusterError: `TF_CONFIG` is not valid.
+            ArgumentTypeError: A part of its cluster has the wrong type.
         """
         cluster = self._read().get("cluster", {})
         try:
@@ -93,7 +94,7 @@ class TFConfigClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Return the address of a task; empty for a cluster of one task.
+        """Return `session_master` of `TF_CONFIG`, or the address of a task; empty for one task.
 
         Args:
             task_type: The job; the default is that of this process.
@@ -101,7 +102,7 @@ class TFConfigClusterResolver(ClusterResolver):
             rpc_layer: The protocol prefix of the address; `''` for none.
 
         Raises:
-            ClusterError: `TF_CONFIG` is not valid, or says nothing of this process.
+            ClusterError: `TF_CONFIG` is not valid, or does not say which task this process is.
             NotFoundError: The cluster has no such task.
         """
         caller = f"{_CALLER}.master"
@@ -221,7 +222,7 @@ class TFConfigClusterResolver(ClusterResolver):
         return value
 
     def _fault(self, found: str, rule: str, is_type: bool = False) -> Exception:
-        """Return the error for a `TF_CONFIG` that is not valid: a quote, the rule, an example."""
+        """Return the error for an invalid `TF_CONFIG`: a quote, the rule, and an example."""
         kind = ArgumentTypeError if is_type else ClusterError
         return kind(
             f"{_CALLER} read {self._describe_source()}, {found}.\n\n{rule}\n\n"

@@ -44,20 +44,21 @@ class TPUClusterResolver(ClusterResolver):
             the name of this TPU VM (`TPU_NAME`) means the same.
             `'virtual:v4:2x2x1'`: CPU devices in the layout of that slice
             (`testing.virtual_devices` makes enough of them). `'described:v5p:4x4x4'`: a slice that
-            libtpu describes, to compile for; `'described:v5e:4x4*2'` is two of them.
+            libtpu describes, to compile for; `'described:v5e:4x4*2'` means two such slices.
         zone: No effect, which is logged: the resolver queries no Cloud service.
         project: As `zone`.
         job_name: The job of the hosts.
-        coordinator_name: Another job, of the coordinator; with `coordinator_address`.
+        coordinator_name: The job of the coordinator, a further job; needs `coordinator_address`.
         coordinator_address: Address of the coordinator.
         credentials: As `zone`.
         service: As `zone`.
         discovery_url: As `zone`.
 
     Raises:
-        NotFoundError: A TPU of another machine.
-        TopologyError: A virtual or described slice that does not exist.
-        ArgumentError: `coordinator_name` without an address.
+        NotFoundError: `tpu` names a TPU of another machine.
+        TopologyError: The virtual or described slice does not exist.
+        ArgumentError: `coordinator_name` is given without an address, or `'virtual:'` or
+            `'described:'` without a slice.
 
     Example:
         >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v4:2x2x1")
@@ -161,7 +162,7 @@ class TPUClusterResolver(ClusterResolver):
 
     @property
     def tpu_system(self) -> TPUSystem:
-        """The devices and their topology; the first access searches them."""
+        """The devices and their topology; the first access looks for the devices."""
         return system_of(self._name, repr(self))
 
     def cluster_spec(self) -> ClusterSpec:
@@ -189,7 +190,7 @@ class TPUClusterResolver(ClusterResolver):
         """Return the address of a host of the slice; empty for one host.
 
         Args:
-            task_type: The job; with `task_id`. Without both, the host of this process.
+            task_type: The job, together with `task_id`; by default the host of this process.
             task_id: The number of the host.
             rpc_layer: The protocol prefix of the address; the default is `grpc`.
         """
@@ -219,7 +220,7 @@ class TPUClusterResolver(ClusterResolver):
 
     @property
     def tpu_hardware_feature(self) -> HardwareFeature:
-        """The features of the chips beside matrix products."""
+        """The features of the chips besides matrix products."""
         return self.tpu_system.hardware_feature
 
     def set_tpu_topology(self, serialized_tpu_topology: bytes) -> None:
@@ -291,7 +292,7 @@ def _resolve_name(tpu: Any, environ: Mapping[str, str]) -> str:
     )
 
 
-# Ports in `TPU_PROCESS_ADDRESSES` are those of libtpu; JAX's processes connect at `_PORT`.
+# The ports in `TPU_PROCESS_ADDRESSES` are those of libtpu; JAX's processes connect at `_PORT`.
 def _list_hosts(environ: Mapping[str, str]) -> list[str]:
     listed = environ.get("TPU_PROCESS_ADDRESSES") or environ.get("TPU_WORKER_HOSTNAMES") or ""
     return [host.strip().split(":")[0] for host in listed.split(",") if host.strip()]

@@ -1,4 +1,4 @@
-"""`UnionResolver`: one cluster of what several resolvers find."""
+"""`UnionResolver`: joins the clusters of several resolvers."""
 
 from typing import Any, final
 
@@ -12,10 +12,10 @@ _CALLER = "UnionResolver"
 
 @final
 class UnionResolver(ClusterResolver):
-    """A resolver whose cluster is that of several resolvers together.
+    """A resolver that joins the clusters of several resolvers.
 
-    Everything else is that of the first resolver: the task of this process, the protocol, the
-    environment, the accelerators.
+    Everything else comes from the first resolver: the task of this process, the protocol, the
+    environment and the accelerators.
 
     Args:
         *resolvers: One or more resolvers.
@@ -25,8 +25,8 @@ class UnionResolver(ClusterResolver):
             ignores a 0 here.
 
     Raises:
-        ArgumentError: No resolver.
-        ArgumentTypeError: An argument is no resolver.
+        ArgumentError: No resolver is given.
+        ArgumentTypeError: An argument is not a resolver.
 
     Example:
         >>> from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver, UnionResolver
@@ -67,11 +67,11 @@ class UnionResolver(ClusterResolver):
     def cluster_spec(self) -> ClusterSpec:
         """Return the tasks of all resolvers.
 
-        Lists of one job are joined in the order of the resolvers. If one resolver numbers the tasks
-        of a job with gaps, those of the others keep their numbers too.
+        The lists of a job are joined in the order of the resolvers. If one resolver numbers the
+        tasks of a job with gaps, the tasks of the others also keep their numbers.
 
         Raises:
-            DuplicateTaskError: Two resolvers have a task of one number, in a job with gaps.
+            DuplicateTaskError: In a job with gaps, two resolvers have a task with the same number.
         """
         parts = [resolver.cluster_spec().as_dict() for resolver in self._resolvers]
         jobs = dict.fromkeys(job for part in parts for job in part)
@@ -85,7 +85,7 @@ class UnionResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Return the address of a task, given by job and number; else the first resolver's."""
+        """Return the address of the given task; without a task, that of the first resolver."""
         check_task(f"{_CALLER}.master", task_type, task_id, rpc_layer)
         if task_type is None or task_id is None:
             return self._resolvers[0].master(rpc_layer=rpc_layer)
@@ -98,7 +98,7 @@ class UnionResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: Any = None,
     ) -> dict[str, int]:
-        """Return what the first resolver returns."""
+        """Return the number of accelerators of the first resolver."""
         check_task(f"{_CALLER}.num_accelerators", task_type, task_id)
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 

@@ -1,4 +1,4 @@
-"""The cost of collectives: links between devices, and the time of each algorithm."""
+"""Predicts the cost of collectives from the links between devices and the algorithm."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Checks of the arguments of `jaxdist.cost`."""
+"""Checks the arguments of `jaxdist.cost`."""
 
 import math
 import numbers
@@ -20,13 +20,13 @@ _EXAMPLES = {
 
 
 def check_positive(caller: str, name: str, value: Any, *, or_zero: bool = False) -> None:
-    """Refuse a value that is no finite number above 0 (or not below 0, with `or_zero`)."""
+    """Refuse a value that is not a finite number above 0 (with `or_zero`, of 0 or more)."""
     rule = f"{name} is a finite number {'from 0 up' if or_zero else 'above 0'}."
     example = _EXAMPLES.get(name, "1e9")
     text = (
         f"{caller} was given {name}={show(value)}.\n\n{rule}\n\nPass for instance {name}={example}."
     )
-    # A bool is a number to Python, and never meant as one here.
+    # A bool is a number in Python, but never meant as one here.
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(text)
     if not math.isfinite(value) or value < 0 or (value == 0 and not or_zero):

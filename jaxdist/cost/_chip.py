@@ -1,6 +1,6 @@
 """The published peaks of TPU chips and GPUs: one table, with sources.
 
-All figures are of one chip. If a source gives the sum of both directions of a link, the table has
+All figures are for one chip. If a source gives the sum of both directions of a link, the table has
 half of it: `inner_bytes_per_second` and `outer_bytes_per_second` are the bytes that leave a chip.
 """
 
@@ -21,28 +21,28 @@ _ONE_CARD = "assumed: one 100 Gbit/s card for 8 cores"
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Published peaks of one chip: of a TPU, or of a GPU.
+    """Published peaks of one chip, a TPU or a GPU.
 
     Args:
         name: The generation.
         flops: Operations of bfloat16 matrix products per second.
-        hbm_bytes: Bytes of memory; of a GPU, those that its driver shows.
+        hbm_bytes: Bytes of memory; for a GPU, those that its driver reports.
         hbm_bytes_per_second: Bytes per second that the chip reads from memory or writes to it.
         inner_bytes_per_second: Bytes per second that it sends over all its fast links: ICI inside
             a slice, NVLink inside a domain.
         outer_bytes_per_second: Bytes per second that it sends over the network between slices or
             domains.
         devices: The number of devices that JAX has for one chip on a TPU VM; 1 for a GPU.
-        pod: The chips of the largest slice in x, y and z; of the largest NVLink domain, its hosts
-            and the GPUs of a host.
+        pod: The chips of the largest slice in x, y and z; for a GPU, the hosts of the largest
+            NVLink domain and the GPUs of a host.
         source: The source of the numbers.
         inner_source: The source of the bandwidth inside a slice or domain.
         outer_source: The source of the bandwidth between slices or domains.
         platform: `"tpu"` or `"gpu"`.
         fp8_flops: Operations of products of 8-bit floats per second; None if it has none.
-        tf32_flops: Operations of float32 products per second, as XLA compiles them unless a
-            precision is asked for: in TF32 on GPUs. None if they run in bfloat16.
-        target: What XLA's compiler has to know of a GPU; None for a TPU, which libtpu knows.
+        tf32_flops: Operations of float32 products per second, as XLA compiles them if no precision
+            is requested: in TF32 on GPUs. None if they run in bfloat16.
+        target: The description of a GPU for XLA's compiler; None for a TPU, which libtpu knows.
 
     Example:
         >>> from jaxdist import cost
@@ -92,7 +92,7 @@ class Chip:
     def flops_of(self, dtype: str) -> float:
         """Return the peak of matrix products of a dtype, named as in HLO or as in NumPy.
 
-        Products of 8-bit floats count as those of bfloat16 on chips that have none of their own.
+        Products of 8-bit floats have the peak of bfloat16 on chips without 8-bit products.
 
         Example:
             >>> from jaxdist import cost
@@ -108,7 +108,7 @@ class Chip:
         return self.flops
 
     def per_device(self, devices: int) -> "Chip":
-        """Return the peaks of one device, if `devices` devices share the chip.
+        """Return the peaks of one device if `devices` devices share the chip.
 
         Example:
             >>> from jaxdist import cost
@@ -143,7 +143,7 @@ _PEAKS: dict[str, tuple[float, int, float, float, float, int, tuple[int, ...]]] 
     "v6e": (918e12, 32 * _GIB, 1638e9, 400e9, 12.5e9, 1, (16, 16)),
     "7x": (2307e12, 192 * _GIB, 7380e9, 600e9, 12.5e9, 2, (16, 24, 24)),
 }
-# Where they are published: all but the two networks, ICI, DCN.
+# Sources of the peaks: of all but the two networks, of ICI, of DCN.
 _SOURCES = {
     "v2": (_CACM, f"4 x 496 Gbit/s a chip, {_CACM}", _ONE_CARD),
     "v3": (f"{_DOCS}/v3", f"4 x 656 Gbit/s a chip, {_CACM}", _ONE_CARD),
@@ -176,7 +176,7 @@ _SOURCES = {
 
 
 def _make_gpus() -> dict[str, Chip]:
-    """Return the chips of the rows of GPUs. All of them do products of TF32 at half of bfloat16."""
+    """Return the chips of the rows of GPUs. On all of them, TF32 has half the peak of bfloat16."""
     return {
         name: Chip(
             name,
@@ -204,8 +204,8 @@ CHIPS: dict[str, Chip] = {
     **_make_gpus(),
 }
 
-# Words of a device kind, and their generation. The first match counts, so "v5 lite" comes before
-# "v5", which alone is a v5p.
+# Words in a device kind, and the generation. The first match counts, so "v5 lite" comes before
+# "v5", which on its own is a v5p.
 _KINDS = (
     ("v2", "v2"),
     ("v3", "v3"),
@@ -215,7 +215,7 @@ _KINDS = (
     ("v5", "v5p"),
     ("v6", "v6e"),
     ("7x", "7x"),
-    # Of GPUs, those with NVLink to a switch. A GH200 and the PCIe variants have other peaks.
+    # Only GPUs with NVLink to a switch: a GH200 and the PCIe variants have other peaks.
     ("a100-sxm4-40gb", "a100-40"),
     ("a100-sxm4-80gb", "a100"),
     ("h100 80gb hbm3", "h100"),
@@ -244,7 +244,7 @@ def chip_of(device: Any) -> Chip:
     """Return the chip of a TPU device or a GPU.
 
     Raises:
-        ArgumentError: The device is neither, or the table does not have its chip.
+        ArgumentError: The device is neither a TPU nor a GPU, or the table lacks its chip.
 
     Example:
         >>> from jaxdist import cost
@@ -258,7 +258,7 @@ def chip_of(device: Any) -> Chip:
         Pass a device of a TPU or a GPU of the table.
     """
     kind = str(getattr(device, "device_kind", device))
-    # A `device_kind` as text has no platform.
+    # A `device_kind` that is passed as a string has no platform.
     name = generation_of(kind)
     if name is None or getattr(device, "platform", CHIPS[name].platform) != CHIPS[name].platform:
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""The predicted time of one collective of a compiled program."""
+"""Predicts the time of one collective of a compiled program."""
 
 from jaxdist._validate import as_integer, as_number, check_instance, show
 from jaxdist.cost._link import Link, Links
@@ -25,7 +25,7 @@ def collective_seconds(
         num_bytes: The bytes of the whole array: the result of an all-gather, the operand of a
             reduce-scatter.
         link: The link between the devices, or the links of groups that span workers.
-        num_operands: The number of its arrays.
+        num_operands: The number of arrays of the operation.
         num_groups: The number of groups, which work at the same time.
         local: The fewest devices that a group has in one of its workers; None if no group spans
             workers. GPUs of one worker use their network cards side by side. For other devices, it
@@ -63,8 +63,8 @@ def collective_seconds(
         return predict_flat("xla", n, num_bytes, link, num_operands, num_groups)
     part = 1.0 if kind in ("collective-permute", "collective-broadcast") else (n - 1) / n
     if link.medium.is_shared:
-        # `scatter_gather` was measured for a reduce-scatter and an all-gather together; this is one
-        # of the two. See Note [Shared media].
+        # `scatter_gather` was measured for a reduce-scatter and an all-gather together; here only
+        # one of the two runs. See Note [Shared media].
         waits = num_operands * n * num_groups
         total = num_groups * n * part * num_bytes
         return waits * link.alpha + total / link.bytes_per_second * link.scatter_gather / 2

@@ -1,9 +1,9 @@
-"""How the time of a collective of NCCL depends on its size, as numbers of a link.
+"""Describes how the time of a collective of NCCL depends on its size, with a few numbers per link.
 
 # Note [Size curve]
-NCCL cuts an array into pieces, and each piece passes all GPUs of a group one after the other. So a
-collective takes a latency for each step of its algorithm, and its bytes at a part of the link's
-bandwidth. Three things make it faster than that: NVLink switches that compute the sums of an
+NCCL cuts an array into pieces, and each piece passes through all GPUs of a group in turn. So the
+time of a collective is a latency for each step of its algorithm, plus its bytes at a part of the
+link's bandwidth. Three things make it faster: NVLink switches that compute the sums of an
 all-reduce, trees, and a protocol for few bytes. `SizeCurve` holds the numbers of one link, and
 `_nccl` has the formulas.
 """
@@ -13,7 +13,7 @@ import dataclasses
 from jaxdist._validate import as_integer, check_instance
 from jaxdist.cost._checks import check_positive
 
-# The protocol for few bytes (LL) stores 4 bytes of a flag beside each 4 bytes of data.
+# The protocol for few bytes (LL) stores a flag of 4 bytes with every 4 bytes of data.
 SMALL_PART = 0.5
 
 
@@ -31,7 +31,7 @@ class SizeCurve:
             `part`, and may be above 1, if the switches compute the sums. None means `part`.
         small_step_seconds: The time of a step in the protocol for few bytes, which reaches half of
             the bandwidth. None means that the protocol is not used.
-        chain: The number of GPUs that a tree joins one after the other, as those of one host.
+        chain: The number of GPUs that a tree joins in a chain, such as those of one host.
 
     Example:
         >>> from jaxdist import cost
@@ -64,9 +64,9 @@ class SizeCurve:
         return self.part if self.switch_part is None else self.switch_part
 
 
-# Of all GPUs, fitted on the published all-reduces of 8 H200 in one host, and on nothing else: the
-# part that switches add, from 16 GiB; the mean latency of a step at 16, 64 and 256 MiB; the latency
-# of a step at 1 MiB. tests/cost/test_nccl.py repeats the fit.
+# For all GPUs, fitted only to the published all-reduces of 8 H200 in one host: the part that an
+# all-reduce with switches reaches, from 16 GiB; the mean latency of a step at 16, 64 and 256 MiB;
+# the latency of a step at 1 MiB. tests/cost/test_nccl.py repeats the fit.
 _SWITCH_PART, _STEP_SECONDS, _SMALL_STEP_SECONDS = 1.07, 5.2e-6, 1.2e-6
 _FITTED = "fitted on 8 H200, https://github.com/stas00/ml-engineering network/benchmarks"
 _GPUS_OF_A_HOST = 8

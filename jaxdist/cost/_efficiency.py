@@ -1,4 +1,4 @@
-"""The parts of published peaks that programs reach: a few numbers, each with its source."""
+"""The fractions of published peaks that programs reach, each with its source."""
 
 import dataclasses
 
@@ -10,19 +10,19 @@ _BOOK = "https://jax-ml.github.io/scaling-book/tpus"
 
 @dataclasses.dataclass(frozen=True)
 class Efficiency:
-    """The parts of the published peaks of a chip that a program reaches.
+    """The fractions of the published peaks of a chip that a program reaches.
 
     Args:
-        matrix: Of the peak of matrix products.
-        hbm: Of the bandwidth of the memory.
-        ici: Of the bandwidth of all links inside a slice.
-        dcn: Of the bandwidth between slices. For GPUs this and `ici` are 1: the size curve of a
-            link (`Link.curve`) has the part that NCCL reaches.
-        fp8: Of the peak of products of 8-bit floats.
+        matrix: Fraction of the peak of matrix products.
+        hbm: Fraction of the bandwidth of the memory.
+        ici: Fraction of the bandwidth of all links inside a slice.
+        dcn: Fraction of the bandwidth between slices. For GPUs this and `ici` are 1: the size curve
+            of a link (`Link.curve`) has the part that NCCL reaches.
+        fp8: Fraction of the peak of products of 8-bit floats.
         sources: The source of each number, by its name.
-        kernel_seconds: The seconds that each kernel takes beyond those of its products and its
-            traffic: its start, and its end, when only a part of the chip still computes. 0 for
-            TPUs, whose estimates have none.
+        kernel_seconds: The seconds that each kernel takes besides its products and its traffic: its
+            start, and its end, when only a part of the chip still computes. 0 for TPUs, whose
+            estimates do not include it.
 
     Example:
         >>> from jaxdist import cost
@@ -108,7 +108,7 @@ _OF_GPUS = {
 
 
 def efficiency_of(chip: Chip) -> Efficiency:
-    """Return the parts of its peaks that a program reaches on a chip.
+    """Return the fractions of a chip's peaks that a program reaches.
 
     Example:
         >>> from jaxdist import cost

@@ -1,4 +1,4 @@
-"""How much longer than a gather an all-to-all takes, because its bytes go further."""
+"""Computes how much longer an all-to-all takes than an all-gather, as its bytes go further."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +12,10 @@ from jaxdist.errors import ArgumentTypeError
 def exchange_factor(devices: Sequence[Any]) -> float:
     """Return the time of an all-to-all as a multiple of that of an all-gather of as many bytes.
 
-    Between TPU chips a byte of an all-gather goes to a neighbour, and every link is used. In an
-    all-to-all half of the bytes cross the middle of the slice. With L chips along the longest of D
-    axes, this takes `L * D / 4` times as long, with and without links that close the rings. GPUs
-    and CPU devices reach each other without going through others.
+    Between TPU chips, a byte of an all-gather goes to a neighbour, and every link is used. In an
+    all-to-all, half of the bytes cross the middle of the slice. With L chips along the longest of D
+    axes, it takes `L * D / 4` times as long, with or without links that close the rings. GPUs and
+    CPU devices reach each other directly.
 
     Args:
         devices: The devices of one group, `jax.Device`s.

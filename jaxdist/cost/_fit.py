@@ -1,4 +1,4 @@
-"""The latency and the bandwidth of a link, from measured times."""
+"""Fits the latency and the bandwidth of a link to measured times."""
 
 import dataclasses
 import itertools
@@ -86,7 +86,7 @@ def fitted(
     # of small ones.
     best = _solve_non_negative(terms / times[:, None], np.ones(len(times)))
     errors = np.abs(terms @ best - times) / times
-    # If all sizes are too small to take time, the samples do not tell the bandwidth.
+    # If all sizes are too small to take time, the samples do not determine the bandwidth.
     per_second = 1 / best[2] if best[2] > 0 else known.bytes_per_second
     link = dataclasses.replace(
         known,
@@ -114,7 +114,7 @@ def _count_per_array(medium: Medium, n: int) -> tuple[float, float]:
 def _solve_non_negative(terms: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Return the least squares solution with no coefficient below 0.
 
-    It tries all subsets of three terms. Noise would otherwise give negative latencies.
+    Tries all subsets of the three terms. Otherwise noise could give negative latencies.
     """
     count = terms.shape[1]
     best, least = np.zeros(count), math.inf

@@ -1,8 +1,8 @@
-"""The rows of GPUs in the table of chips: published peaks, and what XLA's compiler has to know.
+"""The rows of GPUs in the table of chips: published peaks, and descriptions for XLA's compiler.
 
 `Target` has the fields that the GPU compilers of JAX 0.10 and 0.12 both read. XLA has such
-descriptions for its own tests; neither is a file that Python could read, and their newer fields are
-refused by older compilers.
+descriptions for its own tests, but not in files that Python could read, and older compilers refuse
+their newer fields.
 """
 
 import dataclasses
@@ -29,19 +29,19 @@ _COMMON = (
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What XLA's compiler has to know of a GPU.
+    """The description of a GPU for XLA's compiler.
 
     Args:
         kind: The `device_kind` that JAX shows.
         capability: The compute capability.
         is_accelerated: Whether the features of exactly this capability may be used, as in `sm_90a`.
-        cores: The number of streaming multiprocessors.
-        fpus_per_core: The number of float32 units of one of them.
-        shared_memory: Bytes of shared memory of one of them.
-        shared_memory_of_block: Bytes of it that one block may use.
+        cores: The number of streaming multiprocessors (SMs).
+        fpus_per_core: The number of float32 units of an SM.
+        shared_memory: Bytes of shared memory of an SM.
+        shared_memory_of_block: Bytes of shared memory that one block may use.
         l2_bytes: Bytes of the L2 cache.
         clock_ghz: The clock.
-        memory_bytes: Bytes of memory that the driver shows.
+        memory_bytes: Bytes of memory that the driver reports.
         memory_bytes_per_second: The bandwidth of the memory.
         source: The source of the numbers.
 

@@ -1,8 +1,8 @@
 """The links between devices, as numbers.
 
 # Note [Shared media]
-GPUs and TPUs have links of their own: `Medium.WIRE`. All messages of a step run at the same time,
-and the time depends on the busiest device. CPU devices share the processor's cores and its memory:
+Each GPU or TPU has its own links: `Medium.WIRE`. All messages of a step run at the same time, and
+the time depends on the busiest device. CPU devices share the processor's cores and its memory:
 `Medium.HOST` and `Medium.MEMORY`. There every device waits for all others at every message, so the
 latency counts for each device and each operand, and the time depends on the bytes of all devices
 together.
@@ -19,7 +19,7 @@ from jaxdist.cost._curve import SizeCurve
 class Medium(enum.Enum):
     """The resource that the devices of a link share. See Note [Shared media]."""
 
-    WIRE = "wire"  # every device has a link of its own
+    WIRE = "wire"  # every device has its own link
     HOST = "host"  # processes of one machine, over its loopback
     MEMORY = "memory"  # threads of one process, which read each other's memory
 
@@ -47,7 +47,7 @@ class Link:
         scatter_gather: The time of a reduce-scatter and an all-gather together, divided by the time
             of one all-reduce of the same bytes.
         curve: The latency and the efficiency of NCCL over the link; None for links without NCCL,
-            and for measured links, whose numbers already are those that a program reaches.
+            and for measured links, whose numbers are already what a program reaches.
 
     Example:
         >>> from jaxdist import cost

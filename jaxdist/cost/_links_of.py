@@ -1,4 +1,4 @@
-"""The links between the devices of a layout."""
+"""Finds the links between the devices of a layout."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -51,8 +51,8 @@ def links_of(layout: ReplicaMesh) -> Links:
         >>> links.inner.name, links.outer
         ('cpu-threads', None)
     """
-    # The attributes are compared, so that any mesh with them works. An array has both attributes
-    # too, but its `devices` is a method.
+    # Check the attributes, so that any mesh with them works. An array has both attributes too, but
+    # its `devices` is a method.
     if callable(getattr(layout, "devices", str)) or not hasattr(layout, "platform"):
         raise ArgumentTypeError(
             f"cost.links_of was given layout={show(layout)}.\n\n"
@@ -99,9 +99,9 @@ def for_devices(link: Link, count: int) -> Link:
 def worker_of(device: Any) -> int:
     """Return the number of the worker of a device.
 
-    A worker has fast links: it is a slice of TPUs, the NVLink domain of GPUs (a machine or a rack),
-    or a process of CPU devices. XLA writes the domain of a GPU first in its `coords`. A GPU that is
-    only described has `slice_index` 0.
+    A worker has fast links: it is a slice of TPUs, an NVLink domain of GPUs (a machine or a rack),
+    or a process of CPU devices. The first of a GPU's `coords` is its domain. A GPU that is only
+    described has `slice_index` 0.
     """
     if isinstance(device, jax.Array) or not hasattr(device, "platform"):
         raise ArgumentTypeError(
@@ -117,7 +117,7 @@ def _find_worker(device: Any) -> int:
         return int(device.process_index)
     worker = getattr(device, "slice_index", None)
     if device.platform == "tpu":
-        # ICI links join the chips of one slice, also those of different hosts.
+        # ICI links join all chips of a slice, including those of different hosts.
         return int(worker or 0)
     coords = getattr(device, "coords", None)
     if coords is not None and len(coords) == _GPU_COORDS:

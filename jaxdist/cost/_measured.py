@@ -21,7 +21,7 @@ Path: TypeAlias = str | os.PathLike[str]
 
 
 class _Settings:
-    """The links given in this process, and the links of the file that the environment names."""
+    """The links set in this process, and the links of the file that the environment names."""
 
     given: tuple[Link, ...] | None = None
     # With the path that the links were read from, so that a changed variable is noticed.
@@ -67,7 +67,7 @@ def links(path_or_links: Path | Iterable[Link] | None) -> tuple[Link, ...]:
 
 
 def find_link(name: str) -> Link:
-    """Return the measured link with a name, or the table's."""
+    """Return the measured link with a name, or that of the table."""
     return next((link for link in _find_current_links() if link.name == name), TABLE[name])
 
 
@@ -75,7 +75,7 @@ def _find_current_links() -> tuple[Link, ...]:
     """Return the measured links that are used now."""
     if _Settings.given is not None:
         return _Settings.given
-    # Read at each use and not at import, so that a program can set the variable after it imports
+    # Read at each use, not at import, so that a program can set the variable after it imports
     # jaxdist. The file is read again only if the path changes.
     path = os.environ.get(VARIABLE, "")
     if path != _Settings.of_environment[0]:
@@ -141,8 +141,7 @@ def save_links(path: Path, measured: Iterable[Link], notes: dict[str, Any] | Non
     for row in rows:
         del row["curve"]  # a measured link has none
     try:
-        # Before the file is opened, so that notes that JSON cannot write leave an old file as it
-        # is.
+        # Before the file is opened: notes that JSON cannot write then leave an old file unchanged.
         content = json.dumps({"version": VERSION, "links": rows, **(notes or {})}, indent=2)
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(
@@ -171,12 +170,12 @@ def _read_link(where: str, number: int, row: Any) -> Link:
     _check_name(where, name)
     known = TABLE[name]
     numbers = {field: row.get(field) for field in _NUMBERS}
-    # A file may leave the optional fields out. The table's numbers replace them.
+    # A file may omit the optional fields. The table's numbers then apply.
     numbers |= {field: row.get(field, getattr(known, field)) for field in _OPTIONAL}
     for field, value in numbers.items():
         _check_number(where, name, field, value)
     checked = {field: float(value or 0) for field, value in numbers.items()}
-    # Without the curve of NCCL: measured numbers already are those that a program reaches.
+    # Without the curve of NCCL: measured numbers are already what a program reaches.
     return Link(
         name,
         checked["alpha"],

@@ -5,7 +5,7 @@ measured, elsewhere the least time that any exchange of messages needs. So anoth
 chosen there only if XLA's own was measured to be slower.
 
 `xring` has 2(n-1) steps of S/n. `rechd` has 2 log2 n steps of together 2(n-1)/n S, and a step of S
-before and after if n is no power of two. `psgpu` has 2 log2 n steps of S. `a/b` reduce-scatters
+before and after if n is not a power of two. `psgpu` has 2 log2 n steps of S. `a/b` reduce-scatters
 within a worker with a, reduces 1/local of the bytes across workers with b, and gathers within a
 worker.
 """
@@ -46,7 +46,7 @@ class _Traffic:
 def pack_below(link: Link) -> int:
     """Return the size in bytes below which copying a leaf into a common buffer saves time.
 
-    Copying S bytes in and out takes 2 S / B_mem. One message less saves alpha.
+    Copying S bytes in and out takes 2 S / B_mem. One message fewer saves alpha.
 
     Example:
         >>> from jaxdist import cost
@@ -107,8 +107,8 @@ def seconds(
         return _predict(first, second, n, num_bytes, links, inside, num_operands)
     if algorithm in ("xla", "nccl"):
         return by_nccl
-    # Another algorithm is many operations of NCCL, with a launch each. So it is not predicted to
-    # beat one operation.
+    # Any other algorithm consists of many NCCL operations, each with a launch, so it is never
+    # predicted to beat a single operation.
     return max(by_nccl, _predict(first, second, n, num_bytes, links, inside, num_operands))
 
 
@@ -121,8 +121,8 @@ def cheapest(
 ) -> list[tuple[str, float]]:
     """Return every possible algorithm with its predicted seconds, the fastest first.
 
-    Of equally fast ones, the first in `algorithms` comes first. Algorithms of two levels are left
-    out if there is one level.
+    Equally fast ones keep the order of `algorithms`. Algorithms with two levels are omitted if
+    there is only one level.
 
     Example:
         >>> from jaxdist import cost
@@ -144,7 +144,7 @@ def cheapest(
         CallerRename("cost.seconds was given algorithm=", f"{caller} was given algorithms with "),
     ):
         timed = [(a, seconds(a, num_replicas, num_bytes, links, local)) for a in possible]
-    # The sort is stable and the names are not compared, so XLA's own wins a tie.
+    # The sort is stable and compares no names, so by default XLA's own algorithm wins a tie.
     return sorted(timed, key=lambda pair: pair[1])
 
 
@@ -250,13 +250,13 @@ def _predict_xla_over_wires(n: int, size: float, links: Links, local: int) -> fl
         2 * latency + max(inside, across),
         _predict_two_levels("xla", "xla", workers, local, size, links, 1),
         whole,
-        # With level sizes that are no powers of two, two levels may need more steps than one.
+        # If the sizes of the levels are not powers of two, two levels may need more steps than one.
         max(predict_flat("xla", n, size, link) for link in (inner, outer)),
     )
 
 
 def _predict_on_host(n: int, size: float, link: Link) -> float:
-    """Return the time of an all-gather, and of a sum on the host with copies to it and back."""
+    """Return the time of an all-gather, and a sum on the host with copies to it and back."""
     host = TABLE["pcie-3"]
     gather = (n - 1) * (link.alpha + size / link.bytes_per_second)
     copies = 2 * host.alpha + (n + 1) * size / host.bytes_per_second
@@ -274,7 +274,7 @@ def log2(n: int) -> int:
 
 
 def _check_link(caller: str, link: Any) -> None:
-    """Refuse a value that is no link."""
+    """Refuse a value that is not a link."""
     check_instance(caller, "link", link, Link, "a cost.Link", "Pass a row of cost.TABLE.")
 
 

@@ -1,11 +1,11 @@
-"""The time of a collective of NCCL. See Note [Size curve].
+"""Predicts the time of a collective of NCCL. See Note [Size curve].
 
 A group has n GPUs with S bytes each; `local` of them are in each NVLink domain, and there are
 n / local domains.
 
-A ring passes all n GPUs. Most of its steps stay on NVLink, and one step for each domain crosses the
-network. There the network cards of all `local` GPUs work at the same time. So the ring's bandwidth
-is that of NVLink or of `local` cards, whichever is less.
+A ring passes through all n GPUs. Most of its steps stay on NVLink, and one step for each domain
+crosses the network. There the network cards of all `local` GPUs work at the same time. So the
+ring's bandwidth is that of NVLink or of `local` cards, whichever is less.
 
 A tree has fewer steps, and each sends all bytes. It sends them in chunks. With the best chunk, a
 pipeline of bytes that alone take B seconds and of steps that alone take L seconds takes
@@ -33,7 +33,7 @@ class _Level:
         rate: Bytes per second that one GPU sends over it.
         members: The number of GPUs, or of domains, that the link joins.
         ring_steps: The steps of one round of a ring that use the link.
-        parts: Of n parts of an array, those that a GPU sends over it in an all-to-all.
+        parts: How many of the n parts of an array a GPU sends over it in an all-to-all.
         side_by_side: The number of such links that a ring uses at the same time.
     """
 
@@ -62,7 +62,7 @@ def predict_nccl(kind: str, n: int, size: float, links: Links, local: int) -> fl
         local: The number of GPUs of the group in one domain.
     """
     if kind == "collective-permute":
-        # All pairs send at the same time, so it takes the time of one pair.
+        # All pairs send at the same time, so the time is that of one pair.
         n, local = min(n, 2), 2 if local >= n else 1
     levels = _list_levels(n, links, min(local, n))
     if levels is None:
@@ -72,7 +72,7 @@ def predict_nccl(kind: str, n: int, size: float, links: Links, local: int) -> fl
     rounds = 2 if kind == "all-reduce" else 1
     latency = rounds * sum(level.ring_steps * level.curve.step_seconds for level in levels)
     if kind in EXCHANGES:
-        # Both links work at the same time, and each GPU uses its own network card only.
+        # Both links work at the same time, and each GPU uses only its own network card.
         moving = max(x.parts / n * size / (x.rate * x.curve.part) for x in levels)
     else:
         bytes_sent = size if kind in _WHOLE else rounds * (n - 1) / n * size
@@ -85,7 +85,7 @@ def predict_nccl(kind: str, n: int, size: float, links: Links, local: int) -> fl
         )
     found = [latency + moving]
     small_step = levels[0].curve.small_step_seconds
-    # What is published of groups over several hosts shows no faster protocol for few bytes.
+    # Published times of groups over several hosts show no faster protocol for few bytes.
     if len(levels) == 1 and small_step is not None:
         found.append(rounds * levels[0].ring_steps * small_step + moving / SMALL_PART)
     if kind == "all-reduce":

@@ -3,7 +3,7 @@
 If a source gives the sum of both directions, the table has half of it: `bytes_per_second` is the
 bytes that leave a device. The links of TPUs come from the table of chips. On TPU v2, v3 and 7x, a
 device of JAX is one of two cores, so it has half of the chip's figures. Few latencies are
-published. The source says where one is assumed.
+published; the source says if one is assumed.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ _NCCL = "latency of a step in NCCL's model, https://github.com/NVIDIA/nccl src/g
 # One hop over ICI.
 _ICI_ALPHA = 1e-6
 _ICI = "; about 1 us for each hop, https://jax-ml.github.io/scaling-book/sharding"
-# No figure is published. This is about a round trip between machines of one datacenter.
+# No figure is published. This is about one round trip between machines of a datacenter.
 _DCN_ALPHA = 50e-6
 _DCN = "; 50 us for a message is assumed"
 

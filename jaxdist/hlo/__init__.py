@@ -1,4 +1,4 @@
-"""Readers of compiled programs in HLO text."""
+"""Reads compiled programs from HLO text."""
 
 from typing import TYPE_CHECKING
 

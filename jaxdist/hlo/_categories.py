@@ -1,4 +1,4 @@
-"""The category of each instruction of a compiled program, for profiles."""
+"""Finds the category of each instruction of a compiled program, for profiles."""
 
 from jaxdist.hlo._known import KINDS, PRODUCTS
 from jaxdist.hlo._text import Instruction, Module, read
@@ -11,7 +11,7 @@ PRODUCT, COLLECTIVE, COPY, COMPUTE, CONTAINER = (
     "",
 )
 _COPIES = frozenset({"copy", "transpose", "bitcast", "copy-start", "copy-done"})
-# They run other instructions, which are in a profile themselves.
+# These run other instructions, which a profile lists themselves.
 _CONTAINERS = frozenset({"while", "conditional", "call"})
 
 

@@ -1,4 +1,4 @@
-"""The collectives of a compiled program."""
+"""Finds the collectives of a compiled program."""
 
 import dataclasses
 import re
@@ -15,7 +15,7 @@ _BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="[^"]*"')
 _SLICES = re.compile(r"_xla_megascale_target=(?P<target>\"[^\"]*\"|\{\{.*?\}\})")
 # The compiler for TPUs overlaps a collective with other work by writing it into several fusions.
-# The first one starts the collective, and the others continue it. It must count once.
+# The first one starts the collective, and the others continue it, so it must count only once.
 _LAID_OVER = re.compile(r"channel_id=(\d+).*async_collective_fusion_config")
 _BEGINS = 'custom_call_target="AsyncCollectiveStart"'
 _TRANSFERS = {"ONE_TO_ONE": "collective-permute"}
@@ -120,7 +120,7 @@ class _Walk:
                 self._add((name, instruction.name), kind, instruction, times, in_loop, in_branch)
 
     def _find_slice(self, name: str, instruction: Instruction) -> Instruction | None:
-        """Return the slice that a fused reduce-scatter takes of its all-reduce; None of others."""
+        """Return the slice that a fused reduce-scatter takes of its all-reduce; None for others."""
         if not name.startswith(_SCATTERED):
             return None
         users = [
@@ -132,7 +132,7 @@ class _Walk:
     def _is_continuation(self, name: str, instruction: Instruction) -> bool:
         """Whether this instruction continues a collective that another fusion has started."""
         channel = _LAID_OVER.search(instruction.rest)
-        # Only if the start is in the text. Otherwise the collective would not be counted at all.
+        # Only if the text has the start. Otherwise the collective would not be counted at all.
         has_begun = channel is not None and channel[1] in self._begun
         return has_begun and not _is_start(self.module.computations[name])
 
@@ -140,7 +140,7 @@ class _Walk:
         self, name: str, instruction: Instruction
     ) -> Iterator[tuple[str, int | None, bool, bool]]:
         """Yield computations that an instruction runs: name, count, in a loop, in a branch."""
-        # They name the same computation as their start, which counted it.
+        # These name the same computation as their start, which has counted it.
         if instruction.opcode.endswith(("-update", "-done")):
             return
         count: int | None = None
@@ -182,14 +182,14 @@ class _Walk:
         operands = instruction.operands
         if instruction.opcode == "send":
             operands = operands[:1]
-            # The shape of a send has the operand. The results have the shape of the recv.
+            # The shape of a send is that of the operand; the results have the shape of the recv.
             results = _received_bytes(instruction, within)
         else:
             part = self._find_slice(key[0], instruction) if kind == "reduce-scatter" else None
             results = _text.num_bytes((part or instruction).shape)
         operand_bytes = sum(_text.num_bytes(within[o].shape) for o in operands if o in within)
         if not any(o in within for o in operands):
-            # A text that is only a part of a program may lack the operands.
+            # A text of only a part of a program may lack the operands.
             operand_bytes = results
         raw, groups, pairs = self._groups(kind, instruction)
         sources = tuple(s for s in dict.fromkeys(self._sources(noted, instruction, within)) if s)
@@ -244,7 +244,7 @@ def _is_start(computation: Mapping[str, Instruction]) -> bool:
 
 
 def _find_kind(instruction: Instruction) -> str | None:
-    """Return the kind of a collective, or None if the instruction is none."""
+    """Return the kind of a collective, or None if the instruction is not a collective."""
     opcode = instruction.opcode
     transfer = _BETWEEN_SLICES.search(instruction.rest) if opcode == "send" else None
     if transfer is not None:

@@ -1,4 +1,4 @@
-"""The device groups of a collective, in every notation of XLA."""
+"""Parses the device groups of a collective, in every notation of XLA."""
 
 import itertools
 import math
@@ -71,7 +71,7 @@ def find_connected(pairs: tuple[tuple[int, int], ...]) -> Groups:
 
 
 def _parse_numbers(text: str) -> tuple[int, ...]:
-    """Return the integers in a comma-separated text."""
+    """Return the integers in a comma-separated list."""
     return tuple(int(n) for n in text.split(",") if n)
 
 
@@ -105,8 +105,8 @@ def _parse_mesh(text: str) -> Groups:
             _parse_iota(given).ravel() if given.startswith("[") else np.array(_parse_numbers(given))
         )
     over = list(_AXIS.finditer(match["over"] or ""))
-    # Every axis is divided into several dims, so that each part of an axis that the groups use is
-    # one dim, or several.
+    # Divide every axis into dims, so that each part of an axis that the groups use consists of one
+    # or more dims.
     dims: list[int] = []
     place: dict[tuple[str, int], int] = {}
     for name, whole in sizes.items():
@@ -124,7 +124,7 @@ def _parse_mesh(text: str) -> Groups:
         low = int(m["before"]) if m["size"] else 1
         high = low * int(m["size"]) if m["size"] else sizes[m["name"]]
         chosen += [d for (n, at), d in place.items() if n == m["name"] and low <= at < high]
-    # A group has the devices that differ on the chosen dims only.
+    # The devices of a group differ only in the chosen dims.
     rest = [d for d in range(len(dims)) if d not in chosen]
     size = math.prod(dims[d] for d in chosen)
     return _as_groups(grid.transpose([*rest, *chosen]).reshape(-1, size))

@@ -1,9 +1,9 @@
-"""The work of kernels that a library compiled into a program: Pallas on TPUs and GPUs.
+"""Counts the work of kernels that a library compiled into a program: Pallas on TPUs and GPUs.
 
-The text has no operations of a kernel. Its author may have given an estimate, which the text has.
-It lacks those of kernels that Triton compiles, and of all kernels for GPUs before JAX 0.12. Of the
-kernels of JAX's flash attention only that of the forward pass has one, and of splash attention none
-has, so the others are known by name here.
+The text does not show the operations of a kernel, but it has the estimate of the author, if any. It
+lacks estimates for kernels that Triton compiles, and before JAX 0.12 for all kernels for GPUs. In
+JAX's flash attention only the kernel of the forward pass has an estimate, and in splash attention
+none has, so this module knows the others by name.
 """
 
 import math
@@ -33,7 +33,7 @@ _POSITIONS_LAST = re.compile(r'"k_layout": 2\b')
 
 
 def count_kernel(within: dict[str, Instruction], i: Instruction) -> int | None:
-    """Return the operations of a kernel; None if the text does not tell them.
+    """Return the operations of a kernel; None if they cannot be found in the text.
 
     Attention counts in full: a kernel may skip blocks that causal attention does not need.
     """
@@ -44,12 +44,12 @@ def count_kernel(within: dict[str, Instruction], i: Instruction) -> int | None:
         return int(estimate[1])
     products = _find_products(i)
     arrays = [within[o].shape for o in i.operands if o in within]
-    # Splash attention has its mask as integers before the queries and keys.
+    # Splash attention takes its mask, as integers, before the queries and keys.
     floats = [parse_dims(a) for a in arrays if _text.dtype(a).startswith(("f", "bf"))]
     if products is None or len(floats) < 2:
         return None
     query, key = floats[:2]  # [b, heads, s, dims]
-    # A gradient of queries for each block of keys, which is summed later.
+    # One gradient of queries for each block of keys; they are summed later.
     if products == 4 and any(len(parse_dims(r)) > len(query) for r in _text.elements(i.shape)):
         products += 1
     positions = key[-1] if _POSITIONS_LAST.search(unescape(i.rest)) else key[-2]
@@ -59,7 +59,7 @@ def count_kernel(within: dict[str, Instruction], i: Instruction) -> int | None:
 def find_kernel_dtype(within: dict[str, Instruction], i: Instruction) -> str:
     """Return the dtype of the first operand with floating-point numbers, or of the result.
 
-    The text does not tell in which dtype a kernel multiplies.
+    The text does not show in which dtype a kernel multiplies.
     """
     dtypes = [_text.dtype(within[o].shape) for o in i.operands if o in within]
     floats = (d for d in dtypes if d.startswith(("f", "bf")))

@@ -1,4 +1,4 @@
-"""The instructions of HLO, and the library calls of compilers, that this room knows.
+"""Lists the instructions of HLO, and the library calls of compilers, that this room knows.
 
 # Note [Unknown instructions]
 Compilers add instructions and library calls with every version. A reader that skipped an unknown
@@ -47,7 +47,8 @@ _KNOWN = _MOVE.union(KINDS) | PRODUCTS | _SOLVERS | {"async", "custom-call", "fu
 _ASYNC = re.compile(r"-(start|update|done)$")
 _OTHER_CORE = 'async_execution_thread="'
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
-# Of the estimate that the author of a kernel gave, and of JAX's kernels that have none.
+# Kernels that send nothing to other devices: by the estimate of the author, or, for kernels of JAX
+# without one, by name.
 _SENDS_NOTHING = re.compile(r'"remote_bytes_transferred": ?"?0\b')
 _ATTENTION = ("flash_mha_bwd_", "splash_mha_", "splash_mqa_")
 
@@ -107,7 +108,7 @@ _CALLS = (
     ("hipsolver_", Call.SOLVE),
     ("lapack_", Call.SOLVE),
     ("blas_", Call.SOLVE),
-    ("xla_ffi_python_", Call.SOLVE),  # a callback, on the host
+    ("xla_ffi_python_", Call.SOLVE),  # a callback on the host
 )
 
 
@@ -136,7 +137,7 @@ def runs_on_other_core(i: Instruction) -> bool:
 def name_if_uncounted(i: Instruction) -> str:
     """Return the name of an instruction whose products are not counted, or ""."""
     opcode = _ASYNC.sub("", i.opcode)
-    # Their start was looked at.
+    # Their start has been checked.
     if i.opcode in ("custom-call-update", "custom-call-done") or runs_on_other_core(i):
         return ""
     if opcode == "custom-call" and find_call(i) in (Call.SOLVE, Call.UNKNOWN):
@@ -147,9 +148,9 @@ def name_if_uncounted(i: Instruction) -> str:
 def unknown(text: str) -> tuple[str, ...]:
     """Return everything in optimized HLO text that may communicate and is unknown.
 
-    That is instructions, calls and lines, computations that the text lacks, and collectives with a
-    start and no done. A call to a solver or to Python communicates with no other device, so it is
-    not named here. See Note [Unknown instructions].
+    This includes instructions, calls, lines, computations that the text lacks, and collectives with
+    a start but no done. A call to a solver or to Python does not communicate with other devices, so
+    it is not included. See Note [Unknown instructions].
 
     Args:
         text: The result of `jax.stages.Compiled.as_text`.
@@ -170,14 +171,14 @@ def unknown(text: str) -> tuple[str, ...]:
             # `name_if_uncounted` also names solvers, which run on one device.
             if opcode not in _SOLVERS and (name := name_if_uncounted(i)):
                 found[name] = None
-        if place:  # lines outside of computations are a part of a text
+        if place:  # lines outside of computations come from a partial text
             found |= dict.fromkeys(_find_halves(computation))
     return tuple(found)
 
 
 def find_missing(module: Module, i: Instruction) -> list[str]:
     """Return the computations that an instruction runs and that the text lacks."""
-    # The sum of an all-reduce is no program that a reader looks into.
+    # No reader looks into the computation that an all-reduce sums with.
     return [
         name
         for how, name in i.called
@@ -186,7 +187,7 @@ def find_missing(module: Module, i: Instruction) -> list[str]:
 
 
 def _find_halves(computation: Mapping[str, Instruction]) -> Iterator[str]:
-    """Yield the starts of collectives without one done, and the dones without a start."""
+    """Yield the starts of collectives without exactly one done, and dones without a start."""
     first = {i.name: _find_first(computation, i) for i in computation.values()}
     for i in computation.values():
         kind, _, half = i.opcode.rpartition("-")
@@ -199,7 +200,7 @@ def _find_halves(computation: Mapping[str, Instruction]) -> Iterator[str]:
 
 
 def _find_first(computation: Mapping[str, Instruction], i: Instruction) -> str:
-    """Return the name of the start of a done, behind its updates; or its own name."""
+    """Return the name of the start of a done, following its updates; or its own name."""
     found = i
     while found.opcode.endswith(("-update", "-done")) and found.operands:
         before = computation.get(found.operands[0])
@@ -210,12 +211,12 @@ def _find_first(computation: Mapping[str, Instruction], i: Instruction) -> str:
 
 
 def _is_local(i: Instruction) -> bool:
-    """Whether it is known of a kernel of Pallas that it sends nothing to other devices."""
+    """Whether a kernel of Pallas is known to send nothing to other devices."""
     return bool(_SENDS_NOTHING.search(unescape(i.rest))) or i.name.startswith(_ATTENTION)
 
 
 def unescape(config: str) -> str:
-    """Return the configuration of a call with plain quotes: some versions escape them."""
+    """Return the configuration of a call with plain quotes, which some versions escape."""
     return config.replace('\\"', '"').replace("\\22", '"')
 
 
@@ -225,5 +226,5 @@ def describe_computation(name: str) -> str:
 
 
 def describe_line(line: str) -> str:
-    """Return the name that reports use for a line that is no instruction."""
+    """Return the name that reports use for a line that is not an instruction."""
     return f"the line {line[:60]!r}"

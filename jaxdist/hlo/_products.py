@@ -1,4 +1,4 @@
-"""The operations of one matrix product or convolution: an instruction or a library call."""
+"""Counts the operations of a matrix product or convolution: an instruction or a library call."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ def count_products(within: dict[str, Instruction], i: Instruction) -> int | None
     if kind is Call.PRODUCT:
         return _count_dot(within, i, _OF_GEMM.search(unescape(i.rest)))
     if kind is Call.SCALED:
-        # Its text has no dims. The last dim of both operands is the one that the call sums over.
+        # The text has no dims. The call sums over the last dim of both operands.
         summed = _find_shape(within, i.operands[0])[-1:]
         return 2 * math.prod(parse_dims(i.shape) + summed) if summed else None
     if kind is Call.CONVOLUTION:
@@ -47,7 +47,7 @@ def count_products(within: dict[str, Instruction], i: Instruction) -> int | None
 
 
 def find_product_dtype(within: dict[str, Instruction], i: Instruction) -> str:
-    """Return the dtype of the two operands that an instruction multiplies; the wider of two.
+    """Return the dtype of the operands that an instruction multiplies; the wider one of two.
 
     A fusion may widen arrays of 8 bits before it multiplies them. The operands of the instruction
     itself then have the wider dtype, in which the device multiplies.
@@ -75,11 +75,11 @@ def _count_dot(
         return None
     lhs = _find_shape(within, i.operands[0])
     summed = list(_parse_numbers(contracted[1]))
-    # The result of a cuBLAS call is a tuple: the product, and workspace.
+    # The result of a cuBLAS call is a tuple of the product and a workspace.
     out = parse_dims(_text.elements(i.shape)[0])
     ragged = _RAGGED.search(i.rest)
     if ragged and int(ragged[1]) in summed:
-        # Each group sums over its own rows and has its own result. Together they sum over all rows.
+        # Each group sums over its own rows, with its own result. Together they sum over all rows.
         out = out[1:]
     return 2 * math.prod(out) * math.prod(lhs[d] for d in summed)
 
@@ -125,7 +125,7 @@ def _count_convolution(i: Instruction, lhs: Shape, rhs: Shape, out: Shape) -> in
 
 
 def _count_attention(within: dict[str, Instruction], i: Instruction) -> int | None:
-    """Return the operations of attention by cuDNN, all scores counted, also those under a mask.
+    """Return the operations of attention by cuDNN, counting all scores, even masked ones.
 
     The forward pass has two products, scores and values. The backward pass computes the scores
     again, and the gradients of values, probabilities, queries and keys.

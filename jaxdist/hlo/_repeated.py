@@ -1,4 +1,4 @@
-"""Collectives that a loop runs again and again for the same array."""
+"""Finds all-gathers that a loop repeats for the same array."""
 
 import dataclasses
 import re
@@ -8,7 +8,7 @@ from jaxdist.hlo._text import Instruction, Module
 from jaxdist.hlo._trips import count_trips
 
 _INDEX = re.compile(r"index=(\d+)")
-# Their results differ from one run to the next, also with equal operands.
+# The results of these differ from run to run, even with equal operands.
 _CHANGING = frozenset(
     "rng rng-bit-generator rng-get-and-update-state infeed recv while custom-call".split()
 )
@@ -71,7 +71,7 @@ def _find_in_body(
 def _find_invariants(body: dict[str, Instruction]) -> set[str]:
     """Return the values of a loop's body that are the same in every iteration."""
     parameters = {i.name for i in body.values() if i.opcode == "parameter"}
-    # The body takes and returns one tuple. An element that it returns as it came never changes.
+    # The body takes and returns one tuple. An element that it returns unchanged is invariant.
     root = next((i for i in reversed(body.values()) if i.opcode == "tuple"), None)
     returned = () if root is None else tuple(_strip_copies(body, name) for name in root.operands)
     kept = {n for n, made in enumerate(returned) if made and _get_index(made, parameters) == n}
@@ -87,7 +87,7 @@ def _find_invariants(body: dict[str, Instruction]) -> set[str]:
 
 
 def _get_index(instruction: Instruction, parameters: set[str]) -> int | None:
-    """Return which element of the loop's tuple an instruction reads; None for other ones."""
+    """Return which element of the loop's tuple an instruction reads; None for others."""
     if instruction.opcode != "get-tuple-element" or instruction.operands[0] not in parameters:
         return None
     found = _INDEX.search(instruction.rest)
@@ -95,7 +95,7 @@ def _get_index(instruction: Instruction, parameters: set[str]) -> int | None:
 
 
 def _strip_copies(body: dict[str, Instruction], name: str) -> Instruction | None:
-    """Return the instruction that made a value, behind copies of it."""
+    """Return the instruction that made a value, following copies back to it."""
     found = body.get(name)
     while found is not None and found.opcode in ("copy", "bitcast", "opt-barrier"):
         found = body.get(found.operands[0])

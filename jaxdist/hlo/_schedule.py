@@ -1,15 +1,15 @@
-"""The time of a program whose schedule is known: what waits for what.
+"""Predicts the time of a scheduled program, from the operations that wait for each other.
 
 # Note [What a schedule overlaps]
 XLA writes the instructions of a compiled program in the order in which a device starts them. One
-instruction computes at a time. A collective that is not asynchronous stops it. An asynchronous one
-runs from its start on, beside the instructions up to its done, and the done waits for its end. The
+instruction computes at a time. A synchronous collective stops the computation. An asynchronous one
+runs from its start, beside the instructions up to its done, and the done waits for its end. The
 compiler for TPUs writes some of these as fusions (`AsyncCollectiveStart`, `AsyncCollectiveDone`),
-and those between slices as a send and a recv. Copies between memories run beside the computation
-too. What a GPU starts on a second stream (`fusion-start`, `call-start`) does not: all streams share
-the same memory and cores, so it counts where it starts. A link carries one collective at a time, in
-the order of their starts. A body of a loop begins and ends with idle links. So what overlaps is
-read, and not assumed.
+and those between slices as a send and a recv. Copies between memories also run beside the
+computation. Work that a GPU starts on a second stream (`fusion-start`, `call-start`) does not: all
+streams share the same memory and cores, so it counts where it starts. A link carries one collective
+at a time, in the order of their starts. The body of a loop begins and ends with idle links. So
+overlap is read from the schedule, not assumed.
 """
 
 import collections
@@ -24,14 +24,14 @@ from jaxdist.hlo._text import Instruction
 from jaxdist.hlo._trips import count_trips
 from jaxdist.hlo._work import Work, make_counter
 
-# Of a collective: the name of its link, and its seconds.
+# Returns the name of the link of a collective, and its seconds.
 TimeCollective = Callable[[CompiledCollective], tuple[str, float]]
 
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 _MEETING = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 _START, _DONE = '"AsyncCollectiveStart"', '"AsyncCollectiveDone"'
 _MEMORY = "HBM"
-# Operations that compute also if they have a start and a done.
+# Operations that compute even if they have a start and a done.
 _COMPUTING = frozenset({"fusion", "custom-call"})
 
 
@@ -41,7 +41,7 @@ class Schedule:
 
     Attributes:
         work: Seconds in which it computes.
-        waits: Seconds in which it waits for each link, and nothing computes.
+        waits: For each link, seconds in which the device waits for it and computes nothing.
         busy: Seconds in which each link carries collectives.
     """
 
@@ -58,14 +58,14 @@ class Schedule:
 def schedule(
     text: str, time_collective: TimeCollective, time_work: Callable[[Work], float]
 ) -> Schedule:
-    """Return the predicted time of a compiled program in which some communication is hidden.
+    """Return the predicted time of a compiled program that hides some of its communication.
 
     See Note [What a schedule overlaps].
 
     Args:
-        text: The result of `jax.stages.Compiled.as_text`, of a program that is scheduled.
-        time_collective: The link and the seconds of a collective.
-        time_work: The seconds of the work of one instruction.
+        text: The result of `jax.stages.Compiled.as_text`, for a scheduled program.
+        time_collective: Returns the link and the seconds of a collective.
+        time_work: Returns the seconds of the work of one instruction.
 
     Example:
         >>> from jaxdist import hlo
@@ -86,7 +86,7 @@ def _make_sums() -> dict[str, float]:
 
 @dataclasses.dataclass
 class _Clock:
-    """The time within one computation, and what it has spent."""
+    """The time within one computation, and how it was spent."""
 
     now: float = 0.0
     work: float = 0.0
@@ -135,7 +135,7 @@ class _Run:
     def computation(self, name: str) -> _Clock:
         """Return the time of one run of a computation."""
         if name not in self._known:
-            self._known[name] = _Clock()  # ends the recursion, should a text call itself
+            self._known[name] = _Clock()  # ends the recursion if a computation calls itself
             clock, within = _Clock(), self._module.computations.get(name, {})
             for i in within.values():
                 self._instruction(clock, name, within, i)
@@ -157,7 +157,7 @@ class _Run:
         if operation.opcode in ("call", "conditional"):
             inner = [self.computation(called) for _, called in i.called]
             if inner:
-                # As for the work, one branch runs: the longest.
+                # As for the work, count one branch: the longest.
                 clock.add(max(inner, key=lambda c: c.now), 1)
             return
         called = _find_fused(i)
@@ -198,7 +198,7 @@ class _Run:
     def _finish(self, clock: _Clock, within: dict[str, Instruction], i: Instruction) -> None:
         """Wait for the operation that a done ends."""
         start = within.get(i.operands[0]) if i.operands else None
-        # Updates stand between a start and its done.
+        # Updates come between a start and its done.
         while start is not None and start.opcode.endswith("-update"):
             start = within.get(start.operands[0])
         if start is None:

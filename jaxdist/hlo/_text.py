@@ -1,4 +1,4 @@
-"""HLO text, parsed into computations of instructions.
+"""Parses HLO text into computations of instructions.
 
 # Note [Starts of asynchronous operations]
 An asynchronous operation is written as a start and a done, and some have updates in between. The
@@ -35,7 +35,7 @@ _COMPILING_FILE = os.path.join(_compat.PACKAGE, "_program", "compile", "program.
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
-# Dtypes without a number of bits in their name. Two 4-bit numbers share one byte.
+# Dtypes whose names have no number of bits. Two 4-bit numbers share one byte.
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 
 
@@ -82,7 +82,7 @@ class Module:
 def num_participants(text: str) -> int:
     """Return the number of devices that run a program, from its optimized HLO text.
 
-    The text of a program for several slices of TPUs is for the devices of one slice.
+    For several slices of TPUs, the text is that of the devices of one slice.
 
     Example:
         >>> from jaxdist import hlo
@@ -101,7 +101,7 @@ def read(text: str) -> Module:
     """Parse optimized HLO text."""
     module = Module(header=_header(text))
     table = ""
-    # Instructions outside of every computation have the name "", so single lines can be read too.
+    # Instructions outside any computation go into the computation "", so single lines can be read.
     here: dict[str, Instruction] = module.computations.setdefault("", {})
     for line in _join_lines(text.splitlines()):
         if line in module.tables:
@@ -124,7 +124,7 @@ def read(text: str) -> Module:
 
 
 def _join_lines(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of a text; an instruction that is written on several lines is one.
+    """Yield the lines of a text, joining instructions that are written on several lines.
 
     The attributes of a kernel may have line breaks, and the last of its lines begins with `}`.
     """
@@ -132,7 +132,7 @@ def _join_lines(lines: Sequence[str]) -> Iterator[str]:
     while place < len(lines):
         line, end = lines[place], place + 1
         if _INSTRUCTION.match(line) and (depth := _count_open(line)) > 0:
-            # A text that is damaged must not take the next instruction with it.
+            # In a damaged text, an instruction must not swallow the next one.
             while depth > 0 and end < len(lines) and not _begins_another(lines[end]):
                 depth += _count_open(lines[end])
                 end += 1
@@ -145,12 +145,12 @@ def _join_lines(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _begins_another(line: str) -> bool:
-    """Whether a line is an instruction of its own, or the beginning or end of a computation."""
+    """Whether a line begins an instruction, or begins or ends a computation."""
     return bool(line == "}" or _INSTRUCTION.match(line) or _COMPUTATION.match(line))
 
 
 def _count_open(line: str) -> int:
-    """Return how many brackets of a line stay open. Those in strings do not count."""
+    """Return how many brackets of a line stay open, without those in strings."""
     bare = _STRING.sub("", line)
     return sum(map(bare.count, "([{")) - sum(map(bare.count, ")]}"))
 
@@ -201,7 +201,7 @@ def elements(shape: str) -> list[str]:
     return [p.strip() for p in _parts(shape[1:-1])] if shape.startswith("(") else [shape]
 
 
-# These starts have no operation behind them, and their results have other layouts.
+# These starts do not start another operation, and their results have other layouts.
 _OWN_STARTS = frozenset({"async-start", "copy-start"})
 # Before JAX 0.12, only these starts return (operands, results, ...). The others return results.
 _WITH_OPERANDS = frozenset({"all-gather", "collective-permute", "collective-broadcast"})
@@ -211,8 +211,8 @@ def resolve_start(i: Instruction) -> Instruction:
     """Return the operation that a start such as `fusion-start` starts, with its results.
 
     There are two notations. Since JAX 0.12, all starts return `((operands), results, numbers that
-    the runtime waits on)`. Before, the result depends on the operation. See Note [Starts of
-    asynchronous operations].
+    the runtime waits on)`. In earlier versions, the result depends on the operation. See Note
+    [Starts of asynchronous operations].
 
     Example:
         >>> new = Instruction("s", "((f32[8]), f32[2], u32[])", "reduce-scatter-start", ("x",), "")
@@ -258,7 +258,7 @@ def metadata(instruction: Instruction) -> dict[str, str]:
     """Return the metadata of an instruction: its name in JAX and its source line."""
     found = _METADATA.search(instruction.rest)
     inside = found["inside"] if found else ""
-    # A quoted name may have text such as `axis=1` in it, which is no field.
+    # A quoted name may contain `axis=1`, for instance, which is not a field.
     numbers = _FIELD.findall(_QUOTED.sub("", inside))
     return {**{m["key"]: m["value"] for m in _QUOTED.finditer(inside)}, **dict(numbers)}
 
@@ -285,6 +285,6 @@ def _frames(module: Module, noted: dict[str, str]) -> Iterator[tuple[str, str, s
         file = module.tables["FileNames"].get(int(place.get("file_name_id", "0")), "")
         function = module.tables["FunctionNames"].get(int(place.get("function_name_id", "0")), "")
         yield file.strip('"'), place.get("line", "0"), function.strip('"')
-        # The text has the parent's number plus 1, and 1 for none. `min` makes the loop end also if
-        # a frame is its own parent.
+        # The text has the parent's number plus 1, or 1 for no parent. `min` ends the loop even if a
+        # frame is its own parent.
         number = min(int(frame.get("parent_frame_id", "1")), number) - 1

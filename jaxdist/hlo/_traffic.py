@@ -1,4 +1,4 @@
-"""The bytes that one instruction reads from and writes to a device's main memory."""
+"""Counts the bytes that one instruction reads from and writes to a device's main memory."""
 
 import math
 import re
@@ -10,8 +10,8 @@ from jaxdist.hlo._text import Instruction, Module
 
 # The memory space in a layout. Space 0 is HBM, which the text leaves out.
 _SPACE = re.compile(r"S\((\d+)\)")
-# On GPUs these spaces are buffers of NCCL and NVSHMEM in HBM. On TPUs space 1 is VMEM; there, the
-# layouts of arrays have tiles, `T(8,128)`, and those on GPUs have none.
+# On GPUs these spaces are buffers of NCCL and NVSHMEM in HBM. On TPUs space 1 is VMEM. Layouts of
+# arrays have tiles, such as `T(8,128)`, on TPUs but not on GPUs.
 _SPACES_OF_NCCL = frozenset({"1", "7"})
 _ROOM = re.compile(r"[su]8\[\d+\]")
 _ARRAY = re.compile(r"[a-z]+\d*[a-z0-9]*\[[\d,<=]*\](?:\{[^{}]*\})?")
@@ -20,7 +20,7 @@ _ARRAY = re.compile(r"[a-z]+\d*[a-z0-9]*\[[\d,<=]*\](?:\{[^{}]*\})?")
 def count_traffic(module: Module, within: dict[str, Instruction], i: Instruction) -> int:
     """Return the bytes that an instruction reads from and writes to main memory."""
     if i.opcode in ("dynamic-slice", "slice", "gather"):
-        # These read as many bytes as they write, and not the whole operand.
+        # These read as many bytes as they write, not the whole operand.
         is_there = bool(_count_bytes(_find_shape(within, i.operands[0])))
         return _count_bytes(i.shape) + (_text.num_bytes(i.shape) if is_there else 0)
     if i.opcode == "dynamic-update-slice":
@@ -76,7 +76,7 @@ def _count_written(inside: dict[str, Instruction], i: Instruction) -> int:
         elif j.opcode == "scatter" and _count_bytes(j.shape) <= total:
             count = _count_scattered(j)
             if not all(_is_parameter(inside, o) for o in j.operands[:count]):
-                continue  # what it scatters into is computed here, and written whole
+                continue  # the array that it scatters into is computed here, and written whole
             rows = sum(_text.num_bytes(_find_shape(inside, o)) for o in j.operands[count + 1 :])
             # The old rows are read, and the new ones written.
             total -= max(0, _count_bytes(j.shape) - 2 * rows)
@@ -84,7 +84,7 @@ def _count_written(inside: dict[str, Instruction], i: Instruction) -> int:
 
 
 def _count_scattered(i: Instruction) -> int:
-    """Return the number of arrays that a scatter updates: it has as many updates, and indices."""
+    """Return the number of arrays that a scatter updates; it has as many updates, and indices."""
     return (len(i.operands) - 1) // 2
 
 

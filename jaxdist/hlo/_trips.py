@@ -1,4 +1,4 @@
-"""The number of times that a loop runs."""
+"""Finds the number of times that a loop runs."""
 
 import re
 
@@ -26,7 +26,7 @@ def count_trips(module: Module, within: dict[str, Instruction], loop: Instructio
     compare = next((i for i in condition.values() if i.opcode == "compare"), None)
     if compare is None or len(compare.operands) != 2:
         return None
-    # A `scan` or a `fori_loop` counts up to a limit. Another comparison is that of a `while_loop`.
+    # A `scan` or a `fori_loop` counts up to a limit. Other comparisons come from a `while_loop`.
     if "direction=LT" not in compare.rest and "direction=LE" not in compare.rest:
         return None
     place = _find_index(condition, compare.operands[0])
@@ -47,7 +47,7 @@ def _find_limit(
     loop: Instruction,
     name: str,
 ) -> int | None:
-    """Return the constant that is compared with: in the condition, or passed through unchanged."""
+    """Return the constant limit: it is in the condition, or the body passes it on unchanged."""
     constant = _find_constant(condition, name)
     if constant is not None:
         return constant
@@ -91,7 +91,7 @@ def _get_element(made: Instruction | None, place: int | None) -> str:
 
 
 def _follow_copies(within: dict[str, Instruction], name: str) -> Instruction | None:
-    """Return the instruction of a name, behind copies of it."""
+    """Return the instruction with a name, following copies back to their source."""
     found = within.get(name)
     while found is not None and found.opcode in _PASSED_ON and found.operands:
         found = within.get(found.operands[0])

@@ -1,4 +1,4 @@
-"""The work of one device in a compiled program: matrix products, and memory traffic."""
+"""Counts the work of one device in a compiled program: matrix products and memory traffic."""
 
 import collections
 import dataclasses
@@ -56,8 +56,8 @@ def work(text: str) -> Work:
     """Return the work in optimized HLO text, loops included.
 
     XLA's own `cost_analysis` counts the body of a loop once. Values inside a fusion, and arrays in
-    a faster memory than the main one (VMEM of a TPU), are no traffic. If a fusion takes a slice of
-    an operand, only the slice counts.
+    a memory faster than the main one (VMEM of a TPU), do not count as traffic. If a fusion takes a
+    slice of an operand, only the slice counts.
 
     Args:
         text: The result of `jax.stages.Compiled.as_text`.
@@ -79,7 +79,7 @@ def make_counter(module: Module) -> Callable[[dict[str, Instruction], Instructio
 
 
 class _Count:
-    """A sum over computations, each of which is read once."""
+    """A sum over computations, which are read once each."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
@@ -94,7 +94,7 @@ class _Count:
     def _computation(self, name: str) -> Work:
         """Return the work of one run of a computation."""
         if name not in self._known:
-            self._known[name] = Work(0, 0)  # ends the recursion, should a text call itself
+            self._known[name] = Work(0, 0)  # ends the recursion if a computation calls itself
             within = self._module.computations.get(name, {})
             parts = [self._instruction(within, _text.resolve_start(i)) for i in within.values()]
             self._known[name] = _sum([*parts, self._name_if_missing(name)])
@@ -114,8 +114,8 @@ class _Count:
             loops = turn.unknown_loops + (count is None)
             return dataclasses.replace(_repeat(turn, turns), unknown_loops=loops)
         if i.opcode == "conditional":
-            # One branch runs. The one with most work gives an upper bound, and whatever is unknown
-            # in the others is still reported.
+            # One branch runs. The one with the most work gives an upper bound, and unknown
+            # instructions of the others are still reported.
             branches = [self._computation(n) for _, n in i.called]
             most = max(branches, key=lambda w: (w.flops, w.memory_bytes), default=Work(0, 0))
             return dataclasses.replace(most, unknown=_sum(branches).unknown)

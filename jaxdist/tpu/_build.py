@@ -1,4 +1,4 @@
-"""`compute_core_assignment`: the cores of each replica, in TensorFlow's order; pure functions."""
+"""`compute_core_assignment`: computes the cores of each replica, in TensorFlow's order."""
 
 import itertools
 import logging
@@ -121,14 +121,14 @@ def _explain_missing_ring(
 def _replicas_per_dim(num_replicas: int, copies: Sequence[int]) -> list[int]:
     """Return the number of replicas in each dim: as close to a cube as fits, tightest dim first.
 
-    Among equally tight dims the cores of a chip come first, then x, y, z, so that neighbours share
-    a chip, then a host.
+    Among equally tight dims, the cores of a chip come first, then x, y, z, so that neighbours share
+    a chip first, then a host.
     """
     box = [0] * 4
     if num_replicas == 0:
         return box
     remaining = num_replicas
-    # These formulas, floating-point root included, are TensorFlow's: assignments must be equal to
+    # These formulas, including the floating-point root, are TensorFlow's: assignments must equal
     # those of `tf.tpu.experimental.DeviceAssignment.build` (`tests/tpu/` compares them).
     order = sorted(range(4), key=lambda dim: (copies[dim], (dim + 1) % 4))
     for left, dim in zip((4, 3, 2, 1), order, strict=True):
@@ -202,8 +202,9 @@ def _place_on_present_devices(
 def make_ring(width: int, height: int, depth: int) -> list[Place]:
     """Return every `(x, y, z)` of a box once, in a closed path of neighbours.
 
-    Each place is one step from the previous one, and the last is one step from the first. With an
-    odd size above 1 there may be no such path; then x varies fastest, which is logged.
+    Each place is one step from the previous one, and the last is one step from the first. A line
+    (one size above 1) is returned in order. If a size is odd, such a path may not exist; then x
+    varies fastest, and a warning is logged.
 
     Example:
         >>> make_ring(2, 2, 1)
@@ -235,7 +236,7 @@ def make_ring(width: int, height: int, depth: int) -> list[Place]:
 
 
 def _make_loop(width: int, height: int) -> list[tuple[int, int]]:
-    """Return a path through a plane of even sizes, without (0, 0), from one neighbour to another.
+    """Return a path of neighbours through a plane of even sizes, without (0, 0).
 
     The path starts and ends next to (0, 0).
     """

@@ -29,9 +29,9 @@ class DeviceAssignment:
         core_assignment: Coordinates of the core of each logical device of each replica.
 
     Raises:
-        TopologyError: No `Topology`, an array of another shape, or one core for two logical
-            devices.
-        CoordinateError: A core outside the mesh, or one that is missing.
+        TopologyError: `topology` is not a `Topology`, the array has another shape, or two logical
+            devices have the same core.
+        CoordinateError: A core is outside the mesh or missing.
 
     Example:
         >>> topology = jaxdist.tpu.slice_of("v4:2x2x1").topology
@@ -62,13 +62,13 @@ class DeviceAssignment:
     def _check_cores(self) -> None:
         """Raise an error if a core is missing or runs two logical devices."""
         places = self._cores.reshape(-1, self._cores.shape[2])
-        # This test is vectorized, for thousands of cores; the loop below only finds the message.
+        # This test is vectorized, for thousands of cores; the loop below only finds the error.
         if _are_distinct_and_present(self._topology, places):
             return
         seen: dict[tuple[int, ...], tuple[int, int]] = {}
         for replica, logical in np.ndindex(*self._cores.shape[:2]):
             name = f"DeviceAssignment: core_assignment[{replica}][{logical}]"
-            # Raises an error for a core outside of the mesh or a missing one.
+            # Raises if the core is outside the mesh or missing.
             place = self._topology.present(name, self._cores[replica, logical].tolist())
             if place in seen:
                 first = "][".join(map(str, seen[place]))
@@ -82,7 +82,7 @@ class DeviceAssignment:
 
     @functools.cached_property
     def _replicas_of(self) -> dict[tuple[int, int], list[int]]:
-        """Replicas by `(task, logical device)`: those whose logical device is on the task."""
+        """For each `(task, logical device)`, the replicas that have this device on this task."""
         tasks, _ = self._topology.tasks_and_ordinals(self._cores)
         found: dict[tuple[int, int], list[int]] = {}
         for (replica, logical), task in np.ndenumerate(tasks):
@@ -103,8 +103,8 @@ class DeviceAssignment:
 
         Args:
             topology: The slice, or its `serialized()` bytes.
-            computation_shape: Cores of one replica in x, y, z and on a chip; None is one core.
-            computation_stride: Distance between two cores of one replica in each dim; None is 1.
+            computation_shape: Cores of one replica in x, y, z and on a chip; None for one core.
+            computation_stride: Distance between two cores of one replica in each dim; None for 1.
             num_replicas: Number of replicas; other cores stay unused.
             device_order_mode: The order of replicas, and of the cores of each replica.
 
@@ -112,10 +112,10 @@ class DeviceAssignment:
             The assignment.
 
         Raises:
-            TopologyError: Sizes that are not 4 positive numbers, a replica larger than the mesh,
-                more replicas than fit, or `DeviceOrderMode.RING` if there is no ring.
-            ArgumentError: A negative number of replicas, or no order mode.
-            ArgumentTypeError: A value that is no integer.
+            TopologyError: Sizes are not 4 positive numbers, a replica is larger than the mesh,
+                more replicas are requested than fit, or `DeviceOrderMode.RING` finds no ring.
+            ArgumentError: The number of replicas is negative, or the order mode is not valid.
+            ArgumentTypeError: A value is not an integer.
 
         Example:
             >>> topology = jaxdist.tpu.slice_of("v5e:4x2").topology
@@ -169,7 +169,7 @@ class DeviceAssignment:
         """Return the coordinates of logical device `logical_core` of `replica`.
 
         Raises:
-            CoordinateError: No such replica or logical device.
+            CoordinateError: The replica or the logical device does not exist.
 
         Example:
             >>> topology = jaxdist.tpu.slice_of("v5e:2x2").topology
@@ -183,7 +183,7 @@ class DeviceAssignment:
         """Return the replicas whose logical device `logical_core` is on task `task_id`.
 
         Raises:
-            TopologyError: No replica has it there.
+            TopologyError: No replica has this logical device on this task.
 
         Example:
             >>> topology = jaxdist.tpu.slice_of("v4:2x2x2").topology
@@ -210,7 +210,7 @@ class DeviceAssignment:
         """Return the index of a logical device among the devices of its task.
 
         Raises:
-            CoordinateError: No such replica or logical device.
+            CoordinateError: The replica or the logical device does not exist.
 
         Example:
             >>> topology = jaxdist.tpu.slice_of("v5e:2x2").topology
@@ -226,7 +226,7 @@ class DeviceAssignment:
         """Return the name of the host of a logical device.
 
         Raises:
-            CoordinateError: No such replica or logical device.
+            CoordinateError: The replica or the logical device does not exist.
 
         Example:
             >>> topology = jaxdist.tpu.slice_of("v5e:2x2").topology
@@ -242,7 +242,7 @@ class DeviceAssignment:
         """Return the name of the TPU core of a logical device.
 
         Raises:
-            CoordinateError: No such replica or logical device.
+            CoordinateError: The replica or the logical device does not exist.
 
         Example:
             >>> topology = jaxdist.tpu.slice_of("v5e:2x2").topology

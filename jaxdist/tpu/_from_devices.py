@@ -1,4 +1,4 @@
-"""`topology_of`: the topology of devices that have coordinates."""
+"""`topology_of`: makes the topology of devices that have coordinates."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
@@ -36,17 +36,17 @@ _REMEDY = "Pass TPU devices: jax.devices('tpu'), or those of a topology descript
 def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT]]]:
     """Return the topology of `devices`, and the devices as `[task][ordinal]` of it.
 
-    Processes are the tasks. Coordinates count from the lowest coordinates of the devices. Several
-    slices are stacked in z, in the order of their `slice_index`; no wires connect them.
+    Each process is a task. Coordinates count from the lowest coordinates of the devices. Several
+    slices are stacked in z, in the order of their `slice_index`; no links connect them.
 
     Args:
         devices: TPU devices of JAX, or anything with their `coords`, `core_on_chip` and
             `process_index`.
 
     Raises:
-        TopologyError: No device, processes with different numbers of devices, or two devices with
-            the same coordinates.
-        ArgumentTypeError: Devices without coordinates.
+        TopologyError: There are no devices, processes have different numbers of devices, or two
+            devices have the same coordinates.
+        ArgumentTypeError: A device has no coordinates.
 
     Example:
         >>> cores = jaxdist.tpu.slice_of("v5e:4x2").cores
@@ -60,7 +60,7 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
             "tpu.topology_of was given devices=[], of no devices.\n\n"
             f"A topology has one device or more.\n\n{_REMEDY}"
         )
-    # GPUs have `coords` of XLA, and no cores.
+    # GPUs have `coords` from XLA, but no cores.
     placeless = [
         d for d in devices if any(getattr(d, a, None) is None for a in ("coords", "core_on_chip"))
     ]
@@ -93,7 +93,7 @@ def _compute_coordinates(devices: Sequence[HasPlace]) -> np.ndarray:
     places = np.array([(*_pad_coordinates(d.coords), d.core_on_chip) for d in devices], np.int32)
     slices = np.array([getattr(d, "slice_index", None) or 0 for d in devices])
     for index in np.unique(slices):
-        # A process may see a part of a slice only; each slice counts from its own first chip.
+        # A process may see only a part of a slice; each slice counts from its own first chip.
         mine = slices == index
         places[mine, :3] -= places[mine, :3].min(0)
     # The indices of slices may have gaps, so a slice is moved by the rank of its index.

@@ -15,7 +15,7 @@ class EmbeddingFeature(enum.Enum):
 
 
 # SparseCores per chip: cloud.google.com/tpu/docs, pages v4, v5p and v6e. V1 is the earlier
-# technique, on the tensor cores of v2 and v3.
+# technique, which uses the TensorCores of v2 and v3.
 _FEATURES = {
     "v2": (EmbeddingFeature.V1, 0),
     "v3": (EmbeddingFeature.V1, 0),
@@ -29,10 +29,10 @@ _KINDS = {"v5": "v5p", "v5 lite": "v5e", "v5lite": "v5e", "v6 lite": "v6e"}
 
 @final
 class HardwareFeature:
-    """The features of the chips of a generation beside matrix products.
+    """The features of the chips of a generation besides matrix products.
 
     Args:
-        kind: The generation, as `v5e`, or as JAX's `device_kind`: `TPU v5 lite`.
+        kind: The generation, such as `v5e`, or JAX's `device_kind`, such as `TPU v5 lite`.
 
     Example:
         >>> feature = jaxdist.tpu.experimental.HardwareFeature("TPU v5")

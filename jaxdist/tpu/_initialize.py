@@ -13,8 +13,8 @@ from jaxdist.tpu._topology import Topology
 _LOG = logging.getLogger("jaxdist")
 _LOCAL = "local"
 _INITIALIZED: set[str] = set()
-# libtpu describes a slice at each request with new device objects, which are not equal to the old
-# ones. One description per name keeps them comparable.
+# Each time libtpu describes a slice, it makes new device objects, which do not equal the old ones.
+# One description per name keeps them comparable.
 _FOUND: dict[str, TPUSystem] = {}
 
 
@@ -22,10 +22,10 @@ def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
     """Find the TPUs of `cluster_resolver` and return their topology.
 
     This starts the chips, since JAX starts them at its first access. Arrays on the chips stay
-    valid; TensorFlow's function erases the memory of the chips.
+    valid, whereas TensorFlow's function erases the memory of the chips.
 
     Args:
-        cluster_resolver: A `cluster_resolver.TPUClusterResolver`; None is the TPUs of this
+        cluster_resolver: A `cluster_resolver.TPUClusterResolver`; None for the TPUs of this
             machine.
 
     Returns:
@@ -33,8 +33,8 @@ def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
 
     Raises:
         NotFoundError: No TPU was found; the message says where jaxdist searched.
-        ArgumentTypeError: No TPU resolver.
-        ContextError: Inside a step or a traced function.
+        ArgumentTypeError: `cluster_resolver` is not a resolver of TPUs.
+        ContextError: Called inside a step or a traced function.
 
     Example:
         >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x4")
@@ -48,7 +48,7 @@ def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
     name = _LOCAL if cluster_resolver is None else cluster_resolver.tpu_name
     if name in _INITIALIZED:
         _LOG.info("The TPU system %r was initialized before; arrays on it stay valid.", name)
-    # A second call searches real and virtual devices again. A description stays; see `_FOUND`.
+    # A second call looks for real and virtual devices again. A description stays; see `_FOUND`.
     if not name.startswith(_system.DESCRIBED):
         _FOUND.pop(name, None)
     system = system_of(name, "initialize_tpu_system(cluster_resolver=...)")
@@ -64,13 +64,13 @@ def shutdown_tpu_system(cluster_resolver: Any = None) -> None:
     JAX does not release the chips before the process ends.
 
     Args:
-        cluster_resolver: A `cluster_resolver.TPUClusterResolver`; None is the TPUs of this
+        cluster_resolver: A `cluster_resolver.TPUClusterResolver`; None for the TPUs of this
             machine.
 
     Raises:
         NotFoundError: No TPU was found.
-        ArgumentTypeError: No TPU resolver.
-        ContextError: Inside a step or a traced function.
+        ArgumentTypeError: `cluster_resolver` is not a resolver of TPUs.
+        ContextError: Called inside a step or a traced function.
 
     Example:
         >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x2")
@@ -89,14 +89,14 @@ def shutdown_tpu_system(cluster_resolver: Any = None) -> None:
 
 
 def system_of(name: str, caller: str | None = None) -> TPUSystem:
-    """Return the TPU system of that name; the first call looks for it.
+    """Return the TPU system with a name; the first call looks for it.
 
     Args:
-        name: "" for the TPUs of this machine, or a system that is made up: "virtual:v5e:2x4".
-        caller: What an error names in place of this function.
+        name: "" for the TPUs of this machine; or a virtual or described slice: "virtual:v5e:2x4".
+        caller: The name that errors show instead of this function's.
 
     Raises:
-        NotFoundError: There is no such system.
+        NotFoundError: No such system was found.
 
     Example:
         >>> jaxdist.tpu.system_of("virtual:v5e:2x4").topology

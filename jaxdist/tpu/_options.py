@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class DeviceOrderMode(enum.IntEnum):
-    """The order in which `DeviceAssignment.build` places replicas, and the cores of each.
+    """The order in which `DeviceAssignment.build` places replicas and the cores of each replica.
 
     Example:
         >>> topology = jaxdist.tpu.slice_of("v5e:2x2").topology
@@ -22,7 +22,7 @@ class DeviceOrderMode(enum.IntEnum):
     """A ring if there is one, else along the axes."""
 
     RING = 1
-    """A closed path: each is a neighbour of the previous one. No ring is an error."""
+    """A closed path, in which each is a neighbour of the previous one; an error if none exists."""
 
     MESH = 2
     """Along the axes: the cores of a chip, then x, y, z."""
@@ -37,7 +37,7 @@ class XLAOptions(NamedTuple):
         use_shardy_partitioner: Has no effect: JAX's setting `jax_use_shardy_partitioner` selects
             the partitioner.
 
-    A step with another value than the default logs it.
+    A step logs values that differ from the default.
 
     Example:
         >>> options = RunOptions(experimental_xla_options=jaxdist.tpu.XLAOptions())

@@ -1,21 +1,21 @@
-"""`order_cores`: the order of replicas, one on each core, whose collectives the compiler keeps.
+"""`order_cores`: orders replicas, one on each core, so that the compiler keeps their collectives.
 
 # Note [Order of chips]
 On slices that are 3D tori (v4, v5p and tpu7x, all sizes multiples of 4), the compiler for TPUs
-turns an all-gather over all chips into an all-reduce of arrays filled up with zeros, which sends
-twice the bytes, unless the chips follow each other row by row, dim by dim. Orders host by host,
-rings, and rows in alternating directions do not keep it, but for small arrays in a few orders of
-hosts. On other slices, and over a part of a slice, the orders that were tried keep it.
+turns an all-gather over all chips into an all-reduce of zero-padded arrays, which sends twice the
+bytes, unless the chips follow each other row by row, dim by dim. Orders host by host, rings, and
+rows in alternating directions do not keep the all-gather, except for small arrays in a few orders
+of hosts. On other slices, and over a part of a slice, all orders that were tried keep it.
 `tests/tpu/test_order.py` has the table.
 
 On square slices (4x4, 8x8, 16x16) a reduce-scatter over all chips becomes an all-reduce in every
-order, and over half of the slice it does not. Consecutive replicas are on chips of different
-halves there: then a reduce-scatter within the halves, and one across them, give each replica the
-piece that one operation gives it. On tori, planes take the part of the halves. See Note [Scatter in
-two stages].
+order, but over half of the slice it does not. There, consecutive replicas are on chips of different
+halves: then a reduce-scatter within the halves, and one across them, give each replica the same
+piece as a single reduce-scatter. On tori, planes replace the halves. See Note [Scatter in two
+stages].
 
-In these orders the replicas of a host are no neighbours. `ReplicaMesh` knows the owner of each
-replica, and nothing relies on neighbours.
+In these orders, the replicas of a host are not consecutive. `ReplicaMesh` knows the owner of each
+replica, and nothing relies on consecutive ones.
 """
 
 from collections.abc import Sequence
@@ -32,9 +32,9 @@ _CUBE = 4
 
 
 def is_reordered(topology: Topology, num_slices: int = 1) -> bool:
-    """Whether `order_cores` has another order than that of the topology, task by task.
+    """Whether the order of `order_cores` differs from that of the topology, task by task.
 
-    This is so on 3D tori, and on square slices of 4x4 chips or more with one core a chip.
+    It does on 3D tori, and on square slices of 4x4 chips or more with one core per chip.
 
     Args:
         topology: The cores. All slices are in one topology, one after the other in z.
@@ -56,17 +56,17 @@ def is_reordered(topology: Topology, num_slices: int = 1) -> bool:
 def order_cores(topology: Topology, num_slices: int = 1) -> np.ndarray:
     """Return the coordinates of all cores in the order of a strategy's replicas, `[cores, 4]`.
 
-    The order is that of the topology, task by task. On a 3D torus it is row by row, the only order
-    in which the compiler for TPUs keeps an all-gather over all chips. On a square slice it takes a
-    chip of each half in turn, so that a reduce-scatter can run in two stages. Slices follow one
-    another.
+    The order is normally that of the topology, task by task. On a 3D torus it is row by row, the
+    only order in which the compiler for TPUs keeps an all-gather over all chips. On a square slice
+    it alternates between chips of the two halves, so that a reduce-scatter can run in two stages.
+    Slices follow one another.
 
     Args:
         topology: The cores. All slices are in one topology, one after the other in z.
         num_slices: The number of slices.
 
     Raises:
-        ArgumentTypeError: `topology` is no `Topology`.
+        ArgumentTypeError: `topology` is not a `Topology`.
         TopologyError: The slices are not equal.
 
     Example:
@@ -78,7 +78,7 @@ def order_cores(topology: Topology, num_slices: int = 1) -> np.ndarray:
     """
     shape = _measure_slice("tpu.order_cores", topology, num_slices)
     cores = topology.device_coordinates.reshape(-1, 4)
-    # The last key is the slowest.
+    # The last key varies slowest.
     if is_made_of_cubes(shape):
         return cores[np.lexsort(cores[:, [3, 0, 1, 2]].T)]
     if _is_square(topology, shape):
@@ -94,7 +94,7 @@ def is_made_of_cubes(shape: Sequence[int]) -> bool:
 
 
 def _is_square(topology: Topology, shape: Sequence[int]) -> bool:
-    """Whether the slices are flat, have two equal sizes of 4 or more, and one core a chip."""
+    """Whether the slices are flat, have two equal even sizes of 4 or more, and one core a chip."""
     x, y, z = shape
     is_flat = z == 1 and int(topology.mesh_shape[3]) == 1
     return is_flat and x == y and x >= _CUBE and x % 2 == 0

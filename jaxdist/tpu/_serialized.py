@@ -1,4 +1,4 @@
-"""Reader and writer of serialized topologies: TensorFlow's `TopologyProto`."""
+"""Reads and writes serialized topologies: TensorFlow's `TopologyProto`."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from jaxdist.errors import TopologyError
 
 # Field numbers of the message.
 _MESH_SHAPE, _NUM_TASKS, _DEVICES_PER_TASK, _COORDINATES = 1, 2, 3, 4
-# Wire types of protobuf: a varint, 8 bytes, a length and that many bytes, 4 bytes.
+# Wire types of protobuf: a varint; 8 bytes; a length and that many bytes; 4 bytes.
 _VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
 
 
@@ -32,14 +32,14 @@ def write(fields: TopologyFields) -> bytes:
 
 
 class _GarbageError(Exception):
-    """Error for bytes that are no field of the message; its argument is the offset."""
+    """Raised for bytes that are not a field of the message; its argument is the offset."""
 
 
 def read(caller: str, message: bytes) -> TopologyFields:
     """Return the fields of `message`; skip unknown fields, which a newer writer may add.
 
     Raises:
-        TopologyError: The bytes are no `TopologyProto`.
+        TopologyError: The bytes are not a `TopologyProto`.
     """
     try:
         return _read(message)
@@ -57,7 +57,7 @@ def _read(message: bytes) -> TopologyFields:
     numbers = {_NUM_TASKS: 0, _DEVICES_PER_TASK: 0}
     for field, value in _iterate_fields(message):
         if field in (_MESH_SHAPE, _COORDINATES):
-            # A reader of protobuf has to accept repeated numbers packed or one by one.
+            # A reader of protobuf must accept repeated numbers both packed and one by one.
             into = shape if field == _MESH_SHAPE else coordinates
             into += _unpack(value) if isinstance(value, bytes) else [value]
         elif field in numbers and isinstance(value, int):
@@ -108,7 +108,7 @@ def _iterate_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
             length = 8 if kind == _FIXED_64 else 4
         else:
             raise _GarbageError(at)
-        # A varint may also be read as a negative number.
+        # A varint may be read as a negative number.
         if not 0 <= length <= len(message) - at:
             raise _GarbageError(at)
         yield field, message[at : at + length]
@@ -122,7 +122,7 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         at += 1
         if byte < 0x80:
-            # Numbers from 2**63 are the two's complement of negative ones.
+            # Numbers of 2**63 and more are the two's complement of negative ones.
             return (value - 2**64 if value >= 2**63 else value), at
         shift += 7
     raise _GarbageError(at)

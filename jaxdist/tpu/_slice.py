@@ -1,4 +1,4 @@
-"""`Slice`: the chips and hosts of a TPU slice, by a name such as `v4:2x2x1`."""
+"""`Slice`: the chips and hosts of a TPU slice with a name such as `v4:2x2x1`."""
 
 import dataclasses
 import functools
@@ -16,15 +16,15 @@ from jaxdist.tpu._topology import Topology
 # Cores of a chip that JAX lists as devices, as libtpu describes each generation. On a real v4 the
 # two cores of a chip are one device by default (megacore); the description has two.
 CORES_PER_CHIP = {"v2": 2, "v3": 2, "v4": 2, "v5e": 1, "v5p": 1, "v6e": 1, "tpu7x": 2}
-# Generations with chips in x and y only.
+# Generations with chips only in x and y.
 _FLAT = frozenset({"v2", "v3", "v5e", "v6e"})
-# Chips in two dims have links from the last chip to the first in dims of this size.
+# In these generations, dims of this size have a link from the last chip to the first.
 # v2, v3: doi.org/10.1145/3360307 (pods are tori of 16x16 and 32x32). Others:
 # cloud.google.com/tpu/docs, pages v4, v5e, v5p, v6e and tpu7x; jax-ml.github.io/scaling-book/tpus.
 _RING = {"v2": 16, "v3": 32, "v5e": 16, "v6e": 16}
 # The largest number of chips of one host in x, y and z.
 _HOST = (2, 2, 1)
-# Every core is listed, so a typing error in a size must not fill the memory. No system has more.
+# Every core is listed, so a typo in a size must not fill the memory. No system has more chips.
 _MOST_CHIPS = 2**20
 _SHAPE = (
     "the numbers of chips in x, y and z",
@@ -59,7 +59,7 @@ class Slice:
     num_slices: int = 1
 
     def __post_init__(self) -> None:
-        # `jaxdist.tpu.Slice` is public, so it validates what `slice_of` has validated by name.
+        # `jaxdist.tpu.Slice` is public, so it repeats checks that `slice_of` makes on the name.
         if not isinstance(self.generation, str) or self.generation not in CORES_PER_CHIP:
             raise TopologyError(
                 f"tpu.Slice was given generation={show(self.generation)}.\n\n"
@@ -105,7 +105,7 @@ class Slice:
 
     @functools.cached_property
     def cores(self) -> tuple[Core, ...]:
-        """All cores, host by host; `id` counts x, then y, then z, within each slice."""
+        """All cores, host by host; `id` counts the cores of a chip, then x, y, z, then slices."""
         x, y, z = self.shape
         host = [min(most, size) for most, size in zip(_HOST, self.shape, strict=True)]
         hosts_x, hosts_y, hosts_z = (s // h for s, h in zip(self.shape, host, strict=True))
@@ -135,14 +135,15 @@ class Slice:
 
 
 def slice_of(name: str) -> Slice:
-    """Return the slice of a name: generation, chips in x, y and z, and number of slices.
+    """Return the slice with a name: generation, chips in x, y and z, and number of slices.
 
     Args:
         name: `"v4:2x2x1"`, `"v5e:4x4"`; `"v5e:4x4*2"` is two slices of 4x4 chips.
 
     Raises:
-        TopologyError: A name of another form, an unknown generation, layers in z for a generation
-            with chips in x and y only, or a size that hosts of 2x2 chips do not fill.
+        TopologyError: The name has another form, the generation is unknown, the name has layers in
+            z for a generation with chips only in x and y, a size is 0, or hosts of 2x2 chips do
+            not fill a size.
 
     Example:
         >>> jaxdist.tpu.slice_of("v4:2x2x2").topology
@@ -180,7 +181,7 @@ def slice_of(name: str) -> Slice:
             f"Slices of {generation} have chips in x and y only.\n\nUse {generation}:{x}x{y * z} "
             f"for as many chips, or {generation}:{x}x{y}*{z * count} for slices of {x}x{y}."
         )
-    # A size of 1 is a part of one host; every larger size is made of whole hosts.
+    # A size of 1 is part of one host; every larger size is made of whole hosts.
     odd = [size for size in (x, y) if size > 1 and size % 2]
     if odd:
         nearest = [

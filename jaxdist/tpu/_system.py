@@ -60,12 +60,12 @@ class TPUSystem:
         return self.name.startswith(DESCRIBED)
 
     def device_at(self, coordinates: Sequence[int]) -> Any:
-        """Return the device at these coordinates of the topology."""
+        """Return the device at coordinates of the topology."""
         task = self.topology.task_ordinal_at_coordinates(coordinates)
         return self.devices[task][self.topology.tpu_device_ordinal_at_coordinates(coordinates)]
 
     def device_grid(self, core_assignment: np.ndarray) -> np.ndarray:
-        """Return the devices of all logical devices: `[replicas, logical devices]`."""
+        """Return the device of each logical device: `[replicas, logical devices]`."""
         tasks, ordinals = self.topology.tasks_and_ordinals(core_assignment)
         grid = np.empty(core_assignment.shape[:2], dtype=object)
         for place, task, ordinal in zip(
@@ -97,9 +97,9 @@ class TPUSystem:
 
     @property
     def hardware_feature(self) -> HardwareFeature:
-        """The features of the chips beside matrix products."""
+        """The features of the chips besides matrix products."""
         prefix, _, rest = self.name.partition(":")
-        # CPU devices have another `device_kind`, so the name of the slice decides.
+        # Virtual slices have the `device_kind` of a CPU, so the name of the slice decides.
         if prefix + ":" in (VIRTUAL, DESCRIBED):
             return HardwareFeature(slice_of(rest).generation)
         return HardwareFeature(self.devices[0][0].device_kind)
@@ -109,8 +109,8 @@ def find(name: str, caller: str) -> TPUSystem:
     """Find the system of a resolver's name: `local`, `virtual:v4:2x2x1`, `described:v5e:4x4`.
 
     Raises:
-        NotFoundError: No TPU, too few CPU devices for a virtual slice, or libtpu does not
-            describe the slice.
+        NotFoundError: No TPU was found, or a virtual slice needs more CPU devices.
+        TopologyError: The slice does not exist, or libtpu does not describe it.
         MissingExtraError: A description needs libtpu, which is not installed.
     """
     if name.startswith(VIRTUAL):
@@ -131,7 +131,7 @@ def _find_virtual(name: str) -> TPUSystem:
             "Right after the imports call "
             f"jaxdist.testing.virtual_devices({layout.num_cores})."
         )
-    # CPU devices have no coordinates. CPU device i takes the place of core i of the slice.
+    # CPU devices have no coordinates. CPU device i stands for core i of the slice.
     topology, grid = topology_of(layout.cores)
     return TPUSystem(name, topology, tuple(tuple(cpus[c.id] for c in task) for task in grid))
 

@@ -12,7 +12,7 @@ from jaxdist.tpu import _serialized
 from jaxdist.tpu._serialized import TopologyFields
 
 AXES = ("x", "y", "z", "core")
-# Bounds the memory that wrong bytes or a typing error in a size can allocate.
+# Bounds the memory that invalid bytes or a typo in a size can allocate.
 _LARGEST = 2**22
 
 
@@ -20,23 +20,24 @@ _LARGEST = 2**22
 class Topology:
     """The coordinates of the cores of a TPU slice: x, y, z of the chip, and the core on it.
 
-    It is cheap and immutable: it holds integers and no devices.
+    It is cheap and immutable: it holds integers, not devices.
 
     Shapes:
         `mesh_shape` is `[4]`, `device_coordinates` `[tasks, devices of a task, 4]`.
 
     Args:
-        serialized: Bytes from `serialized()`, of this class or of TensorFlow's class, instead of
+        serialized: Bytes from `serialized()` of this class or of TensorFlow's class, instead of
             the other two arguments.
         mesh_shape: Size of the slice in x, y, z, and cores of a chip.
         device_coordinates: The coordinates of each device of each task, in order. Places of the
             mesh without a device are missing devices.
 
     Raises:
-        ArgumentTypeError: Neither `serialized` nor the other two, or a value that is no integer.
-        TopologyError: A mesh that is not 4 positive sizes, coordinates of another shape, two
-            devices with the same coordinates, or bytes that are no topology.
-        CoordinateError: A device outside the mesh.
+        ArgumentTypeError: Neither `serialized` nor the other two are given, or a value is not an
+            integer.
+        TopologyError: The mesh does not have 4 positive sizes, the coordinates have another shape,
+            two devices have the same coordinates, or the bytes are not a topology.
+        CoordinateError: A device is outside the mesh, or `device_coordinates` is not 3-D.
 
     Example:
         >>> two_chips = jaxdist.tpu.experimental.Topology(
@@ -115,7 +116,7 @@ class Topology:
         """Return the task of the device at these coordinates; -1 for a missing device.
 
         Raises:
-            CoordinateError: Coordinates outside the mesh.
+            CoordinateError: The coordinates are outside the mesh.
 
         Example:
             >>> topology = jaxdist.tpu.slice_of("v4:2x2x2").topology
@@ -129,7 +130,7 @@ class Topology:
         """Return the index in its task of the device at these coordinates; -1 for a missing device.
 
         Raises:
-            CoordinateError: Coordinates outside the mesh.
+            CoordinateError: The coordinates are outside the mesh.
 
         Example:
             >>> topology = jaxdist.tpu.slice_of("v4:2x2x2").topology
@@ -140,7 +141,7 @@ class Topology:
         return int(self._ordinals[place])
 
     def tasks_and_ordinals(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return tasks and ordinals for many coordinates inside the mesh, `[..., 4]`.
+        """Return tasks and ordinals for many coordinates `[..., 4]` inside the mesh.
 
         Example:
             >>> topology = jaxdist.tpu.slice_of("v4:2x2x2").topology
@@ -172,7 +173,7 @@ class Topology:
         """Return the name of the host of the device at these coordinates.
 
         Raises:
-            CoordinateError: Coordinates outside the mesh, or of a missing device.
+            CoordinateError: The coordinates are outside the mesh, or the device is missing.
 
         Example:
             >>> topology = jaxdist.tpu.slice_of("v4:2x2x2").topology
@@ -189,7 +190,7 @@ class Topology:
         """Return the name of the device at these coordinates.
 
         Raises:
-            CoordinateError: Coordinates outside the mesh, or of a missing device.
+            CoordinateError: The coordinates are outside the mesh, or the device is missing.
 
         Example:
             >>> topology = jaxdist.tpu.slice_of("v4:2x2x2").topology
@@ -227,7 +228,7 @@ class Topology:
         return place
 
     def present(self, caller: str, coordinates: Sequence[int]) -> tuple[int, ...]:
-        """Return `coordinates` as `place` does; raise an error for a missing device."""
+        """Return `coordinates` as an index into the mesh; raise for a missing device."""
         place = self.place(caller, coordinates)
         if self._tasks[place] < 0:
             raise CoordinateError(
@@ -266,11 +267,12 @@ def topology_of_bytes(
     """Return the topology that bytes describe.
 
     Args:
-        serialized: What `Topology.serialized()` gave.
-        caller: What an error names in place of this function.
+        serialized: The result of `Topology.serialized()`.
+        caller: The name that errors show instead of this function's.
 
     Raises:
-        TopologyError: The bytes are no topology.
+        ArgumentTypeError: `serialized` is not bytes.
+        TopologyError: The bytes are not a topology.
 
     Example:
         >>> topology = jaxdist.tpu.slice_of("v5e:2x2").topology
@@ -283,7 +285,7 @@ def topology_of_bytes(
 
 
 def check_job(caller: str, job: Any) -> None:
-    """Raise an error if `job` is neither None nor a text."""
+    """Raise if `job` is neither None nor a string."""
     if job is not None:
         check_text(caller, "job", job, "worker")
 
@@ -337,7 +339,7 @@ def _validate_mesh(mesh_shape: Any) -> np.ndarray:
             f"A mesh of TPUs has 4 positive sizes: {', '.join(AXES)}.\n\n"
             "Pass for instance [2, 2, 1, 2] for 2x2 chips of 2 cores."
         )
-    # The index of the mesh has one entry per place, and serialized bytes may contain any size.
+    # The index has one entry per place of the mesh, and serialized bytes may contain any size.
     if math.prod(shape.tolist()) > _LARGEST:
         raise TopologyError(
             f"Topology: mesh_shape is {shape.tolist()}, of {math.prod(shape.tolist())} cores.\n\n"
@@ -410,6 +412,6 @@ def _parse(caller: str, serialized: Any) -> tuple[list[int], np.ndarray]:
             f"{wanted}.\n\nEach device has {rank} coordinates.\n\nPass what Topology.serialized() "
             "returned."
         )
-    # Wide integers: the bytes may hold numbers beyond int32, which `as_integers` rejects.
+    # int64, since the bytes may hold numbers beyond int32, which `as_integers` rejects.
     shape = (fields.num_tasks, fields.devices_per_task, rank)
     return fields.mesh_shape, np.asarray(fields.coordinates, np.int64).reshape(shape)

@@ -1,4 +1,4 @@
-"""Jobs with tasks of several kinds: a chief, parameter servers and workers."""
+"""Runs jobs with tasks of several kinds: a chief, parameter servers and workers."""
 
 from jaxdist._launching.cluster.environment import FINISHED as FINISHED
 from jaxdist._launching.cluster.environment import LAUNCH_ID as LAUNCH_ID

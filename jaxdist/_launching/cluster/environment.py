@@ -1,4 +1,4 @@
-"""The environment of each task of a cluster."""
+"""Makes the environment of each task of a cluster."""
 
 import json
 import os
@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 
 from jaxdist._launching.environment import FORCED
 
-# What tells a process of another kind of job who it is.
+# Variables that identify a process in other kinds of jobs.
 _NOT_INHERITED = ("JAXDIST_CLUSTER", "JAXDIST_SERVICE", "JAXDIST_ADDRESSES")
-# By this a task knows the others of its run, also in files that they leave.
+# A task recognizes the other tasks of its run by this, also in files that they leave.
 LAUNCH_ID = "JAXDIST_LAUNCH_ID"
-# A worker that has done its part makes a file of this name in its folder, and may end.
+# A worker that has done its part makes a file of this name in its folder; it may then end.
 FINISHED = "finished"
 
 
 def make_shared(inherited: Mapping[str, str], snapshots: pathlib.Path) -> dict[str, str]:
-    """Return the environment that all tasks have in common.
+    """Return the environment that all tasks share.
 
     Args:
         inherited: The environment of the launcher.
@@ -25,7 +25,7 @@ def make_shared(inherited: Mapping[str, str], snapshots: pathlib.Path) -> dict[s
     """
     shared = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED}
     if not (shared.get("JAXDIST_SECRET") or shared.get("JAXDIST_SECRET_FILE")):
-        # Other users of this machine reach the ports, too.
+        # Other users of this machine can also reach the ports.
         shared["JAXDIST_SECRET"] = secrets.token_urlsafe()
     shared["JAXDIST_SNAPSHOT_DIRECTORY"] = str(snapshots)
     shared[LAUNCH_ID] = secrets.token_hex(8)
@@ -36,7 +36,7 @@ def make_shared(inherited: Mapping[str, str], snapshots: pathlib.Path) -> dict[s
 def describe_joining(
     inherited: Mapping[str, str], cluster: Mapping[str, Sequence[str]], address: str
 ) -> str:
-    """Return how a worker that is started later joins; empty if it cannot know the secret.
+    """Return how a worker that starts later joins; empty if it cannot know the secret.
 
     Args:
         inherited: The environment of the launcher.
@@ -63,16 +63,16 @@ def make_task_environment(
     """Return the environment of one task.
 
     Args:
-        shared: What all tasks have in common.
+        shared: The environment that all tasks share.
         cluster: The addresses of all tasks.
         name: The job of the task.
         index: Its number.
-        devices: CPU devices of a worker; None if workers have GPUs.
+        devices: Number of CPU devices of a worker; None if workers have GPUs.
     """
     config = {"cluster": dict(cluster), "task": {"type": name, "index": index}}
     environment = {**shared, "TF_CONFIG": json.dumps(config)}
     if devices is None:
-        # The memory of the GPUs belongs to the workers.
+        # Only the workers use the GPUs and their memory.
         return environment if name == "worker" else {**environment, "JAX_PLATFORMS": "cpu"}
     if FORCED not in os.environ.get("XLA_FLAGS", ""):
         count = str(devices if name == "worker" else 1)

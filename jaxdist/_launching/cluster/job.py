@@ -1,4 +1,4 @@
-"""`jaxdist launch --ps`: parameter servers, workers and a chief."""
+"""Runs `jaxdist launch --ps`: parameter servers, workers and a chief."""
 
 import dataclasses
 import functools
@@ -30,20 +30,20 @@ _CALLER = "jaxdist launch"
 
 @dataclasses.dataclass(frozen=True)
 class ClusterJob:
-    """Parameter servers, workers and a chief, and perhaps an evaluator.
+    """Parameter servers, workers, a chief, and optionally an evaluator.
 
     Args:
-        command: What the chief and the evaluator run: a program and its arguments.
-        server_command: What the others run.
+        command: The program of the chief and the evaluator, and its arguments.
+        server_command: The program of the other tasks, and its arguments.
         ps: Number of parameter servers.
         workers: Number of workers.
-        devices_per_process: GPUs of each worker where there are GPUs, else CPU devices.
-        restarts: How many times the chief is started again after it has failed.
+        devices_per_process: Number of GPUs of each worker, or of CPU devices without GPUs.
+        restarts: How many times the chief may be started again after a failure.
         snapshot_directory: Where the parameter servers write their snapshots; None for a folder
             that is deleted at the end.
         patience: How long the launcher waits.
-        evaluators: Number of evaluators, 0 or 1. It is not part of the cluster, and goes on when
-            the chief has ended, until it ends by itself.
+        evaluators: Number of evaluators, 0 or 1. The evaluator is not part of the cluster, and
+            continues after the chief has ended, until it ends by itself.
 
     Raises:
         ArgumentError: A number is out of range.
@@ -82,7 +82,7 @@ class ClusterJob:
         return {**counts, "evaluator": self.evaluators} if self.evaluators else counts
 
     def find_command(self, name: str) -> Sequence[str]:
-        """Return what the tasks of a job run."""
+        """Return the command of the tasks of a job."""
         return self.command if name in ("chief", "evaluator") else self.server_command
 
 
@@ -92,15 +92,15 @@ Run = Callable[[ClusterJob, tuple[Write, Write], Signals], int]
 def launch_cluster(job: ClusterJob, run: Run | None = None) -> int:
     """Run a job, and return the exit code of the launcher: that of the chief.
 
-    A parameter server or a worker that is killed is started again, and the others go on. When the
-    chief ends, the others are ended.
+    A parameter server or a worker that is killed starts again, while the others continue. When the
+    chief ends, the launcher ends the other tasks.
 
     Args:
-        job: What runs.
+        job: The job.
         run: Runs the tasks; None for `run_tasks`, on this machine.
 
     Cost:
-        The processes of the job. The launcher uses no device of JAX.
+        The processes of the job. The launcher itself uses no device of JAX.
 
     Raises:
         LaunchError: The processes cannot be started.

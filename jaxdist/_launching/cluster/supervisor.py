@@ -1,4 +1,4 @@
-"""`Supervisor`: starts the tasks of a cluster, and starts again those that are killed."""
+"""`Supervisor`: starts the tasks of a cluster, and restarts those that are killed."""
 
 import contextlib
 import dataclasses
@@ -14,8 +14,9 @@ from jaxdist._launching.ends import End, name_signal
 from jaxdist._launching.output import say
 from jaxdist._launching.signals import AnyChild, Signals, end_all
 
-_NAP = 0.02  # where the system cannot tell at once that a process has ended
-# A task that is killed so often, each time so soon after its start, is not started again.
+_NAP = 0.02  # used where the system cannot report at once that a process has ended
+# A task that is killed this many times in a row, each time within `_SOON` seconds of its start, is
+# not started again.
 _MOST_KILLS = 5
 _SOON = 10.0
 
@@ -27,7 +28,7 @@ class Task:
     Args:
         job: `chief`, `ps`, `worker` or `evaluator`.
         index: Its number.
-        start: Starts it; is given how often it has been started, with this time.
+        start: Starts it; takes the number of its starts, including this one.
         folder: Where it records an error for the launcher.
     """
 
@@ -42,12 +43,12 @@ class Task:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Its job and number, such as `ps 0`."""
         return f"{self.job} {self.index}"
 
 
 class Supervisor:
-    """Runs the tasks until the chief ends, and the evaluator after it, if there is one.
+    """Runs the tasks until the chief ends, and then the evaluator, if any, until it ends.
 
     Args:
         tasks: The tasks.
@@ -67,15 +68,15 @@ class Supervisor:
         self._patience, self._restarts = patience, restarts
         self._selector = selectors.DefaultSelector()
         self._code: int | None = None
-        # The chief has ended well, and the evaluator goes on.
+        # Whether the chief has ended well while the evaluator still runs.
         self._is_trained = False
         self._kill_at: float | None = None
 
     def run(self) -> int:
-        """Run to the end, and return the exit code."""
+        """Run the tasks to the end, and return the exit code."""
         with self._selector, contextlib.ExitStack() as stack:
             self._selector.register(self._signals.wake, selectors.EVENT_READ, None)
-            # Also when the launcher itself fails: no process is left.
+            # Leave no process running, even when the launcher itself fails.
             stack.callback(lambda: end_all(self._running()))
             for task in self._tasks:
                 self._start(task)
@@ -100,7 +101,7 @@ class Supervisor:
         return [t.child for t in self._tasks if t.child is not None and t.child.end is None]
 
     def _find_chief(self) -> list[AnyChild]:
-        """Return the chief, if it runs. It alone gets a signal; the others are asked to end."""
+        """Return the chief, if it runs. Only the chief gets a signal; others are asked to end."""
         found = [t.child for t in self._tasks if t.job == "chief" and t.child is not None]
         return [child for child in found if child.end is None]
 
@@ -115,7 +116,7 @@ class Supervisor:
             self._selector.register(ended, selectors.EVENT_READ, child)
 
     def _wait(self) -> None:
-        """Write what comes, until something happens."""
+        """Wait until something happens, and write new output."""
         nap = 1.0 if hasattr(os, "pidfd_open") else _NAP
         if self._kill_at is not None:
             nap = min(nap, max(0.0, self._kill_at - time.monotonic()))

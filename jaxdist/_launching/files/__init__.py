@@ -1,4 +1,4 @@
-"""Files that start the job of a `jaxdist launch` command on a cluster."""
+"""Writes files that start the job of a `jaxdist launch` command on a cluster."""
 
 from jaxdist._launching.files.jobset import make_jobset as make_jobset
 from jaxdist._launching.files.jobset_tasks import make_task_jobset as make_task_jobset

@@ -1,4 +1,4 @@
-"""A JobSet of Kubernetes for the job of a command: one pod for each process."""
+"""Writes a Kubernetes JobSet for the job of a command: one pod for each process."""
 
 import os
 from typing import Any
@@ -21,7 +21,7 @@ def make_jobset(request: Request) -> str:
     Without an image, the manifest holds the script or the configuration, and pip installs jaxdist.
 
     Raises:
-        LaunchError: An option without use in Kubernetes, or a file that cannot be in a manifest.
+        LaunchError: An option has no use in Kubernetes, or a manifest cannot hold the file.
     """
     return write_manifest(request, _make_jobset(request))
 
@@ -32,10 +32,10 @@ def write_manifest(request: Request, jobset: dict[str, Any], comment: str = "") 
     Args:
         request: The job.
         jobset: The JobSet.
-        comment: More lines at the top, each with `#`.
+        comment: Further comment lines at the top, each with `#`.
 
     Raises:
-        LaunchError: An option without use in Kubernetes, or a file that cannot be in a manifest.
+        LaunchError: An option has no use in Kubernetes, or a manifest cannot hold the file.
     """
     request.refuse(
         "jobset",
@@ -77,7 +77,7 @@ def _make_jobset(request: Request) -> dict[str, Any]:
 def wrap_jobs(
     request: Request, jobs: dict[str, dict[str, Any]], policies: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the JobSet of jobs, by their names."""
+    """Return the JobSet with the given jobs, by name."""
     replicated = [
         {"name": name, "replicas": 1, "template": {"spec": job}} for name, job in jobs.items()
     ]
@@ -87,7 +87,7 @@ def wrap_jobs(
         "metadata": {"name": request.job_name},
         "spec": {
             **policies,
-            # Pods ask for each other's addresses while they start.
+            # Pods look up each other's addresses while they start.
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "replicatedJobs": replicated,
         },

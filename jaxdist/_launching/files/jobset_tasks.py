@@ -1,4 +1,4 @@
-"""A JobSet for parameter servers, workers and a chief."""
+"""Writes a JobSet for parameter servers, workers and a chief."""
 
 import dataclasses
 import json
@@ -15,8 +15,8 @@ from jaxdist.errors import ArgumentError
 _INDEX = "JAXDIST_TASK_INDEX"
 _INDEX_PATH = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _SECRET, _SNAPSHOTS = "/secret", "/snapshots"
-# Of containers that are started again. A job whose tasks cannot start is ended by its chief, which
-# waits for them for JAXDIST_JOIN_SECONDS.
+# How often containers may start again. If tasks cannot start at all, the chief ends the job after
+# it has waited for them for JAXDIST_JOIN_SECONDS.
 _MOST_STARTS = 1_000_000
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
@@ -24,13 +24,13 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 def make_task_jobset(request: TaskRequest) -> str:
     """Return the manifest, for `kubectl apply -f`.
 
-    Chief, parameter servers and workers are a Job each. Kubernetes starts the container of a
-    parameter server or a worker again when it was killed, under the same name. When the chief has
-    ended, the JobSet ends the others.
+    The chief, the parameter servers and the workers are one Job each. When the container of a
+    parameter server or a worker is killed, Kubernetes starts it again under the same name. When
+    the chief has ended, the JobSet ends the others.
 
     Raises:
-        LaunchError: An option without use in Kubernetes, or a file that cannot be in a manifest.
-        ArgumentError: The folder of snapshots is no name of a PersistentVolumeClaim.
+        LaunchError: An option has no use in Kubernetes, or a manifest cannot hold the file.
+        ArgumentError: `snapshot_directory` is not a valid name of a PersistentVolumeClaim.
     """
     claim = request.snapshot_directory
     if claim is not None and not _NAME.fullmatch(claim):
@@ -46,7 +46,7 @@ def make_task_jobset(request: TaskRequest) -> str:
     jobs = {job: _make_job(request, job) for job in request.counts}
     policies = {
         "successPolicy": {"operator": "All", "targetReplicatedJobs": ["chief"]},
-        # The chief is started again by its own Job, and the others go on.
+        # The Job of the chief starts it again, while the others continue.
         "failurePolicy": {"maxRestarts": 0},
     }
     secret = _name_secret(base)
@@ -82,7 +82,7 @@ def _make_job(request: TaskRequest, job: str) -> dict[str, Any]:
         variables["JAXDIST_SNAPSHOT_DIRECTORY"] = _SNAPSHOTS
     listed: list[dict[str, Any]] = [
         {"name": _INDEX, "valueFrom": {"fieldRef": {"fieldPath": _INDEX_PATH}}},
-        # Kubernetes writes in place of `$(NAME)` a variable that stands before.
+        # Kubernetes replaces `$(NAME)` by the value of a variable that is listed before.
         {"name": "TF_CONFIG", "value": _make_config(request, job)},
         *({"name": name, "value": escape(value)} for name, value in variables.items()),
     ]

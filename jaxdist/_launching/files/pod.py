@@ -1,4 +1,4 @@
-"""A pod of Kubernetes for one process, and the document with its script."""
+"""Makes the Kubernetes pod of one process, and the ConfigMap with its script."""
 
 import pathlib
 import re
@@ -12,7 +12,7 @@ from jaxdist.errors import LaunchError
 
 PORT = 8470  # of `KubernetesClusterResolver`
 _FOLDER = "/job"
-_MOST_BYTES = 1_000_000  # Kubernetes takes a MiB, with names and the rest
+_MOST_BYTES = 1_000_000  # Kubernetes takes 1 MiB, including names and metadata
 
 
 def make_pod(
@@ -26,10 +26,10 @@ def make_pod(
 
     Args:
         request: What it runs and needs.
-        name: Of its container.
+        name: Name of its container.
         variables: Its environment variables.
-        restart: `Never`, or `OnFailure` if its container is started again by itself.
-        volumes: By name, where each is mounted, and what it is.
+        restart: `Never`, or `OnFailure` if Kubernetes restarts only its container.
+        volumes: For each name, where the volume is mounted, and its source.
     """
     container: dict[str, Any] = {"name": name}
     kept = [{"name": volume, **source} for volume, (_, source) in (volumes or {}).items()]
@@ -76,10 +76,10 @@ def make_pod(
 
 
 def make_config_map(request: Request) -> dict[str, Any]:
-    """Return the document that holds the script or the configuration.
+    """Return the ConfigMap that holds the script or the configuration.
 
     Raises:
-        LaunchError: There is none, or a manifest cannot hold it.
+        LaunchError: The job runs a module or a folder, or a manifest cannot hold the file.
     """
     if request.file is None or pathlib.Path(request.file).is_dir():
         raise LaunchError(
@@ -115,15 +115,15 @@ def _make_key(request: Request) -> str:
 
 
 def _move_file(request: Request) -> list[str]:
-    """Return the arguments, with the path at which a pod has the file."""
+    """Return the arguments, with the path that the file has in a pod."""
     moved = f"{_FOLDER}/{_make_key(request)}"
     arguments = [escape(argument) for argument in request.arguments]
     if request.file is not None:
-        # The script comes first. Another argument may have the same text.
+        # Replace by position: another argument may be the same string.
         arguments[request.position] = moved
     return arguments
 
 
 def escape(text: str) -> str:
-    """Return a text that Kubernetes leaves as it is: it replaces `$(NAME)`."""
+    """Return a string in which Kubernetes replaces no `$(NAME)`."""
     return text.replace("$(", "$$(")

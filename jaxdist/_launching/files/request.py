@@ -13,9 +13,9 @@ from jaxdist.errors import ArgumentError, LaunchError
 
 _CALLER = "jaxdist launch"
 _MOST = 1_000_000
-# With what JobSet adds, names of pods are below 63 characters.
+# With the parts that JobSet adds, names of pods stay below 63 characters.
 _LONGEST_NAME = 40
-# Variables that a job takes over from the command that prints its file.
+# Variables that the job inherits from the command that prints its file.
 _OF_THE_JOB = re.compile(
     r"XLA_FLAGS|JAXDIST_\w+_SECONDS|JAX_COMPILATION_CACHE_\w+|JAX_PERSISTENT_CACHE_\w+"
 )
@@ -27,26 +27,27 @@ class Request:
     """A job, and what it needs on a cluster.
 
     Args:
-        arguments: What follows `python` in the command of each process.
+        arguments: The arguments after `python` in the command of each process.
         count: Number of processes.
         file: The script or the configuration among the arguments; None for a module.
         is_training: Whether the command is `jaxdist train`.
-        devices: GPUs of each process, or CPU devices without `gpu`; None for one.
+        devices: Number of GPUs of each process, or of CPU devices without `gpu`; None for one.
         restarts: How often all processes start again after a failure.
         name: Name of the job; None for that of the script.
         gpu: Kind of the GPUs, `any` for every kind; None for CPUs.
-        image: Image of a container.
-        install: What pip installs as jaxdist: a requirement, an address or a path.
+        image: Container image.
+        install: What pip installs as jaxdist: a requirement, a URL or a path.
         cpus: CPU cores of each process.
         memory: GiB of each process.
         hosts: Number of machines.
         partition: Partition of Slurm.
         time: Time limit, `hours:minutes:seconds` or with `days-` before it.
-        packages: What the job uses besides, which pip installs in the versions that are here.
+        packages: Further packages of the job; pip installs the versions of this environment.
 
     Raises:
-        ArgumentError: A number is out of range, or the processes cannot be divided among the hosts.
-        LaunchError: Devices are given in two ways.
+        ArgumentError: A number is out of range, the processes cannot be divided evenly among the
+            hosts, `image` and `install` are both given, or `time` or `name` is not valid.
+        LaunchError: XLA_FLAGS also gives the number of devices.
     """
 
     arguments: Sequence[str]
@@ -113,7 +114,7 @@ class Request:
 
     @property
     def position(self) -> int:
-        """Where the file is among the arguments: first, unless a configuration follows options."""
+        """Position of the file among the arguments: 0, unless a configuration follows options."""
         return list(self.arguments).index(self.file or "")
 
     @property
@@ -137,10 +138,10 @@ class Request:
 
     @property
     def requirements(self) -> list[str]:
-        """What pip installs for the job, at the versions of this environment."""
+        """What pip installs for the job; jaxdist, JAX and `packages` in the versions used here."""
         jax = "jax[cuda13]" if self.gpu is not None else "jax"
         version = importlib.metadata.version
-        # What the tasks of `jaxdist train` use.
+        # The tasks of `jaxdist train` use these.
         examples = ["matplotlib", "scikit-learn"] if self.is_training else []
         ours = self.install or f"jaxdist=={version('jaxdist')}"
         more = [f"{name}=={version(name)}" for name in self.packages]
@@ -150,8 +151,8 @@ class Request:
         """Return the variables that every process gets.
 
         Args:
-            environ: The environment of this command. Its settings of jaxdist, of JAX's compilation
-                cache, and its XLA_FLAGS belong to the job.
+            environ: The environment of this command. The job inherits its XLA_FLAGS, the times of
+                jaxdist (`JAXDIST_..._SECONDS`), and the settings of JAX's compilation cache.
         """
         found = {"PYTHONUNBUFFERED": "1"}
         if self.gpu is None:
@@ -165,14 +166,14 @@ class Request:
         return found
 
     def refuse(self, target: str, **reasons: str) -> None:
-        """Raise if an option was given that a target has no use for.
+        """Raise if an option was given that a target does not support.
 
         Args:
             target: Where the job would run.
-            **reasons: For each option without use, why, and what to do.
+            **reasons: For each unsupported option, why, and what to do instead.
 
         Raises:
-            LaunchError: One of them was given.
+            LaunchError: One of these options was given.
         """
         for option, reason in reasons.items():
             given = getattr(self, option)

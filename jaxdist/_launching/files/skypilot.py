@@ -1,4 +1,4 @@
-"""A task of SkyPilot for the job of a command."""
+"""Writes a SkyPilot task for the job of a command."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def make_skypilot_task(request: Request) -> str:
     The processes are divided among `hosts` machines, or run on one.
 
     Raises:
-        LaunchError: An option without use in SkyPilot, or a file outside of the folder that
+        LaunchError: An option has no use in SkyPilot, or the file is outside the folder that
             SkyPilot copies.
     """
     request.refuse(

@@ -1,4 +1,4 @@
-"""A batch script of Slurm for the job of a command."""
+"""Writes a Slurm batch script for the job of a command."""
 
 import os
 import shlex
@@ -6,7 +6,7 @@ import sys
 
 from jaxdist._launching.files.request import Request
 
-# After one task has ended. The others end by themselves, after they have saved what they have.
+# How long Slurm waits after one task has ended. The others first save what they have, then end.
 _WAIT_SECONDS = 300
 FOREIGN = (
     "TF_CONFIG",
@@ -22,7 +22,7 @@ def make_slurm_script(request: Request) -> str:
     """Return the script, for `sbatch`.
 
     Raises:
-        LaunchError: An option without use in Slurm.
+        LaunchError: An option has no use in Slurm.
     """
     refuse_foreign(request)
     options = [f"--job-name={request.job_name}", *list_options(request)]
@@ -30,7 +30,7 @@ def make_slurm_script(request: Request) -> str:
     variables = {"JAXDIST_CLUSTER": "slurm", **request.list_variables(os.environ)}
     step = ["srun", "--label", "--kill-on-bad-exit=0", f"--wait={_WAIT_SECONDS}"]
     if request.cpus is not None:
-        # srun does not take it from sbatch.
+        # srun does not inherit this option from sbatch.
         step.append(f"--cpus-per-task={request.cpus}")
     step += list_bindings(request)
     lines = [
@@ -57,10 +57,10 @@ def make_slurm_script(request: Request) -> str:
 
 
 def refuse_foreign(request: Request) -> None:
-    """Raise if an option was given that Slurm has no use for.
+    """Raise if an option was given that has no use in Slurm.
 
     Raises:
-        LaunchError: Such an option.
+        LaunchError: Such an option was given.
     """
     request.refuse(
         "slurm",
@@ -73,7 +73,7 @@ def refuse_foreign(request: Request) -> None:
 
 
 def list_options(request: Request) -> list[str]:
-    """Return the options of sbatch that say what processes need."""
+    """Return the options of sbatch for the resources of the processes."""
     options = [f"--ntasks={request.count}"]
     if request.hosts is not None:
         options += [f"--nodes={request.hosts}", f"--ntasks-per-node={request.processes_of_host}"]
@@ -92,9 +92,9 @@ def list_options(request: Request) -> list[str]:
 
 
 def list_bindings(request: Request) -> list[str]:
-    """Return the options of srun that give each process GPUs of its own.
+    """Return the options of srun that give each process its own GPUs.
 
-    Slurm 22.05 does so without them only where no kind of GPU is asked for.
+    Without them, Slurm 22.05 does so only if the job requests no kind of GPU.
     """
     if request.gpu in (None, "any"):
         return []
@@ -102,8 +102,8 @@ def list_bindings(request: Request) -> list[str]:
 
 
 def _describe_memory(request: Request) -> str:
-    """Return the memory of a host; without hosts, Slurm divides it by the cores."""
+    """Return the memory of a host; without `hosts`, the memory for each core."""
     if request.hosts is not None:
         return f"--mem={(request.memory or 0) * request.processes_of_host}G"
-    # Rounded up, in MiB.
+    # In MiB, rounded up.
     return f"--mem-per-cpu={-(-(request.memory or 0) * 1024 // (request.cpus or 1))}M"

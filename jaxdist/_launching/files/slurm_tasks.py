@@ -1,4 +1,4 @@
-"""A batch script of Slurm for parameter servers, workers and a chief."""
+"""Writes a Slurm batch script for parameter servers, workers and a chief."""
 
 import os
 import pathlib
@@ -8,7 +8,7 @@ import sys
 from jaxdist._launching.files.slurm import FOREIGN, list_bindings, list_options, refuse_foreign
 from jaxdist._launching.files.tasks import TaskRequest
 
-# What each task runs: `bash -c "$run_task" bash JOB PORT COMMAND ...`.
+# Each task runs `bash -c "$run_task" bash JOB PORT COMMAND ...`.
 _RUN_TASK = r"""
 job=$1 port=$2
 shift 2
@@ -82,12 +82,12 @@ exit "$code"
 def make_task_script(request: TaskRequest) -> str:
     """Return the script, for `sbatch`.
 
-    It is a heterogeneous job: chief, parameter servers and workers are a component each, so only
-    workers get GPUs. A task that is killed is started again where it was. The folder of the script
-    is on a file system that all nodes share.
+    It is a heterogeneous job: the chief, the parameter servers and the workers are one component
+    each, so only workers get GPUs. A task that is killed starts again on the same node. The folder
+    of the script must be on a file system that all nodes share.
 
     Raises:
-        LaunchError: An option without use in Slurm.
+        LaunchError: An option has no use in Slurm.
     """
     base = request.request
     refuse_foreign(base)
@@ -142,7 +142,7 @@ def make_task_script(request: TaskRequest) -> str:
 
 
 def _make_secret() -> list[str]:
-    """Return the lines that give the tasks a secret, by which they know each other."""
+    """Return the lines that give the tasks the secret by which they recognize each other."""
     given = os.environ.get("JAXDIST_SECRET_FILE")
     if given:
         return [f"export JAXDIST_SECRET_FILE={shlex.quote(str(pathlib.Path(given).absolute()))}"]
@@ -157,16 +157,16 @@ def _write_step(request: TaskRequest, job: str, group: int, place: int) -> str:
     """Return the command that runs the tasks of a job.
 
     Args:
-        request: The job.
-        job: Which of its jobs.
-        group: Its component.
-        place: How many tasks have ports before it.
+        request: The request.
+        job: `chief`, `ps` or `worker`.
+        group: Number of its component.
+        place: Number of tasks whose ports come before its ports.
     """
     part = request.make_part(job)
     variables = part.list_variables(os.environ)
     step = ["srun", f"--het-group={group}", f"--ntasks={part.count}", "--kill-on-bad-exit=1"]
     if part.cpus is not None:
-        # srun does not take it from sbatch.
+        # srun does not inherit this option from sbatch.
         step.append(f"--cpus-per-task={part.cpus}")
     step += list_bindings(part)
     settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())

@@ -7,7 +7,7 @@ from jaxdist._launching.files.request import Request
 from jaxdist.errors import LaunchError
 
 _CALLER = "jaxdist launch"
-# What the extra `grpcio` of jaxdist installs: tasks speak gRPC.
+# The extra `grpcio` of jaxdist installs these: tasks use gRPC.
 _PACKAGES = ("grpcio", "grpcio-health-checking", "flatbuffers")
 
 
@@ -16,8 +16,8 @@ class TaskRequest:
     """A job with parameter servers, and what it needs on a cluster.
 
     Args:
-        request: The job: what the chief runs, and how many tasks there are in all.
-        server_arguments: What follows `python` in the command of the others.
+        request: The job: what the chief runs, and the total number of tasks.
+        server_arguments: The arguments after `python` in the command of the other tasks.
         ps: Number of parameter servers.
         workers: Number of workers.
         snapshot_directory: Where snapshots are kept; None for a place that ends with the job.
@@ -35,7 +35,7 @@ class TaskRequest:
         return {"chief": 1, "ps": self.ps, "worker": self.workers}
 
     def make_part(self, job: str) -> Request:
-        """Return what the tasks of one job run and need. GPUs are those of the workers."""
+        """Return what the tasks of one job run and need. Only workers get GPUs."""
         part = dataclasses.replace(self.request, packages=_PACKAGES, count=self.counts[job])
         if job != "worker":
             part = dataclasses.replace(part, gpu=None, devices=None)
@@ -44,7 +44,7 @@ class TaskRequest:
         arguments = list(self.server_arguments)
         if arguments == list(part.arguments):
             return part
-        # `jaxdist server`, which needs neither the script nor what a task trains.
+        # `jaxdist server` needs neither the script nor the packages of a training.
         name = part.job_name
         return dataclasses.replace(
             part, arguments=arguments, file=None, is_training=False, name=name
@@ -52,7 +52,7 @@ class TaskRequest:
 
 
 def refuse_skypilot(request: TaskRequest) -> str:
-    """Raise: SkyPilot has no form for such a job.
+    """Raise an error: a SkyPilot task cannot describe such a job.
 
     Raises:
         LaunchError: Always.

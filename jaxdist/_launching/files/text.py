@@ -1,18 +1,18 @@
-"""Writing YAML."""
+"""Writes YAML."""
 
 import json
 import re
 from typing import Any
 
-# Anything else is written in quotes. Words such as `yes`, `null` and `1e3` would not be texts.
+# Any other string is written in quotes. Words such as `yes` and `null` would not be strings.
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-/]*")
 _WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 def write_yaml(value: Any) -> str:
-    """Return dicts, lists, texts, numbers and booleans as a YAML document.
+    """Return dicts, lists, strings, numbers and booleans as a YAML document.
 
-    Texts of several lines are written as blocks, so that a reader can read them.
+    Strings of several lines are written as blocks, which are easier to read.
     """
     return "\n".join(_write(value, 0)) + "\n"
 
@@ -50,7 +50,7 @@ def _write_scalar(value: Any, indent: int) -> str:
         return json.dumps(value)
     lines = value.split("\n")
     if len(lines) > 1 and all(line.replace("\t", "").isprintable() for line in lines):
-        # `2` says where the block begins, because its first line may begin with spaces.
+        # `2` is the indentation of the block: its first line may begin with spaces.
         end = "-" if lines[-1] else "+" if not lines[-2] else ""
         body = lines if lines[-1] else lines[:-1]
         space = " " * (indent + 2)

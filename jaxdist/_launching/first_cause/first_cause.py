@@ -1,4 +1,4 @@
-"""Which process failed first, and which errors only followed from it."""
+"""Finds which process failed first, and which errors only followed from it."""
 
 import dataclasses
 import signal
@@ -12,7 +12,7 @@ _LINES = 20  # of a process that left no traceback
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
-    """The first cause of a job's end.
+    """The first cause of a job's failure.
 
     Attributes:
         index: Number of the process that is the cause.
@@ -37,7 +37,7 @@ def find_first_cause(ends: Sequence[End]) -> Cause | None:
     """Return the first cause; None if all processes ended with code 0.
 
     Args:
-        ends: How each process ended, in the order of time.
+        ends: How each process ended, the earliest first.
     """
     failed = _read_failed(ends)
     if not failed:
@@ -51,10 +51,10 @@ def find_first_cause(ends: Sequence[End]) -> Cause | None:
 def find_lost(ends: Sequence[End]) -> tuple[int, ...]:
     """Return the processes that a job has lost: the first cause, and others that failed alone.
 
-    The others failed or were ended only because of these.
+    All other processes failed or were ended only because of these.
 
     Args:
-        ends: How each process ended, in the order of time.
+        ends: How each process ended, the earliest first.
     """
     cause = find_first_cause(ends)
     if cause is None:
@@ -62,7 +62,7 @@ def find_lost(ends: Sequence[End]) -> tuple[int, ...]:
     failed = _read_failed(ends)
     alone = {reading.end.index for reading in failed if not reading.is_about_others}
     named = {number for reading in failed for number in reading.processes}
-    # Processes that did not answer, or that had left, were named by those that waited for them.
+    # The processes that waited for one that did not answer, or had left, named it.
     silent = {end.index for end in ends if end.was_ended or end.code == 0} & named
     return tuple(sorted({cause.index, *alone, *silent}))
 
@@ -72,13 +72,13 @@ def _read_failed(ends: Sequence[End]) -> list[_Reading]:
 
 
 def _find_silent_cause(failed: Sequence[_Reading], ends: Sequence[End]) -> Cause:
-    """Find who is the cause where every process that failed says that it was another one."""
+    """Return the cause if every failed process reports that another one is the cause."""
     first = failed[0]
     by_index = {end.index: end for end in ends}
     named = [by_index[n] for reading in failed for n in reading.processes if n in by_index]
     waited = ", ".join(str(reading.end.index) for reading in failed)
     hung = next((end for end in named if end.was_ended), None)
-    # JAX's own errors name nobody. Then it is one that had left before the first of them.
+    # JAX's own errors name no process. Then the cause left before the first of them.
     names_nobody = not any(reading.processes for reading in failed)
     left_before = ends[: ends.index(first.end)] if names_nobody else named
     left = next((end for end in left_before if end.code == 0), None)

@@ -1,4 +1,4 @@
-"""Reading the last traceback from what a process wrote."""
+"""Reads the last traceback from the output of a process."""
 
 import dataclasses
 import re
@@ -9,12 +9,12 @@ _CHAIN = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
-# JAX's C++ writes such lines while the interpreter ends, after the traceback.
+# JAX's C++ code writes such lines after the traceback, while the interpreter ends.
 _NOT_OF_IT = re.compile(r"^(?:[IWEF]\d{4} |\*\*\* |terminate called|Exception ignored )")
 _RAISED = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 
-# What JAX raises when another process is gone: mostly a RuntimeError, and a ValueError where it
-# meets the failure while it dispatches.
+# When another process is gone, JAX raises a RuntimeError, or a ValueError if the failure happens
+# during dispatch.
 _COLLECTIVE_FAILED = re.compile(r"\bGloo [\w -]+ failed|\bNCCL (?:operation|error)")
 _OTHERS_IN_JAX = re.compile(
     r"Connection (?:closed|reset) by peer|oordination service|UNAVAILABLE|DEADLINE_EXCEEDED"
@@ -26,13 +26,13 @@ _NUMBERS = re.compile(r"\bprocess(?:es)? (?P<numbers>\d+(?:(?:, | and |, and )\d
 
 @dataclasses.dataclass(frozen=True)
 class Traceback:
-    """A traceback as text.
+    """A traceback in the output of a process.
 
     Attributes:
-        text: All of it, with those of exceptions that it follows from.
+        text: All of it, with the tracebacks of the exceptions that led to it.
         raised: Name of the last exception's class, with its module.
-        is_about_others: Whether it followed from the end or the silence of another process.
-        processes: Numbers of these processes, where the message names them.
+        is_about_others: Whether the end or the silence of another process caused it.
+        processes: Numbers of these processes, if the message names them.
     """
 
     text: str
@@ -42,7 +42,7 @@ class Traceback:
 
 
 def find_last_traceback(written: str) -> Traceback | None:
-    """Return the last traceback of a text, with the exceptions that led to it."""
+    """Return the last traceback of an output, with the exceptions that led to it."""
     lines = written.splitlines()
     headers = [number for number, line in enumerate(lines) if _HEADER.match(line)]
     if not headers:
@@ -52,7 +52,7 @@ def find_last_traceback(written: str) -> Traceback | None:
         position -= 1
     block = _cut_end(lines[headers[position] :])
     raised = [match for match in map(_RAISED.match, block) if match]
-    # The words of a chain and of a message's paragraphs match too, if they have no spaces.
+    # Lines of one word in a chain or a message also match.
     ours = [match for match in raised if match["name"] in _OURS]
     text = "\n".join(block)
     last = _last_exception(block)
@@ -77,7 +77,7 @@ def _cut_end(block: Sequence[str]) -> list[str]:
 
 
 def _last_exception(block: Sequence[str]) -> str:
-    """Return the class of the exception: it is on the first line that is not indented."""
+    """Return the class of the exception, from the first line that is not indented."""
     last = max(number for number, line in enumerate(block) if _HEADER.match(line))
     for line in block[last + 1 :]:
         match = _RAISED.match(line)

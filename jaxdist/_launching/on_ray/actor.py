@@ -17,15 +17,15 @@ from jaxdist._launching.ends import End, write_end, write_whole
 from jaxdist._launching.ports import find_free_ports, is_free
 
 _NAP = 0.05
-_PATIENCE = 1.0  # of one question for news
+_PATIENCE = 1.0  # how long one call of `read` waits for news
 _ADDRESSES = "addresses.json"
 
 
 class ProcessOnNode:
-    """Runs one process, and keeps what it writes until the launcher asks for it.
+    """Runs one process, and keeps its output until the launcher reads it.
 
-    Ray makes an actor of it. Several of its methods run at a time. When a process has ended,
-    another one can be started.
+    Ray makes it an actor, whose methods may run at the same time. When a process has ended, another
+    one can be started.
     """
 
     def __init__(self) -> None:
@@ -35,17 +35,17 @@ class ProcessOnNode:
         self._failed: Exception | None = None
         self._child: Child | None = None
         self._is_killed = False
-        # As a launcher's on one machine; see Note [Files between launcher and processes].
+        # See Note [Files between launcher and processes].
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="jaxdist-"))
-        # Which change of addresses these are, and the addresses.
+        # The version of the addresses, and the addresses.
         self._addresses: tuple[int, Mapping[str, str]] = (0, {})
 
     def find_address(self, wanted: str = "", taken: Collection[str] = ()) -> str:
-        """Return an address for the process, at which the other nodes reach it.
+        """Return an address at which the other nodes reach the process.
 
         Args:
-            wanted: The one that it had before, which it gets again if it is on the same node.
-            taken: Addresses that it does not get: others may still look for another task there.
+            wanted: Its previous address, which it gets again on the same node if the port is free.
+            taken: Addresses to avoid: others may still look for another task there.
         """
         util: Any = importlib.import_module("ray.util")
         host = str(util.get_node_ip_address())
@@ -73,12 +73,12 @@ class ProcessOnNode:
 
         Args:
             index: Its number in the job.
-            arguments: What follows `python`; the Python is that of the node.
-            environment: Of the process. Ray's choice of GPUs is added.
-            folder: Where it runs, if the node has such a folder.
+            arguments: The arguments after `python`, which is that of the node.
+            environment: Its environment, to which Ray's choice of GPUs is added.
+            folder: The working directory, if the node has such a folder.
             has_gpus: Whether Ray has chosen GPUs for it.
-            name: What stands before its lines; None for its number.
-            addresses: Where the tasks of the job are, if they may move; see `learn`.
+            name: The prefix of its lines; None for its number.
+            addresses: Version and addresses of the tasks, if these may move; see `learn`.
         """
         with self._news:
             self._end = self._failed = self._child = None
@@ -99,20 +99,20 @@ class ProcessOnNode:
         threading.Thread(target=self._run, args=running, daemon=True).start()
 
     def learn(self, version: int, addresses: Mapping[str, str]) -> None:
-        """Tell the process where the tasks of its job are.
+        """Write for the process where the tasks of its job are.
 
         Args:
-            version: A larger number for later addresses.
-            addresses: The present address of each task, by the address that it has in TF_CONFIG.
+            version: Later addresses have a larger number.
+            addresses: The current address of each task, by its address in TF_CONFIG.
         """
         with self._news:
-            # Calls may come in another order than they were made.
+            # Calls may arrive in a different order from that in which they were made.
             self._addresses = max(self._addresses, (version, addresses), key=lambda a: a[0])
             if self._folder.is_dir():
                 write_whole(self._folder / _ADDRESSES, json.dumps(self._addresses[1]))
 
     def read(self) -> tuple[bytes, bytes, End | None]:
-        """Return what the process has written since the last call, and its end if it has ended."""
+        """Return what the process has written since the last call, and its end or None."""
         with self._news:
             self._news.wait_for(lambda: any(self._written) or self._is_over(), _PATIENCE)
             if self._failed is not None:
@@ -123,24 +123,24 @@ class ProcessOnNode:
             return out, err, self._end
 
     def signal(self, number: int, *, to_group: bool = False) -> None:
-        """Send a signal to the process."""
+        """Send a signal to the process, or to all processes of its group."""
         if self._child is not None:
             self._child.signal(number, to_group=to_group)
 
     def ask_to_end(self) -> None:
-        """End the process because of another one; it may clean up."""
+        """Ask the process to end because of another one; it may clean up."""
         if self._child is not None:
             self._child.ask_to_end()
 
     def kill(self) -> None:
-        """End the process at once, also if it is just being started."""
+        """End the process at once, even while it is being started."""
         with self._news:
             self._is_killed = True
             if self._child is not None:
                 self._child.kill()
 
     def hear(self, end: End) -> None:
-        """Tell the process how another one ended."""
+        """Write for the process how another one ended."""
         write_end(self._folder, end)
 
     def _is_over(self) -> bool:

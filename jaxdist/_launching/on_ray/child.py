@@ -12,13 +12,13 @@ from jaxdist._launching.ends import End, Record
 
 
 class RayChild:
-    """A process that a Ray actor runs. It has the methods of `Child`.
+    """A process that a Ray actor runs, with the methods of `Child`.
 
     Args:
         index: Its number in the job.
-        actor: A `ProcessOnNode` that has started it.
+        actor: The `ProcessOnNode` that runs it.
         get: Waits for the result of a method of the actor.
-        write: Functions that take lines of its standard output, and of its standard error.
+        write: Two functions that take lines: of its standard output, and of its standard error.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class RayChild:
         self._thread.start()
 
     def open_end(self) -> int | None:
-        """Return no file descriptor: the end comes by the pipe."""
+        """Return None: the pipe reports the end."""
         return None
 
     def read(self, pipe: IO[bytes]) -> bool:
-        """Write what has come; return False when there will be no more."""
+        """Write new output; return False after the last of it."""
         with contextlib.suppress(BlockingIOError):
             if not os.read(pipe.fileno(), 4096):
                 self._write_news()
@@ -58,7 +58,7 @@ class RayChild:
             self._actor.signal.remote(number, to_group=to_group)
 
     def ask_to_end(self) -> None:
-        """End the process because of another one; it may clean up."""
+        """Ask the process to end because of another one; it may clean up."""
         self._was_ended = True
         self._actor.ask_to_end.remote()
 
@@ -68,7 +68,7 @@ class RayChild:
         self._actor.kill.remote()
 
     def hear(self, end: End) -> None:
-        """Tell the process how another one ended."""
+        """Write for the process how another one ended."""
         self._actor.hear.remote(end)
 
     def collect(self, folder: pathlib.Path) -> End | None:
@@ -83,7 +83,7 @@ class RayChild:
         return self.end
 
     def abandon(self) -> None:
-        """Leave a process that was killed. Its output is not written."""
+        """Drop a process that was killed. Its output is not written."""
         self._pipe.close()
 
     def _write_news(self) -> None:
@@ -108,18 +108,18 @@ class RayChild:
             try:
                 out, err, ended = self._get(self._actor.read.remote())
             except Exception as error:
-                # Ray raises errors of many classes, and of the actor itself.
+                # Ray raises errors of many classes, including those of the actor itself.
                 out, err, ended = b"", b"", self._describe_loss(error)
             with self._lock:
                 self._news.append((out, err))
                 self._ended = ended
-            # The pipe is closed where the launcher itself fails.
+            # The pipe is closed if the launcher itself fails.
             with contextlib.suppress(OSError):
                 os.write(self._wake, b"x")
         os.close(self._wake)
 
     def _prepare(self) -> End | None:
-        """Start the process, if that was not done; return its end if it is not to be started."""
+        """Start the process, if not yet done; return its end if it must not start."""
         return None
 
     def _describe_loss(self, error: Exception) -> End:

@@ -1,4 +1,4 @@
-"""`RayCluster`: attempts of a job on the nodes of a Ray cluster."""
+"""`RayCluster`: runs attempts of a job on the nodes of a Ray cluster."""
 
 import contextlib
 import importlib
@@ -37,7 +37,7 @@ def connect_to_ray() -> Iterator["RayCluster"]:
 
     Raises:
         MissingExtraError: Ray is not installed.
-        LaunchError: The launcher would not be on a node of the cluster, or cannot connect to it.
+        LaunchError: This process is not on a node of the cluster, or cannot connect to it.
     """
     address = os.environ.get("RAY_ADDRESS", "")
     if address.startswith("ray://"):
@@ -55,7 +55,7 @@ def connect_to_ray() -> Iterator["RayCluster"]:
             "jaxdist is installed without its optional packages.\n\n"
             "Install it with: pip install ray"
         ) from None
-    # What the processes print comes by the launcher, not by Ray.
+    # The launcher prints the output of the processes, not Ray.
     with _print_to_standard_error():
         try:
             ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
@@ -93,9 +93,9 @@ def _describe_refusal(error: ConnectionError, address: str) -> LaunchError:
 
 
 def _print_to_standard_error() -> contextlib.AbstractContextManager[Any]:
-    """Let Ray's own lines, such as those of its autoscaler, be no output of the job.
+    """Keep Ray's own lines, such as those of its autoscaler, out of the output of the job.
 
-    What the processes of the job print goes to the stream that the launcher took before.
+    The output of the processes goes to the stream that the launcher opened before.
     """
     return contextlib.redirect_stdout(sys.stderr)
 
@@ -118,10 +118,10 @@ class RayCluster:
         attempt: int = 1,
         places: Sequence[int] | None = None,
     ) -> Outcome:
-        """Run processes of a job once, each on a bundle of a placement group.
+        """Run the processes of a job once, each on a bundle of a placement group.
 
         Raises:
-            LaunchError: The cluster has not the CPUs or GPUs in time, or a node lacks jaxdist.
+            LaunchError: The CPUs or GPUs do not become free in time, or a node lacks jaxdist.
         """
         count = job.count if places is None else len(places)
         check_devices(job.caller, job.devices_per_process, os.environ)
@@ -171,8 +171,8 @@ class RayCluster:
         """Run parameter servers, workers and a chief, each as an actor that Ray starts again.
 
         Raises:
-            LaunchError: The cluster has not the CPUs or GPUs in time, a node lacks jaxdist, or
-                snapshots would be where other nodes cannot read them.
+            LaunchError: The CPUs or GPUs do not become free in time, a node lacks jaxdist, or
+                other nodes could not read the snapshots.
         """
         check_devices("jaxdist launch", job.devices_per_process, os.environ)
         gpus = (job.devices_per_process or 1) if self._has_gpus() else 0

@@ -1,4 +1,4 @@
-"""Where the actors of a job are: a placement group, and an actor on each bundle of it."""
+"""Makes a placement group for the actors of a job, and starts an actor on each bundle."""
 
 import contextlib
 import importlib
@@ -17,12 +17,12 @@ SECONDS_UNTIL_NEWS = 5.0
 
 
 def make_bundle(gpus: int) -> dict[str, int]:
-    """Return what one process needs."""
+    """Return the resources that one process needs."""
     return {"CPU": 1, **({"GPU": gpus} if gpus else {})}
 
 
 def join_address(host: str, port: int) -> str:
-    """Return an address."""
+    """Return `host:port`, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -35,7 +35,7 @@ def reserve(
     """Return a placement group with the bundles; None after a signal.
 
     Raises:
-        LaunchError: The cluster has not the CPUs or GPUs in time.
+        LaunchError: The CPUs or GPUs do not become free in time.
     """
     placement: Any = importlib.import_module("ray.util.placement_group")
     group = placement.placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
@@ -67,15 +67,15 @@ def start_actor(
     stack: contextlib.ExitStack,
     **options: Any,
 ) -> Any:
-    """Start an actor on a bundle; it is ended with the stack.
+    """Start an actor on a bundle; the stack ends it.
 
     Args:
         ray: The module.
         group: The placement group.
-        number: Of the bundle.
-        bundle: What it has.
-        stack: Ends the actor.
-        **options: Of Ray, such as `name` and `max_restarts`.
+        number: Number of the bundle.
+        bundle: Resources of the bundle.
+        stack: Ends the actor when it closes.
+        **options: Options of Ray, such as `name` and `max_restarts`.
     """
     strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
     place = strategies.PlacementGroupSchedulingStrategy(

@@ -1,4 +1,4 @@
-"""`Places`: where the tasks of a job are, as the launcher knows it."""
+"""`Places`: the launcher's record of where the tasks of a job are."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -6,14 +6,14 @@ from typing import Any
 
 
 class Places:
-    """The address that each task has in TF_CONFIG, and where it is now.
+    """The address of each task in TF_CONFIG, and its current address.
 
-    The first one is what tasks call each other by. The second one is told to them when it changes;
-    see Note [Addresses that change].
+    Tasks name each other by the address in TF_CONFIG. When a current address changes, all tasks get
+    it; see Note [Addresses that change].
 
     Args:
         addresses: The addresses in TF_CONFIG, by the names of the tasks.
-        actors: Of all tasks; they are told.
+        actors: The actors of all tasks, which get the changes.
     """
 
     def __init__(self, addresses: Mapping[str, str], actors: Sequence[Any]) -> None:
@@ -24,7 +24,7 @@ class Places:
         self._lock = threading.Lock()
 
     def find(self, task: str) -> str:
-        """Return where a task is."""
+        """Return the current address of a task."""
         with self._lock:
             return self._now[task]
 
@@ -34,12 +34,12 @@ class Places:
             return sorted(self._taken)
 
     def describe(self) -> tuple[int, dict[str, str]]:
-        """Return the number of changes, and each present address by that in TF_CONFIG."""
+        """Return the version, and each current address by the address in TF_CONFIG."""
         with self._lock:
             return self._version, self._map()
 
     def move(self, task: str, address: str) -> None:
-        """Note where a task is, and tell the others if that is somewhere else than before."""
+        """Set the address of a task, and send it to all tasks if it has changed."""
         with self._lock:
             if self._now[task] == address:
                 return
@@ -48,7 +48,7 @@ class Places:
             self._version += 1
             version, addresses = self._version, self._map()
         for actor in self._actors:
-            # One that is just being started again gets them with its process.
+            # An actor that is being restarted gets them when its process starts.
             actor.learn.remote(version, addresses)
 
     def _map(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`RayTask`: one start of a task of a cluster, in an actor that Ray starts again."""
+"""`RayTask`: one start of a task of a cluster, in an actor that Ray restarts."""
 
 import dataclasses
 import os
@@ -22,14 +22,14 @@ _NAP = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class OnRay:
-    """What all starts of a task have in common.
+    """A task of a cluster on Ray: the values that all its starts share.
 
     Args:
         name: The task, such as `ps 0`.
         index: Its number in its job.
-        actor_name: What Ray calls its actor.
-        arguments: What follows `python`.
-        environment: Of the process.
+        actor_name: Name of its actor in Ray.
+        arguments: The arguments after `python`.
+        environment: The environment of the process.
         has_gpus: Whether Ray has chosen GPUs for it.
         only_host: The one host on which it may run; None for any.
     """
@@ -44,15 +44,15 @@ class OnRay:
 
 
 class RayTask(RayChild):
-    """One start of a task: a process of its actor, which Ray may first have to start again.
+    """One start of a task: a process of its actor, which Ray may first have to restart.
 
     Args:
         ray: The module.
         task: The task.
-        starts: How often it has been started, with this time.
+        starts: The number of its starts, including this one.
         actor: Its actor.
         places: Where all tasks are.
-        write: Functions that take lines of its standard output, and of its standard error.
+        write: Two functions that take lines: of its standard output, and of its standard error.
     """
 
     def __init__(
@@ -65,17 +65,17 @@ class RayTask(RayChild):
         write: tuple[Write, Write],
     ) -> None:
         self._ray, self._task, self._starts, self._places = ray, task, starts, places
-        # Before the process is there, an actor can neither signal nor kill it.
+        # An actor can neither signal nor kill a process that does not exist yet.
         self._is_asked = threading.Event()
         super().__init__(task.index, actor, ray.get, write)
 
     def signal(self, number: int, *, to_group: bool = False) -> None:
-        """Send a signal to the process; one that has not begun does not begin."""
+        """Send a signal to the process; a process that has not started will not start."""
         self._is_asked.set()
         super().signal(number, to_group=to_group)
 
     def ask_to_end(self) -> None:
-        """End the process because of another one; it may clean up."""
+        """Ask the process to end because of another one; it may clean up."""
         self._is_asked.set()
         super().ask_to_end()
 
@@ -102,12 +102,12 @@ class RayTask(RayChild):
         )
         self._get(started)
         if self._was_ended:
-            # The request came before there was a process.
+            # The request to end came before the process existed.
             self._actor.kill.remote()
         return None
 
     def _wait_for_actor(self) -> None:
-        """Wait until Ray has the actor somewhere, and tell all tasks where that is."""
+        """Wait until Ray has restarted the actor, and send its address to all tasks."""
         errors = self._ray.exceptions
         began, has_said, answer = time.monotonic(), False, None
         while not self._is_asked.is_set():

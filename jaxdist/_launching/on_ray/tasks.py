@@ -1,4 +1,4 @@
-"""`run_tasks_on_ray`: parameter servers, workers and a chief as actors."""
+"""`run_tasks_on_ray`: runs parameter servers, workers and a chief as actors."""
 
 import contextlib
 import functools
@@ -25,18 +25,18 @@ def run_tasks_on_ray(
 ) -> int:
     """Run the tasks of a job, and return the exit code of the launcher.
 
-    Ray starts an actor again whose process or node is lost: parameter servers and workers always,
-    the chief as often as `--restarts` says. The launcher then starts its task again.
+    Ray restarts an actor whose process or node is lost: always for parameter servers and workers,
+    up to `--restarts` times for the chief. The launcher then starts its task again.
 
     Args:
         ray: The module.
-        job: What runs.
-        gpus: GPUs of each worker; 0 for CPU devices.
-        write: Functions that take lines of standard output, and of standard error.
+        job: The job.
+        gpus: Number of GPUs of each worker; 0 for CPU devices.
+        write: Two functions that take lines: of standard output, and of standard error.
         signals: Signals to the launcher.
 
     Raises:
-        LaunchError: The cluster has not the CPUs or GPUs in time, a node lacks jaxdist, or a
+        LaunchError: The CPUs or GPUs do not become free in time, a node lacks jaxdist, or a
             parameter server could not read its snapshots on another node.
     """
     roles = [(job_name, n) for job_name, count in job.counts.items() for n in range(count)]

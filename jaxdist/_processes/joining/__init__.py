@@ -1,4 +1,4 @@
-"""How this process joins the other processes of its job, and leaves them."""
+"""Joins the other processes of the job, and leaves them."""
 
 from jaxdist._processes.joining.connection import connect as connect
 from jaxdist._processes.joining.connection import get_own_address as get_own_address

@@ -1,4 +1,4 @@
-"""Claims: while the job starts, each process answers at its own address with what it is.
+"""Claims: while the job starts, each process answers at its own address which task it is.
 
 See Note [Roll call] in `roll_call.py`.
 """
@@ -28,11 +28,11 @@ _NAP_SECONDS = 0.005
 
 
 class Answers:
-    """A thread that answers whoever connects to a socket, until `close`.
+    """A thread that answers every connection to a socket, until `close`.
 
     Args:
-        server: A socket that listens; it is closed with this object.
-        said: What is answered; it can be changed later by `say`.
+        server: A socket that listens; `close` closes it.
+        said: The answer; `say` can change it later.
     """
 
     def __init__(self, server: socket.socket, said: Mapping[str, Any]) -> None:
@@ -52,7 +52,7 @@ class Answers:
         if not self._is_open:
             return
         self._is_open = False
-        # Linux ends the wait of the thread then; elsewhere it looks now and then.
+        # On Linux this ends the wait of the thread; elsewhere the thread wakes now and then.
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._thread.join()
@@ -65,10 +65,10 @@ class Answers:
             except TimeoutError:
                 continue
             except OSError:
-                # The socket was shut down; or the process has too many files at the moment.
+                # The socket was shut down, or the process has too many open files at the moment.
                 time.sleep(_NAP_SECONDS)
                 continue
-            # Who has gone in the meantime needs no answer.
+            # An asker that has closed its connection needs no answer.
             with contextlib.suppress(OSError), asker:
                 asker.settimeout(_ANSWER_SECONDS)
                 asker.sendall((_MARK + json.dumps(self._said) + "\n").encode())
@@ -80,7 +80,7 @@ class Claim:
     Args:
         caller: Who joins, for errors.
         address: The address of this process in the cluster.
-        said: What it answers; it can be changed later by `say`.
+        said: The answer; `say` can change it later.
 
     Raises:
         DuplicateTaskError: Another process answers there, as the same task of the same cluster.
@@ -97,7 +97,7 @@ class Claim:
 
     @property
     def can_answer(self) -> bool:
-        """Whether the address is one of this machine, so that others can ask."""
+        """Whether the address belongs to this machine, so that others can ask here."""
         return self._answers is not None
 
     def say(self, **what: Any) -> None:
@@ -116,7 +116,7 @@ class Silence:
     """No process of jaxdist answers at an address.
 
     Attributes:
-        reason: What is there instead, for errors.
+        reason: What was found there instead, for errors.
         is_listening: Whether something accepts connections there, such as JAX's service.
     """
 
@@ -128,16 +128,18 @@ _OTHER_PROGRAM = Silence("another program listens there", is_listening=True)
 
 
 def ask(address: str, caller: str, seconds: float = _ANSWER_SECONDS) -> dict[str, Any] | Silence:
-    """Ask who is at an address, and wait at most `seconds` for a connection and for an answer.
+    """Ask which process is at an address.
+
+    Waits at most `seconds` for a connection, and as long again for an answer.
 
     Returns:
-        What a process of jaxdist answers there, or why none does.
+        The answer of a process of jaxdist, or why there is none.
     """
     host, port = split_address(caller, address)
     try:
         connection = socket.create_connection((host, port), timeout=seconds)
     except TimeoutError:
-        # A firewall, a network that is cut, or a host that is gone.
+        # A firewall, a broken network, or a host that is down.
         return Silence(f"no answer to a connection within {seconds:.0f} s", is_listening=False)
     except ConnectionRefusedError:
         return Silence("nothing listens there (connection refused)", is_listening=False)
@@ -208,5 +210,5 @@ def describe_this_process(index: int, addresses: Sequence[str]) -> dict[str, Any
 
 
 def hash_cluster(addresses: Sequence[str]) -> str:
-    """Return a text that is equal for equal lists of addresses only."""
+    """Return a string that is equal only for equal lists of addresses."""
     return hashlib.sha256(json.dumps(list(addresses)).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Connection of this process to the other processes of its job."""
+"""Connects this process to the other processes of its job."""
 
 import glob
 import logging
@@ -30,7 +30,7 @@ _LOG = logging.getLogger("jaxdist")
 _SECONDS_FOR_OTHERS = 1.0
 _FLAG = "xla_cpu_collective_timeout_seconds"
 _own_address: list[str] = []
-# What this process has joined.
+# The cluster that this process has joined, and its index there.
 _joined: list[tuple[tuple[str, ...], int]] = []
 
 
@@ -51,8 +51,8 @@ def join(caller: str, addresses: Sequence[str], index: int) -> Process:
     and Note [Pairs of gloo].
 
     Cost:
-        Waits until all processes have called it, at most `join_seconds`, and where the processes
-        have no GPUs or TPUs as long again for the trial of their connections.
+        Waits until all processes have called it, at most `join_seconds`. Processes without GPUs or
+        TPUs then test their connections, which takes at most as long again.
 
     Args:
         caller: Who joins, for errors.
@@ -65,10 +65,10 @@ def join(caller: str, addresses: Sequence[str], index: int) -> Process:
 
     Raises:
         BackendStartedError: JAX has used its devices already.
-        ClusterError: Processes that do not come in time, that have another cluster or other
-            versions, or that cannot connect to each other; a coordination service that cannot be
-            reached; or a port that is in use.
-        DuplicateTaskError: Two processes with one index.
+        ClusterError: Processes do not come in time, have another cluster or other versions, or
+            cannot connect to each other; the coordination service cannot be reached; or a port is
+            in use.
+        DuplicateTaskError: Two processes have the same index.
         ContextError: This process has joined another cluster.
     """
     count = len(addresses)
@@ -100,8 +100,8 @@ def join(caller: str, addresses: Sequence[str], index: int) -> Process:
     use_launched_devices(caller)
     claim = _meet(caller, addresses, index, service, settings)
     try:
-        # JAX's service needs the port of process 0, unless it is elsewhere. Then process 0 answers
-        # until all have joined: some may not have asked it yet.
+        # JAX's service needs the port of process 0, unless a launcher hosts it. With a launcher,
+        # process 0 answers until all have joined: some may not have asked it yet.
         if not service:
             claim.close()
         _set_collective_limit(settings)
@@ -110,10 +110,10 @@ def join(caller: str, addresses: Sequence[str], index: int) -> Process:
         claim.close()
     _joined.append(plan)
     leave_at_exit()
-    # Only now: names of pods may have no address before all have come.
+    # Only now: names of pods may have no address before all processes have come.
     own = _choose_address(addresses, index, service)
     _own_address[:] = [own]
-    # The backend waits for the devices of all processes. Now all of them are there.
+    # The backend waits for the devices of all processes, which have all come by now.
     jax.local_devices()
     store = get_store()
     if jax.default_backend() == "cpu" and uses_gloo() and store is not None:
@@ -122,13 +122,13 @@ def join(caller: str, addresses: Sequence[str], index: int) -> Process:
 
 
 def connect(**how: Any) -> None:
-    """Join the other hosts of a TPU slice, which JAX finds; before the first use of a device.
+    """Join the other hosts of a TPU slice, which JAX finds; call it before a device is used.
 
     Cost:
         Waits until all processes have called it.
 
     Args:
-        **how: Arguments of `jax.distributed.initialize`; without any, JAX detects the processes.
+        **how: Arguments of `jax.distributed.initialize`; without them, JAX detects the processes.
 
     Raises:
         RuntimeError: JAX has started, or this process has joined already.
@@ -143,7 +143,7 @@ def connect(**how: Any) -> None:
 
 
 def _choose_address(addresses: Sequence[str], index: int, service: str) -> str:
-    """Return the address of this process for collectives, and let JAX and NCCL use it."""
+    """Return the address of this process for collectives, and set it for JAX and NCCL."""
     machine = Machine()
     found = find_own_address(addresses, index, service, machine)
     if found is None:
@@ -166,12 +166,12 @@ def _choose_address(addresses: Sequence[str], index: int, service: str) -> str:
 
 
 def _choose_interface(address: str, machine: Machine) -> None:
-    """Let NCCL use the network of the cluster, unless the user has chosen one."""
+    """Make NCCL use the network of the cluster, unless the user has chosen one."""
     if is_loopback(address) or os.environ.get(INTERFACE) or not machine.has_gpus():
         return
     interface = machine.find_interface(address)
     if interface is not None:
-        # With `=` the name is complete; without, NCCL takes all interfaces that begin with it.
+        # With `=` the name is exact; without it, NCCL takes all interfaces that begin with it.
         os.environ[INTERFACE] = f"={interface}"
         _LOG.info("%s=%s, the interface of %s.", INTERFACE, os.environ[INTERFACE], address)
 
@@ -179,14 +179,14 @@ def _choose_interface(address: str, machine: Machine) -> None:
 def _meet(
     caller: str, addresses: Sequence[str], index: int, service: str, settings: Settings
 ) -> Claim:
-    """Return the claim of this process when all others are there; see Note [Roll call]."""
+    """Return the claim of this process when all others have come; see Note [Roll call]."""
     me = describe_this_process(index, addresses)
     claim = Claim(caller, addresses[index], me)
     call = RollCall(caller, addresses, me, claim, settings.join_seconds)
     try:
         if not claim.can_answer:
-            # The address belongs to a proxy or a service in front of this process, so nobody can
-            # be asked. JAX itself then waits for the others.
+            # The address belongs to a proxy or a service in front of this process, so the others
+            # cannot ask here. JAX itself then waits for them.
             _LOG.info(
                 "%s is no address of this machine; JAX waits for the others.", addresses[index]
             )
@@ -198,7 +198,7 @@ def _meet(
         if service or index != 0:
             call.wait_for_service(service or addresses[0])
     except ClusterError:
-        # The others ask at least this often, and see then for themselves what does not fit.
+        # The others ask at least this often, so each of them still sees what does not fit.
         time.sleep(_SECONDS_FOR_OTHERS)
         claim.close()
         raise
@@ -220,7 +220,7 @@ def _initialize(addresses: Sequence[str], index: int, service: str, settings: Se
             coordinator_bind_address=bind,
             initialization_timeout=math.ceil(settings.join_seconds),
             heartbeat_timeout_seconds=math.ceil(settings.heartbeat_seconds),
-            # Nobody waits for long at the end: `leave` has made sure that all are ready.
+            # The wait at the end is short: `leave` has made sure that all are ready.
             shutdown_timeout_seconds=math.ceil(settings.heartbeat_seconds),
         )
     except jax.errors.JaxRuntimeError as error:
@@ -233,7 +233,7 @@ def _initialize(addresses: Sequence[str], index: int, service: str, settings: Se
 
 
 def _choose_how_to_fail() -> None:
-    # Otherwise JAX's runtime handles SIGTERM itself, and the process does not end.
+    # Otherwise JAX's runtime handles SIGTERM, and the process does not end.
     jax.config.update("jax_enable_preemption_service", False)
     # Otherwise the death of one process ends all others with SIGABRT, before they can say why.
     jax.config.update("jax_enable_recoverability", True)
@@ -242,7 +242,7 @@ def _choose_how_to_fail() -> None:
 def _set_collective_limit(settings: Settings) -> None:
     """Set how long XLA lets one collective between CPU processes wait."""
     flags = os.environ.get("XLA_FLAGS", "")
-    # The flag belongs to the CPU. TPU runtimes read XLA_FLAGS as well, and refuse what they do not
+    # The flag is for CPUs. TPU runtimes also read XLA_FLAGS, and refuse flags that they do not
     # know. A value that the user has set stays.
     if f"--{_FLAG}" in flags or glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*"):
         return

@@ -1,4 +1,4 @@
-"""What `jaxdist launch` tells a process through its environment."""
+"""Reads the environment variables that `jaxdist launch` sets for its processes."""
 
 import logging
 import os
@@ -8,7 +8,7 @@ import jax
 from jaxdist.errors import ArgumentError
 
 _LOG = logging.getLogger("jaxdist")
-# The address of the coordination service, where a launcher hosts it; else process 0 does.
+# The address of the coordination service if a launcher hosts it; otherwise process 0 does.
 SERVICE = "JAXDIST_SERVICE"
 DEVICES_PER_PROCESS = "JAXDIST_DEVICES_PER_PROCESS"
 
@@ -17,7 +17,7 @@ def get_launched_devices() -> int | None:
     """Return the number of CPU devices that the launcher gives each process, or None.
 
     Raises:
-        ArgumentError: The variable is no number.
+        ArgumentError: The variable is not a positive integer.
     """
     text = os.environ.get(DEVICES_PER_PROCESS, "").strip()
     if not text:
@@ -32,7 +32,7 @@ def get_launched_devices() -> int | None:
 
 
 def use_launched_devices(caller: str) -> None:
-    """Make as many CPU devices as the launcher says, before JAX starts."""
+    """Set the number of CPU devices that the launcher asks for, before JAX starts."""
     count = get_launched_devices()
     if count is None:
         return

@@ -1,14 +1,14 @@
-"""How this process leaves the others.
+"""Leaves the other processes of the job.
 
 Note [Leaving]
 ~~~~~~~~~~~~~~
-With recoverable processes JAX's own barrier at the end does not wait. If the process that hosts the
-coordination service ends first, JAX ends all slower ones with SIGABRT although their work is done.
-So a process writes `jaxdist/left/<index>`, and the host of the service stays until every process
-that lives has closed its connection. What the service itself says is too early: it counts a process
-as gone when it has read the request to leave, and one that waits for the reply still ends with
-SIGABRT when the service goes. Threads that use the store are stopped before: one that is inside of
-a request when the interpreter ends would end the process with SIGABRT.
+With recoverable processes, JAX's own barrier at the end does not wait. If the process that hosts
+the coordination service ends first, JAX ends all slower ones with SIGABRT although their work is
+done. So each process writes `jaxdist/left/<index>`, and the host of the service stays until every
+living process has closed its connection. The service itself reports too early: it counts a process
+as gone once it has read the request to leave, but a process that still waits for the reply ends
+with SIGABRT when the service ends. Threads that use the store are stopped first: a thread inside a
+request when the interpreter ends would end the process with SIGABRT.
 """
 
 import atexit
@@ -35,10 +35,10 @@ _LOG = logging.getLogger("jaxdist")
 LEFT = "jaxdist/left"
 _SECONDS_BETWEEN_LOOKS = 0.01
 _SECONDS_UNTIL_LOG = 5.0
-# A connection that was silent for so many heartbeats belongs to a process that is stopped, or to a
-# machine that failed.
+# A connection that is silent for this many heartbeats belongs to a process that is stopped, or to
+# a machine that failed.
 _HEARTBEATS = 1.5
-# Where connections cannot be listed.
+# Used where connections cannot be listed.
 _SECONDS_OF_GRACE = 1.0
 
 _callbacks: list[Callable[[], None]] = []
@@ -64,7 +64,7 @@ def leave(reason: str = "its program has ended") -> None:
         The process that hosts the coordination service waits until all others have left or ended.
 
     Args:
-        reason: What the others say if they still wait for this process.
+        reason: What the others report if they still wait for this process.
     """
     while _callbacks:
         _callbacks.pop()()
@@ -72,7 +72,7 @@ def leave(reason: str = "its program has ended") -> None:
     if store is None or job is None:
         return
     try:
-        # A process that ends with an exception has said so before.
+        # A process that ends with an exception has written its note before.
         if store.get(f"{LEFT}/{job.index}") is None:
             store.set(f"{LEFT}/{job.index}", reason, overwrite=True)
         # Under a launcher the service of process 0 has no members: JAX always starts one.
@@ -80,7 +80,7 @@ def leave(reason: str = "its program has ended") -> None:
             _wait_for_others(job.index, job.count, store)
         jax.distributed.shutdown()
     except (UnavailableError, jax.errors.JaxRuntimeError) as error:
-        # The service has gone: nobody is left to tell.
+        # The service has ended, so the others cannot be reached.
         _LOG.info("The other processes were left without a word: %s", str(error).splitlines()[0])
 
 
@@ -88,12 +88,12 @@ def _wait_for_others(index: int, count: int, store: Store) -> None:
     """Wait until no other process is connected to the service that this process hosts."""
     settings, port = get_settings(), get_service_port()
     if port is None or not can_list_connections():
-        # It returns when all others have left, or the service has not heard of them for long.
+        # Returns when all others have left or have sent the service nothing for long.
         get_coordination_client().get_live_nodes(list(range(count)))
         time.sleep(_SECONDS_OF_GRACE)
         return
     start, has_logged = time.monotonic(), False
-    # A process that hangs stays connected. The doctor of the job reports it.
+    # A process that hangs stays connected. Its doctor reports it.
     while count_clients(port, _HEARTBEATS * settings.heartbeat_seconds):
         waited = time.monotonic() - start
         if waited > settings.collective_seconds:

@@ -1,13 +1,13 @@
-"""Trial of the connections of gloo, before the first collective needs them.
+"""Tests the connections that gloo needs, before the first collective.
 
 Note [Pairs of gloo]
 ~~~~~~~~~~~~~~~~~~~~
-Each pair of CPU processes has a connection to a free port of one of them. A firewall that lets only
-the ports of the cluster through drops it, and the first collective then waits for minutes without a
-word. So each process listens at a free port of the address that gloo gets, and connects to others
-by a plain socket, in the direction that gloo uses: the process with the lower address listens. In a
-large job each process tries at most 16 others, near and far ones. Process 0 collects what failed
-and tells all, so that all processes fail, or none.
+Each pair of CPU processes connects to a free port of one of the two. A firewall that passes only
+the ports of the cluster drops this connection, and the first collective then waits for minutes
+without a message. So each process listens at a free port of its address for gloo, and connects to
+others by a plain socket, in the direction that gloo uses: the process with the lower address
+listens. In a large job each process tries at most 16 others, near and far. Process 0 collects what
+failed and sends the result to all, so that either all processes fail or none.
 """
 
 import json
@@ -28,15 +28,15 @@ from jaxdist.errors import ClusterError
 _LOG = logging.getLogger("jaxdist")
 _PREFIX = "jaxdist/pairs"
 _DISTANCES = 8
-# The first packets of a connection are repeated after 1, 2 and 4 s.
+# TCP repeats the first packet of a connection after 1, 2 and 4 s.
 _MOST_SECONDS = 10.0
-# Process 0 tells the others within this time after its own wait has ended.
+# Process 0 sends the result to the others within this time after its own wait has ended.
 _SECONDS_FOR_RESULT = 5.0
 _SECONDS_UNTIL_STOP = 0.5
 
 
 def list_partners(index: int, count: int) -> list[int]:
-    """Return the processes with which one tries to connect: at most 16, and i with j if j with i.
+    """Return the processes (at most 16) that a process tries; i lists j if and only if j lists i.
 
     Example:
         >>> from jaxdist._processes.joining.pairs import list_partners
@@ -48,7 +48,7 @@ def list_partners(index: int, count: int) -> list[int]:
     farthest = count // 2
     steps = range(_DISTANCES)
     powers = [round(farthest ** (step / (_DISTANCES - 1))) for step in steps]
-    # Small powers are rounded to the same number, so others take their place.
+    # Small powers may round to the same number; other distances then fill the list.
     distances = list(dict.fromkeys([*powers, *range(1, farthest + 1)]))[:_DISTANCES]
     both = {(index + d) % count for d in distances} | {(index - d) % count for d in distances}
     return sorted(both - {index})
@@ -59,12 +59,12 @@ def try_pairs(caller: str, address: str, process: Process, store: Store, seconds
 
     Cost:
         One connection to each of at most 16 processes, and four requests to the store for each
-        process: 2 ms on one machine with 2 processes. Where packets are dropped, 10 s or 80 % of
-        `seconds`.
+        process: 2 ms on one machine with 2 processes. If packets are dropped, 10 s or 80 % of
+        `seconds`, whichever is less.
 
     Args:
         caller: Who joins, for errors.
-        address: The address that gloo gets here.
+        address: The address of this process for gloo.
         process: This process.
         store: The store of the job.
         seconds: How long the processes wait for each other.
@@ -115,7 +115,7 @@ def try_pairs(caller: str, address: str, process: Process, store: Store, seconds
 def _try_all(
     caller: str, me: Mapping[str, Any], process: Process, store: Store, end: float
 ) -> list[str]:
-    """Connect to the partners that listen for this process, and return what failed."""
+    """Connect to the partners for which this process is the connecting end; return what failed."""
     seconds = min(_MOST_SECONDS, 0.8 * _left(end))
     stop = threading.Event()
 
@@ -145,12 +145,12 @@ def _try_all(
         try:
             return [line for line in threads.map(connect, partners) if line]
         finally:
-            # After Ctrl-C nobody waits for a process that may not come.
+            # After Ctrl-C no thread waits for a process that may not come.
             stop.set()
 
 
 def _connects(me: Mapping[str, Any], it: Mapping[str, Any]) -> bool:
-    """Whether this process is the end that connects, and not the one that listens."""
+    """Whether this process is the end that connects, rather than the one that listens."""
     mine, its = _pack(me["address"]), _pack(it["address"])
     # On one host gloo compares ports, which are not known yet: both ends connect.
     return len(mine) != len(its) or mine >= its
@@ -162,7 +162,7 @@ def _pack(address: str) -> bytes:
 
 
 def _collect(count: int, store: Store, end: float) -> list[str]:
-    """Return what failed in all processes."""
+    """Return the failures of all processes."""
     lines: list[str] = []
     for index in range(count):
         text = store.wait_for(f"{_PREFIX}/failed/{index}", _left(end))

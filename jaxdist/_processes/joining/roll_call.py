@@ -3,13 +3,13 @@
 Note [Roll call]
 ~~~~~~~~~~~~~~~~
 `jax.distributed.initialize` ends the process with SIGABRT if another process does not come in time,
-and with it the chance to say which. So each process first answers at its own address of the
-cluster, and process 0 asks every address until all answer. The answers name the task, the cluster
-and the versions, so two processes with one index, two clusters and two versions of JAX are errors
-that say so. Then process 0 frees its port for JAX's service, and all call `initialize`.
+so no error can say which one. So each process first answers at its own address of the cluster, and
+process 0 asks every address until all have answered. The answers name the task, the cluster and the
+versions, so two processes with one index, two clusters or two versions of JAX give a clear error.
+Then process 0 frees its port for JAX's service, and all call `initialize`.
 
-The others ask process 0 only: it answers whom it still waits for. When its port is free for a
-moment, and then does not answer in our words, the service is there.
+The others ask only process 0, which answers whom it still waits for. Its port is free for a moment;
+once something there listens that does not answer as jaxdist does, the service has started.
 """
 
 import logging
@@ -31,9 +31,9 @@ class RollCall:
     Args:
         caller: Who joins, for errors.
         addresses: The address of each process.
-        me: What this process says of itself.
-        claim: The answers at its address.
-        seconds: How long it waits.
+        me: The answer of this process, from `describe_this_process`.
+        claim: The claim that answers at its address.
+        seconds: How long to wait.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RollCall:
             self._nap(missing, heard)
 
     def wait_for_first(self, *, is_service_elsewhere: bool) -> None:
-        """Ask process 0 until it has heard all others; for all other processes."""
+        """Ask process 0 until it has heard from all others; for the other processes."""
         address, missing = self._addresses[0], {0}
         while True:
             said = ask(address, self._caller)
@@ -81,12 +81,12 @@ class RollCall:
             self._nap(missing or {0}, {0: said} if isinstance(said, Silence) else {})
 
     def wait_for_service(self, address: str) -> None:
-        """Wait until JAX's service can be reached at an address; for all that do not host it.
+        """Wait until JAX's service can be reached; for all processes that do not host it.
 
-        `jax.distributed.initialize` ends a process with SIGABRT that cannot reach it.
+        `jax.distributed.initialize` ends a process that cannot reach it with SIGABRT.
 
         Raises:
-            ClusterError: It cannot be reached in time.
+            ClusterError: The service cannot be reached in time.
         """
         while True:
             said = ask(address, self._caller)
@@ -103,7 +103,7 @@ class RollCall:
             time.sleep(_SECONDS_BETWEEN_QUESTIONS)
 
     def _check(self, index: int, said: Mapping[str, Any]) -> None:
-        """Raise if what another process says of itself does not fit this one."""
+        """Raise if the answer of another process does not fit this process."""
         me, where = self._me, self._addresses[index]
         if said["cluster"] != me["cluster"]:
             raise ClusterError(
@@ -151,7 +151,7 @@ class RollCall:
     def _describe_missing(
         self, missing: set[int], heard: Mapping[int, Silence], waited: float
     ) -> str:
-        # Process 0 has not said more of those that it still waits for.
+        # Process 0 sends only the numbers of those that it still waits for, not why.
         lines = [
             f"  process {i} at {self._addresses[i]}"
             + (f": {heard[i].reason}" if i in heard else "")
@@ -167,5 +167,5 @@ class RollCall:
 
 
 def _get_release(name: str, version: str) -> str:
-    """Return the part of a version that has to agree: of Python the minor release."""
+    """Return the part of a version that must agree: major and minor for Python, else all of it."""
     return ".".join(version.split(".")[:2]) if name == "python" else version

@@ -1,4 +1,4 @@
-"""What each process of a job is doing, so that nothing hangs in silence."""
+"""Reports what each process of a job is doing, so that no job hangs in silence."""
 
 from jaxdist._processes.watching.current import find_ended as find_ended
 from jaxdist._processes.watching.current import start_watching as start_watching

@@ -1,4 +1,4 @@
-"""Which errors of JAX come from a collective between processes."""
+"""Recognizes errors of JAX that come from a collective between processes."""
 
 import re
 
@@ -8,7 +8,7 @@ _OF_COLLECTIVE = re.compile(
     r"gloo|nccl|connection (closed|reset) by peer|timed out waiting|broken pipe", re.IGNORECASE
 )
 _OF_TIME = re.compile(r"timed out|timeout", re.IGNORECASE)
-# An error inside of the call that dispatches a program is a ValueError that begins with its status.
+# An error inside the call that dispatches a program is a ValueError that begins with its status.
 _STATUS = re.compile(r"[A-Z_]+: ")
 
 
@@ -22,5 +22,5 @@ def is_collective_error(error: BaseException) -> bool:
 
 
 def is_time_limit(error: BaseException) -> bool:
-    """Whether an error of a collective says that its time was over."""
+    """Whether an error of a collective says that it timed out."""
     return _OF_TIME.search(str(error)) is not None

@@ -19,12 +19,12 @@ _lifelines: list[Lifelines] = []
 
 
 def get_doctor() -> Doctor | None:
-    """Return the doctor of this process, or None if it is not watched."""
+    """Return the doctor of this process, or None if the process is not watched."""
     return _current[0][0] if _current else None
 
 
 def start_watching(process: Process, store: Store, settings: Settings) -> None:
-    """Tell the other processes what this one is doing, until it leaves them.
+    """Report to the other processes what this one is doing, until it leaves them.
 
     A second call does nothing.
 
@@ -41,7 +41,7 @@ def start_watching(process: Process, store: Store, settings: Settings) -> None:
     farewell.install()
     doctor.start()
     address = joining.get_own_address()
-    # Processes that JAX has found by itself, as on TPUs, have no address here.
+    # Processes that JAX found by itself, as on TPUs, have no address here.
     if address is not None:
         lifelines = Lifelines(process, store, address)
         _lifelines.append(lifelines)
@@ -53,7 +53,7 @@ def start_watching(process: Process, store: Store, settings: Settings) -> None:
 
 
 def stop_watching() -> None:
-    """Stop what `start_watching` started; without it this does nothing."""
+    """Stop what `start_watching` started, if anything."""
     if not _current:
         return
     find_ended_by(None)
@@ -65,7 +65,7 @@ def stop_watching() -> None:
 
 
 def find_ended() -> dict[int, str]:
-    """Return why processes have ended, by their numbers; empty if this process is not watched.
+    """Return why processes have ended, by process number; empty if this process is not watched.
 
     Cost:
         Two requests to the store.
@@ -84,7 +84,7 @@ def join(caller: str, addresses: Sequence[str], index: int) -> Process:
     """Join the other processes of a cluster, and watch them; see `joining.join`.
 
     Raises:
-        Everything that `joining.join` raises.
+        The errors of `joining.join`.
     """
     process = joining.join(caller, addresses, index)
     watch()
@@ -95,14 +95,14 @@ def connect(**how: Any) -> None:
     """Join the other hosts of a TPU slice, and watch them; see `joining.connect`.
 
     Raises:
-        Everything that `joining.connect` raises.
+        The errors of `joining.connect`.
     """
     joining.connect(**how)
     watch()
 
 
 def watch() -> None:
-    """Watch the other processes, if this one has joined some; a second call does nothing."""
+    """Watch the other processes, if this one has joined any; a second call does nothing."""
     store, process = get_store(), get_process_of_job()
     if store is not None and process is not None:
         start_watching(process, store, get_settings())

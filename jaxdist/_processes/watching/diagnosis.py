@@ -1,18 +1,19 @@
-"""`diagnose`: which process is behind, from what one process sees of all.
+"""`diagnose`: finds which process is behind, from what one process sees of all.
 
 Note [Behind]
 ~~~~~~~~~~~~~
 In a synchronous job all processes show the same step, so the step does not tell who is behind. The
-rules, of which the first that finds a process counts:
+first of these rules that finds a process counts:
 
 1. a process that has ended, unless it ended because of others;
 2. a process that a signal has stopped;
-3. a process that is outside of the collective, unless it left the collective because of others;
+3. a process that is outside the collective, unless it left the collective because of others;
 4. a silent process: its last news may be older than the hang;
 5. a process that waits in the collective of an earlier step, or an earlier call, than others;
-6. a process that the error of another process named.
+6. a process that the error of another process named;
+7. a process that ended because of others.
 
-The process that asks is never named: it waits.
+The process that runs the diagnosis is never named: it waits.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ class Diagnosis:
     """Which processes the others wait for.
 
     Args:
-        behind: Their numbers; empty if none is known.
+        behind: Their numbers; empty if unknown.
         text: A report. Its first line names these processes and no other.
         have_ended: Whether they have ended, so that waiting does not help.
     """
@@ -64,10 +65,10 @@ def diagnose(table: Table, own: int) -> Diagnosis:
 
 
 def diagnose_lost(table: Table, own: int) -> Diagnosis:
-    """Return which process made a collective fail, whose connection has closed.
+    """Return which process made a collective fail by closing its connection.
 
-    Processes that are alive and send news may only have failed before this one, so none of them is
-    named for being outside of the collective.
+    A process that is alive and sends news may be outside the collective only because its own
+    collective failed earlier. So no process is named for being outside.
 
     Args:
         table: What the process `own` sees of each process.
@@ -82,7 +83,7 @@ def diagnose_lost(table: Table, own: int) -> Diagnosis:
     text = _write(table, behind, own)
     if not behind and any(own in (s.state.blames or ()) for s in others.values() if s.state):
         text = f"The other processes have stopped waiting for this one.\n\n{text}"
-    # A silent process whose connection has closed, and that is not stopped, has ended elsewhere.
+    # A silent process whose connection has closed, and that is not stopped, has ended.
     are_gone = all(table[i].ended is not None or not table[i].is_stopped for i in silent)
     have_ended = all(table[i].ended is not None for i in behind) or (
         behind == (*silent,) and are_gone
@@ -105,7 +106,7 @@ def _is_outside(seen: Seen) -> bool:
 
 
 def _find_earlier(table: Table, own: int) -> list[int]:
-    """Find the processes whose step, or whose call of the same kind, has the lowest number."""
+    """Find the processes with the lowest step, or the lowest number of a call of the same kind."""
     waiting = {
         i: seen.state
         for i, seen in table.items()
@@ -117,7 +118,7 @@ def _find_earlier(table: Table, own: int) -> list[int]:
     if len({m[1] for m in calls.values()}) == 1:
         numbers.append({i: int(m[2]) for i, m in calls.items()})
     for by_process in numbers:
-        # Only if all that wait can be compared.
+        # Only if all waiting processes can be compared.
         if by_process.keys() == waiting.keys() and len({*by_process.values()}) > 1:
             least = min(by_process.values())
             return [i for i, number in by_process.items() if number == least and i != own]
@@ -148,7 +149,7 @@ def _write(table: Table, behind: tuple[int, ...], own: int) -> str:
 
 
 def _summarize(seen: Seen) -> str:
-    """Return the predicate of a first line, which names no process."""
+    """Return the rest of a first line, after the process's name; it names no other process."""
     where = f" on {seen.state.host}" if seen.state is not None and seen.state.host else ""
     if seen.ended is not None:
         return f"has ended{where} ({_in_one_line(seen.ended)})"
@@ -156,7 +157,7 @@ def _summarize(seen: Seen) -> str:
 
 
 def _in_one_line(text: str) -> str:
-    # The text is another program's, and may name processes itself.
+    # The string comes from another program, and may itself name processes.
     line = text.strip().splitlines()[0] if text.strip() else ""
     return re.sub(r"(?i)process(?= \d)", "task", line)
 

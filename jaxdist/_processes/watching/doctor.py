@@ -1,4 +1,4 @@
-"""`Doctor`: a thread that tells the other processes what this one is doing."""
+"""`Doctor`: a thread that reports to the other processes what this one is doing."""
 
 import dataclasses
 import logging
@@ -46,14 +46,14 @@ class Doctor:
     """Writes once a second what this process does, and reports hangs.
 
     Cost:
-        Two requests to the store each second, about 1 ms, in a thread of its own. Steps pay nothing
-        for it.
+        Two requests to the store each second, about 1 ms, in a separate thread; up to six while
+        this process waits. The thread that runs the steps makes none of them.
 
     Args:
         process: This process.
         store: The store of the job.
         settings: How long processes wait for each other.
-        here: What this process does.
+        here: Where the threads of this process note what they do.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class Doctor:
     def stop(self) -> None:
         """Stop the thread, and wait until it has ended.
 
-        Otherwise it could be inside of a request to the store when the interpreter ends, which
-        would end the process with SIGABRT.
+        A thread inside a request to the store when the interpreter ends would end the process with
+        SIGABRT.
         """
         self._stopping.set()
         self._wake.set()
@@ -107,13 +107,13 @@ class Doctor:
         self._limits.pop(id(limit), None)
 
     def publish(self) -> None:
-        """Write the last state again, with what has changed in `here.blames` and `raised`."""
+        """Write the last state again, with the current `here.blames` and `raised`."""
         with self._lock:
             state = self._last
         self._send(state)
 
     def _run(self) -> None:
-        # In this thread, since the signal of its timer comes to the thread that makes it.
+        # Made in this thread, since the signal of its timer goes to the thread that makes it.
         held = HeldStack()
         self._stacks = held.path or ""
         failures = 0
@@ -122,7 +122,7 @@ class Doctor:
                 try:
                     self._beat(held)
                     failures = 0
-                except Exception as error:  # The store is gone, or answers something else.
+                except Exception as error:  # The store is gone, or its answer cannot be read.
                     failures += 1
                     if failures == _MOST_FAILURES:
                         line = str(error).splitlines()[0] if str(error) else repr(error)
@@ -164,10 +164,10 @@ class Doctor:
             self._free_from_ended()
 
     def _free_from_ended(self) -> None:
-        """End a collective that waits for a process which has ended.
+        """End a collective that waits for a process that has ended.
 
-        With several devices in a process, those whose neighbours are alive would wait for XLA's
-        limit. See Note [Stuck collectives].
+        With several devices in a process, devices whose neighbours are alive would otherwise wait
+        until XLA's limit. See Note [Stuck collectives].
         """
         own = self.process.index
         if any(seen.ended for i, seen in self.observer.look().items() if i != own):
@@ -183,7 +183,7 @@ class Doctor:
             self._store.set(f"{PREFIX}/{self.process.index}", state.to_text(), overwrite=True)
 
     def _sleep(self) -> None:
-        """Sleep until the next beat; end the waits whose limit passes before."""
+        """Sleep until the next beat; end the waits whose limit passes before then."""
         end = time.monotonic() + BEAT_SECONDS
         while not self._stopping.is_set() and (now := time.monotonic()) < end:
             for limit in list(self._limits.values()):
@@ -195,7 +195,8 @@ class Doctor:
             self._wake.clear()
 
     def _expire(self, limit: Expiring) -> None:
-        # In a thread of its own: it asks the other processes, and this one goes on sending news.
+        # In a separate thread: `expire` waits for the other processes, and this thread must
+        # continue to send news.
         thread = threading.Thread(target=limit.expire, name="jaxdist-limit", daemon=True)
         self._threads.append(thread)
         thread.start()

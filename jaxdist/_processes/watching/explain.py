@@ -1,4 +1,4 @@
-"""From the error of a collective to an error that names the process which caused it."""
+"""Turns the error of a collective into an error that names the process that caused it."""
 
 import time
 
@@ -10,7 +10,8 @@ from jaxdist.errors import DeadlineExceededError, OtherProcessError, Unavailable
 
 _NAP = 0.05
 _SECONDS_OF_LAUNCHER = 1.0
-# After a cut, TCP repeats what was lost after up to some seconds, also that a process has ended.
+# When a network has been down, TCP may take some seconds to resend what was lost, such as the
+# packet that closes the connection of an ended process.
 _SECONDS_OF_NETWORK = 3.0
 _RULE = "All processes take part in each collective, so it cannot complete without one of them."
 
@@ -19,13 +20,13 @@ def explain_error(call: str, error: Exception, doctor: Doctor | None) -> OtherPr
     """Return the error that says which process made a collective fail.
 
     Cost:
-        A process that has ended on this machine, or that said why it ends, is found at once. One of
+        A process that ended on this machine, or that wrote why it ends, is found at once. One on
         another machine is found when it has sent no news for 3 s.
 
     Args:
         call: What was called.
         error: The error of the collective.
-        doctor: The doctor of this process; None if it has joined no job.
+        doctor: The doctor of this process; None if the process has joined no job.
     """
     found = Diagnosis((), "The processes of this job are not watched.")
     if doctor is not None:
@@ -57,7 +58,7 @@ def _find_cause(error: Exception, doctor: Doctor) -> Diagnosis:
     own = doctor.process.index
     if is_time_limit(error):
         return diagnose(doctor.observer.look_until_fresh(), own)
-    # The connection of a process closes a little before its end is known.
+    # The connection of a process closes a little before its end can be seen.
     end = time.monotonic() + SILENT_SECONDS + _SECONDS_OF_NETWORK
     while True:
         table = doctor.observer.look()
@@ -65,7 +66,7 @@ def _find_cause(error: Exception, doctor: Doctor) -> Diagnosis:
         if time.monotonic() >= end:
             return found
         if found.behind:
-            # A launcher says with which signal or code, a little after the process has gone.
+            # A launcher notes the signal or exit code a little after the process has ended.
             if not (has_launcher() and any(table[i].ended == GONE for i in found.behind)):
                 return found
             end = min(end, time.monotonic() + _SECONDS_OF_LAUNCHER)

@@ -1,4 +1,4 @@
-"""`Farewell`: tells the other processes at once that an exception ends this one."""
+"""`Farewell`: reports to the other processes at once that an exception ends this one."""
 
 import contextlib
 import os
@@ -31,12 +31,12 @@ class Farewell:
         self._before_in_threads = threading.excepthook
 
     def install(self) -> None:
-        """Set the hooks of Python; the hooks that were there are called afterwards."""
+        """Set Python's exception hooks; they call the previous hooks afterwards."""
         sys.excepthook = self._announce
         threading.excepthook = self._announce_of_thread
 
     def uninstall(self) -> None:
-        """Set the hooks back, unless somebody else has set others."""
+        """Restore the previous hooks, unless other code has set new ones."""
         if sys.excepthook == self._announce:
             sys.excepthook = self._before
         if threading.excepthook == self._announce_of_thread:
@@ -48,9 +48,9 @@ class Farewell:
         error: BaseException,
         traceback: TracebackType | None,
     ) -> None:
-        # An interpreter that reads from a person goes on after an exception.
+        # An interactive interpreter continues after an exception.
         goes_on = hasattr(sys, "ps1") or sys.flags.interactive
-        # Without the service there is nobody to tell.
+        # Without the service the others cannot be reached.
         with contextlib.suppress(Exception):
             self._say(error, has_ended=not goes_on)
         self._before(kind, error, traceback)
@@ -69,7 +69,7 @@ class Farewell:
         text = describe_exception(error)
         if not has_ended:
             self._doctor.raised = text
-        # Before the note of its end: who reads this note wants to know whom it blames.
+        # Before the note of the end: a process that reads this note also needs to know the blame.
         self._doctor.publish()
         if has_ended:
             with contextlib.suppress(KeyError):

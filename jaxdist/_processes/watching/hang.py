@@ -1,4 +1,4 @@
-"""`HangReports`: one report for each hang, and the end of the process if the user wants that."""
+"""`HangReports`: reports each hang once, and ends the process if `abort_seconds` is set."""
 
 import json
 import logging
@@ -15,9 +15,9 @@ from jaxdist._processes.watching.whereabouts import Doing
 
 _LOG = logging.getLogger("jaxdist")
 _ALARM = "jaxdist/alarm"
-# EX_TEMPFAIL: the job may be started again.
+# EX_TEMPFAIL: the job can be started again.
 ABORT_CODE = 75
-# Look before the report is due, so that it can say who is silent.
+# Look before the report is due, so that the report can say which process is silent.
 _LOOK_AFTER_SECONDS = 1.0
 
 
@@ -47,7 +47,7 @@ class HangReports:
         Args:
             doing: What this process does.
             waited: How many seconds it has waited for others; None if it does not wait.
-            place: What it waits in.
+            place: Name of the operation in which it waits.
         """
         if waited is None:
             self._answer_alarm()
@@ -63,7 +63,7 @@ class HangReports:
         if self._reported == hang and not is_over:
             return
         found = diagnose(table, self._process.index)
-        # A long local computation also keeps the user waiting for an array.
+        # The user may also be waiting for an array of a long local computation.
         if not found.behind and not doing.in_wait:
             return
         if self._reported != hang:
@@ -97,7 +97,7 @@ class HangReports:
         alarm: dict[str, Any] = json.loads(text)
         if self._process.index not in alarm["behind"]:
             return
-        # Several processes raise the alarm for one hang.
+        # Several processes may raise the alarm for one hang.
         if self._reported != tuple(alarm["behind"]):
             self._reported = tuple(alarm["behind"])
             _LOG.warning("%s\n\nThe other processes wait for this one.", alarm["text"])
@@ -115,5 +115,5 @@ class HangReports:
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        # The main thread is inside of C++ code, so no exception reaches it.
+        # The main thread is inside C++ code, so no exception reaches it.
         os._exit(ABORT_CODE)

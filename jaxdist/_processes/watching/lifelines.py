@@ -1,13 +1,13 @@
-"""`Lifelines`: connections by which a process on another host is seen to end.
+"""`Lifelines`: idle connections that show when a process on another host ends.
 
 Note [Lifelines]
 ~~~~~~~~~~~~~~~~
-A process that is killed on this host is seen in `/proc`, and one of a launcher by its note. For a
-process on another host there is neither, and the coordination service does not say. So each process
-keeps a connection to process 0, over which nothing is sent. When a process ends, however it ends,
-its system closes the connection. One that is stopped by a signal keeps it, and so does one behind a
-network that is cut. A device in between can close connections that are idle: so a process counts as
-ended only if it has sent no news for some seconds, too.
+The end of a process on this host shows in `/proc`, and a launcher writes a note. For a process on
+another host there is neither, and the coordination service does not report it. So each process
+keeps an idle connection to process 0. However a process ends, its operating system closes the
+connection. A process that is stopped by a signal keeps it, and so does one behind a broken network.
+A device in between can close idle connections, so a process counts as ended only if it has also
+sent no news for some seconds.
 """
 
 import contextlib
@@ -30,19 +30,19 @@ _KEY = "jaxdist/lifelines"
 _SECONDS_TO_CONNECT = 10.0
 _SECONDS_BETWEEN_LOOKS = 0.5
 _MOST_BYTES = 32
-# Packets that keep the connection alive in the tables of devices in between.
+# How often TCP sends a packet, so that devices in between keep the idle connection.
 _IDLE_SECONDS = 60
 
 
 class Lifelines:
-    """A thread that notices the end of processes, and writes it to the store as they would.
+    """A thread that notices the end of processes, and writes it to the store for them.
 
-    Process 0 notices the end of each other process, and each other process that of process 0.
+    Process 0 watches every other process, and each other process watches process 0.
 
     Args:
         process: This process.
         store: The store of the job.
-        address: The address of this machine that the others reach.
+        address: The address at which the others reach this machine.
     """
 
     def __init__(self, process: Process, store: Store, address: str) -> None:
@@ -81,7 +81,7 @@ class Lifelines:
         try:
             self._watch_until_stopped()
         except (OSError, UnavailableError) as error:
-            # Without the service there is nobody to tell; nor are there connections without files.
+            # The service cannot be reached, or the process has too many open files.
             _LOG.info("The end of other processes will not be noticed at once: %s", error)
         finally:
             self._close()
@@ -94,7 +94,7 @@ class Lifelines:
                 self._lines[line] = 0
                 self._watch_until_stopped()
         except (OSError, UnavailableError) as error:
-            # The job works without it. Deaths on other hosts are then noticed by a time limit only.
+            # The job works without it, but then only a time limit shows that process 0 has ended.
             _LOG.info("The end of process 0 will not be noticed at once: %s", error)
         finally:
             self._close()
@@ -135,14 +135,14 @@ class Lifelines:
                     self._judge()
 
     def _read(self, line: socket.socket) -> bool:
-        """Read the number of a process from its connection; return whether it is still open."""
+        """Read the number of a process from its connection; return whether to keep the latter."""
         try:
             said = line.recv(_MOST_BYTES)
             has_ended = not said
         except ConnectionResetError:
             said, has_ended = b"", True
         except OSError:
-            # The network does not answer. Whether the process lives, nobody knows.
+            # The network does not answer, so the process may still be alive.
             said, has_ended = b"", False
         index = self._lines[line]
         text = said.strip()
@@ -163,7 +163,7 @@ class Lifelines:
                 del self._lost[index]
             elif time.monotonic() - since > SILENT_SECONDS:
                 del self._lost[index]
-                # It may have said itself why it ends.
+                # The process may have written itself why it ended.
                 with contextlib.suppress(KeyError):
                     self._store.set(f"{LEFT}/{index}", GONE)
 

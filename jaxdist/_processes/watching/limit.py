@@ -8,7 +8,7 @@ from jaxdist._processes.watching.diagnosis import Diagnosis, diagnose
 from jaxdist._processes.watching.sockets import cut_collectives
 from jaxdist._processes.watching.whereabouts import HERE
 
-# The caller ends its own wait; the doctor's thread does so while the caller is inside of C++ code.
+# The caller normally ends its own wait; the doctor does so if the caller is inside C++ code.
 _GRACE_SECONDS = 0.05
 _MOST_SECONDS_TO_DIAGNOSE = 10.0
 
@@ -38,7 +38,7 @@ class Limit:
         return self.end + _GRACE_SECONDS
 
     def expire(self) -> None:
-        """Find out who is behind, and end the collectives of this process."""
+        """Find which process is behind, and end the collectives of this process."""
         with self._lock:
             if self._is_expiring or self._is_done:
                 return
@@ -49,7 +49,7 @@ class Limit:
                 table = doctor.observer.look_until_fresh()
                 self.found = diagnose(table, doctor.process.index)
                 HERE.blame(self.found.behind)
-                # Before the connections close: the others then see whom to name.
+                # Before the connections close, so that the others know which process to name.
                 doctor.publish()
         except Exception as error:
             self.found = Diagnosis((), f"The coordination service did not answer: {error}")
@@ -58,7 +58,7 @@ class Limit:
             self._has_expired.set()
 
     def finish(self) -> bool:
-        """End the limit, and return whether its time had passed before."""
+        """Cancel the limit, and return whether its time had already passed."""
         doctor = get_doctor()
         if doctor is not None:
             doctor.forget_limit(self)

@@ -11,7 +11,7 @@ from jaxdist._processes.store import Store
 from jaxdist._processes.watching.stacks import find_thread_in_dump, read_held_stacks
 from jaxdist._processes.watching.state import PREFIX, ProcessState, get_machine, read_process
 
-# A process without news for so long is silent. It sends news once a second.
+# A process that has sent no news for this long is silent. Processes send news once a second.
 SILENT_SECONDS = 3.0
 LEFT = "jaxdist/left"
 LAUNCHER = "JAXDIST_LAUNCHER"
@@ -26,9 +26,9 @@ class Seen:
     Args:
         state: The last state that it sent; None if it has sent none.
         silent_seconds: How long it has sent no news, by the clock of this process.
-        is_stopped: Whether it is known to be stopped by a signal.
+        is_stopped: Whether a signal is known to have stopped it.
         ended: Why it has ended; None if it is not known to have ended.
-        held: Its stack, if C code holds its GIL now.
+        held: Its stack, if it is on this machine and C code holds its GIL now.
     """
 
     state: ProcessState | None = None
@@ -39,7 +39,7 @@ class Seen:
 
     @property
     def is_silent(self) -> bool:
-        """Whether there is no news of a process that has not ended."""
+        """Whether it is stopped, or has sent no news for `SILENT_SECONDS`."""
         return self.is_stopped or self.silent_seconds >= SILENT_SECONDS
 
 
@@ -66,7 +66,7 @@ class Observer:
         self._news: dict[int, tuple[int, float]] = dict.fromkeys(range(process.count), (-1, now))
 
     def look(self) -> Table:
-        """Return what is known of each process now."""
+        """Return what is now known of each process."""
         states = {
             state.index: state
             for text in self._store.list(f"{PREFIX}/").values()
@@ -87,11 +87,12 @@ class Observer:
         }
 
     def look_until_fresh(self, patience: float = SILENT_SECONDS + 0.5) -> Table:
-        """Return what is known when each other process has sent news after this call began.
+        """Wait until every other process has sent news, and return what is then known.
 
-        A process that has ended, is stopped, or is silent for `patience` sends none.
+        Does not wait for processes that have ended or are stopped, and waits at most `patience`
+        seconds.
         """
-        # News that came before this look may be up to a second old.
+        # The news in this look may be up to a second old.
         self.look()
         with self._lock:
             before = {index: when for index, (_, when) in self._news.items()}
@@ -123,21 +124,21 @@ class Observer:
         return Seen(state, silent, letter in ("T", "t"), ended, held)
 
     def _read_letter(self, state: ProcessState | None) -> str | None:
-        """Return the state letter of a process of this machine; None if it is elsewhere."""
+        """Return the state letter of a process; None if it is not on this machine."""
         if state is None or not self._machine or state.machine != self._machine:
             return None
         letter, started = read_process(state.pid)
-        # Another process may have got its id.
+        # Another process may have its id now.
         return letter if started == state.started else ""
 
 
 def has_launcher() -> bool:
-    """Whether a launcher says how processes have ended."""
+    """Whether a launcher notes how processes have ended."""
     return os.path.isdir(os.environ.get(LAUNCHER, ""))
 
 
 def _read_launchers_note(index: int) -> str | None:
-    """Return how the launcher says that a process has ended, such as "signal SIGKILL"."""
+    """Return the launcher's note on how a process has ended, such as "signal SIGKILL"."""
     if not has_launcher():
         return None
     try:

@@ -1,4 +1,4 @@
-"""`ProcessState`: what a process tells the others about itself once a second."""
+"""`ProcessState`: what a process reports to the others about itself once a second."""
 
 import dataclasses
 import json
@@ -15,8 +15,8 @@ class ProcessState:
 
     Args:
         index: Number of the process.
-        news: Number of this message. Readers look at whether it changes, so clocks of different
-            machines are not compared.
+        news: Number of this message. Readers check whether it changes, so they need not compare
+            clocks of different machines.
         place: What it does, such as "reduce (call 3)".
         line: Source line, such as "train.py:31 (main)".
         step: Number of the step, if one is known.
@@ -24,14 +24,14 @@ class ProcessState:
         in_wait: Whether it waits for other processes.
         stack: Python stack, if it has been in this place for some time.
         blames: Processes that its last error named; None if it had none.
-        raised: Text of an exception of one of its threads.
-        held: The stack of an earlier time in which C code held the GIL.
+        raised: Description of an exception in one of its threads.
+        held: The stack from an earlier time when C code held the GIL.
         host: Name of its machine.
-        machine: Differs where process ids differ in meaning.
+        machine: Equal only for processes whose ids have the same meaning; see `get_machine`.
         pid: Its process id.
         started: When the process began, by the clock of its machine.
         thread: Identifier of the thread that runs the steps.
-        stacks: Where the stacks are that it writes while C code holds the GIL.
+        stacks: Path of the stacks that it writes while C code holds the GIL.
     """
 
     index: int
@@ -54,7 +54,7 @@ class ProcessState:
 
     def to_text(self) -> str:
         """Return the state as JSON."""
-        # Fields with their default value are left out: the text is sent every second.
+        # Leave out fields with their default value: the string is sent every second.
         named = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
@@ -82,9 +82,9 @@ def describe_this_machine() -> dict[str, Any]:
 
 
 def get_machine() -> str:
-    """Return a text that is equal for processes whose ids have the same meaning.
+    """Return a string that is equal only for processes that share their process ids.
 
-    Containers may have the same host name and different ids.
+    Containers may have the same host name but different process ids. "" if unknown.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
@@ -100,7 +100,7 @@ def read_process(pid: int) -> tuple[str, str]:
     """
     try:
         with open(f"/proc/{pid}/stat") as file:
-            # The name of the program, in brackets, may have any characters.
+            # The name of the program, in parentheses, may contain any character.
             fields = file.read().rpartition(")")[2].split()
     except OSError:
         return "", ""

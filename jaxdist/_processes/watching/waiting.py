@@ -29,7 +29,7 @@ class Waiter:
 
     Errors of collectives become `UnavailableError` or `DeadlineExceededError`, which name the
     process that caused them. When `seconds` have passed, the collective is ended: see Note
-    [Stuck collectives]. That also works while JAX runs the collective inside of the call that
+    [Stuck collectives]. This also works while JAX runs the collective inside the call that
     dispatches it, as it does for small programs on CPU.
 
     Cost:
@@ -39,7 +39,7 @@ class Waiter:
         call: What the user called, for errors.
         place: What reports say, such as "reduce (call 3)".
         seconds: How long the context may take; None for no limit.
-        step: Number of the step, if one is known.
+        step: Number of the step, if known.
 
     Raises:
         DeadlineExceededError: `seconds` have passed, or a collective has reached XLA's limit.
@@ -72,7 +72,7 @@ class Waiter:
         """Wait until the arrays are computed."""
         arrays = [array for array in arrays if not array.is_deleted()]
         if self._limit is not None and not _poll(arrays, self._limit):
-            # Where the collective cannot be ended, blocking would take forever.
+            # If the collective could not be ended, blocking would take forever.
             return
         jax.block_until_ready(arrays)
 
@@ -107,7 +107,7 @@ def _poll(arrays: list[Any], limit: Limit) -> bool:
         while not is_ready(array):
             if time.monotonic() >= limit.end:
                 limit.expire()
-                # The doctor's thread may have begun before.
+                # The doctor may have begun to expire the limit before; wait for it.
                 limit.finish()
                 return False
             time.sleep(nap)
@@ -121,7 +121,7 @@ def wait_until_ready(
     """Wait until arrays are computed.
 
     Args:
-        arrays: Arrays of JAX; those that are deleted are left out.
+        arrays: Arrays of JAX; deleted ones are skipped.
         seconds: How long to wait; None for no limit.
         call: What the user called, for errors.
         place: What reports say, such as "reduce (call 3)".
@@ -140,12 +140,12 @@ def wait_until_ready(
 
 
 def report_deadline(call: str, seconds: float, error: OtherProcessError) -> OtherProcessError:
-    """Return the error of a wait that no collective was part of, with a report of who is behind.
+    """Return the error of a wait without a collective, with a report of which process is behind.
 
     Args:
         call: What was called.
-        seconds: How long it has waited.
-        error: What is returned if nothing more is known.
+        seconds: How long the call has waited.
+        error: The error to return if nothing more is known.
     """
     doctor = get_doctor()
     if doctor is None or not isinstance(error, DeadlineExceededError):
@@ -155,7 +155,7 @@ def report_deadline(call: str, seconds: float, error: OtherProcessError) -> Othe
         table = doctor.observer.look_until_fresh()
     except Exception:
         return error
-    # Those that came are not behind, wherever they are now.
+    # Processes that came are not behind, wherever they are now.
     named = {i: seen for i, seen in table.items() if i in error.processes}
     named[doctor.process.index] = table[doctor.process.index]
     found = diagnose(named, doctor.process.index)
@@ -164,18 +164,18 @@ def report_deadline(call: str, seconds: float, error: OtherProcessError) -> Othe
 
 
 def exchange(call: str, channel: str, text: str, seconds: float | None, purpose: str) -> list[str]:
-    """Return the texts of all processes; say meanwhile what this one waits for.
+    """Return the strings of all processes; report meanwhile what this process waits for.
 
     Args:
         call: What was called, for errors.
         channel: Which exchange this is; see `Agreement.gather`.
-        text: The text of this process.
+        text: The string of this process.
         seconds: How long to wait; None means `collective_seconds`.
         purpose: What is exchanged.
 
     Raises:
-        ContextError: This process has joined no others.
-        DeadlineExceededError: A process has not come in time; with a report of where it is.
+        ContextError: This process has not joined a job.
+        DeadlineExceededError: A process has not come in time; the error reports where it is.
         UnavailableError: A process has ended.
     """
     agreement = get_agreement()
@@ -202,21 +202,21 @@ def exchange_over(
     is_stopped: Callable[[], bool] = bool,
     needed_since: Callable[[], float | None] | None = None,
 ) -> list[str]:
-    """Return the texts of all processes, for a thread whose place somebody else reports.
+    """Return the strings of all processes, without reporting what this process waits for.
 
     Args:
-        agreement: How the processes exchange texts.
-        call: As for `exchange`, like what follows.
+        agreement: The agreement of the job.
+        call: As for `exchange`, like the next four.
         channel: Which exchange this is.
-        text: The text of this process.
+        text: The string of this process.
         seconds: How long to wait.
         purpose: What is exchanged.
         is_stopped: As for `Agreement.gather`.
-        needed_since: As there.
+        needed_since: As for `Agreement.gather`.
 
     Raises:
-        ContextError: `is_stopped` says so.
-        DeadlineExceededError: A process has not come in time; with a report of where it is.
+        ContextError: `is_stopped` returned True.
+        DeadlineExceededError: A process has not come in time; the error reports where it is.
         UnavailableError: A process has ended.
     """
     limit = get_settings().collective_seconds if seconds is None else seconds
@@ -236,15 +236,15 @@ def exchange_over(
 
 
 def tell_blame(processes: Iterable[int]) -> None:
-    """Tell the other processes that this one leaves its collective because of some of them.
+    """Report to the other processes that this one leaves its collective because of some of them.
 
-    A caller that raises an `OtherProcessError` of its own calls this, so that nobody takes this
-    process for the cause.
+    Code that raises its own `OtherProcessError` calls this, so that reports do not name this
+    process as the cause.
     """
     HERE.blame(processes)
     doctor = get_doctor()
     if doctor is not None:
-        # Without the service there is nobody to tell.
+        # Without the service the others cannot be reached.
         with contextlib.suppress(Exception):
             doctor.publish()
 
@@ -252,7 +252,7 @@ def tell_blame(processes: Iterable[int]) -> None:
 class CallOfAll:
     """Numbers the calls of one kind, which all processes make in the same order.
 
-    A report compares the numbers: a process with a lower one has not made the call yet.
+    Reports compare the numbers: a process with a lower number has not made the call yet.
 
     Args:
         name: What is called.

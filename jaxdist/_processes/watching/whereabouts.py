@@ -1,4 +1,4 @@
-"""`HERE`: what the threads of this process are doing, in plain memory."""
+"""`HERE`: records in memory what the threads of this process are doing."""
 
 import dataclasses
 import threading
@@ -19,7 +19,7 @@ class Doing:
     Args:
         thread: Identifier of the thread.
         place: Name of the operation.
-        step: Number of the step, if one is known.
+        step: Number of the step, if known.
         since: When it began, by `time.monotonic`.
         in_wait: Whether the operation waits for other processes.
     """
@@ -32,10 +32,10 @@ class Doing:
 
 
 class Whereabouts:
-    """What the threads of this process are doing.
+    """Records what the threads of this process are doing.
 
-    A thread writes only its own entry of a dict, so no lock is needed. Places nest: a reduction
-    inside of a merge ends in the merge.
+    A thread writes only its own entry of a dict, so no lock is needed. Places nest: when a
+    reduction inside a merge ends, the thread is in the merge again.
 
     Cost:
         Some hundred nanoseconds for `enter` and `leave` together.
@@ -55,8 +55,8 @@ class Whereabouts:
         self._places: dict[int, _Place] = {}
         self._last = threading.main_thread().ident or 0
         self._began = time.monotonic()
-        # The processes that the last error of this process named. It left its collective because
-        # of them, so it is not behind itself.
+        # The processes that the last error of this process named. This process left its collective
+        # because of them, so it is not itself behind.
         self.blames: tuple[int, ...] | None = None
 
     def enter(self, place: str, step: int | None = None, in_wait: bool = False) -> None:
@@ -82,7 +82,7 @@ class Whereabouts:
         place = self._places[thread]
         outer = place[4]
         if outer is None or (outer[4] is None and outer[0] is OUTSIDE):
-            # The step stays known; the time outside begins now.
+            # Keep the step; the time outside begins now.
             outer = (OUTSIDE, place[1], time.monotonic(), False, None)
         self._places[thread] = outer
 

@@ -1,4 +1,4 @@
-"""`KubernetesClusterResolver`: pods that the cluster lists, or those of an indexed Job."""
+"""`KubernetesClusterResolver`: resolves pods that the cluster lists, or those of an indexed Job."""
 
 from jaxdist.cluster_resolver._kubernetes.resolver import (
     KubernetesClusterResolver as KubernetesClusterResolver,

@@ -1,8 +1,7 @@
-"""The pods of an indexed Job or of a JobSet, from the environment of one of them.
+"""Finds the pods of an indexed Job or a JobSet from the environment of one of them.
 
 Kubernetes gives each pod of an indexed Job its number and the host name `<job>-<number>`; a
-headless service gives these names addresses. So nobody has to list pods, which needs a right of its
-own.
+headless service gives these names addresses. So no process needs the right to list pods.
 """
 
 import dataclasses
@@ -18,7 +17,7 @@ _TOTAL = "JAX_PROCESS_COUNT"
 
 @dataclasses.dataclass(frozen=True)
 class IndexedJob:
-    """The host names of all pods, in the order of their numbers, and the number of this one."""
+    """The host names of all pods, in the order of their numbers, and the number of this pod."""
 
     hosts: tuple[str, ...]
     index: int
@@ -30,7 +29,7 @@ def read_indexed_job(
     processes: int | None,
     processes_in_job: int | None,
 ) -> IndexedJob:
-    """Return the pods of the indexed Job or JobSet of which this pod is one.
+    """Return the pods of the indexed Job or JobSet to which this pod belongs.
 
     Args:
         environ: The environment of the pod.
@@ -88,7 +87,7 @@ def _find_replicated_job(environ: Mapping[str, str], jobset: str, job: int, pod:
     name = environ.get("REPLICATED_JOB_NAME")
     host = environ.get("HOSTNAME", "")
     start, end = f"{jobset}-", f"-{job}-{pod}"
-    # In the host's network, the host name is that of the machine.
+    # A pod that uses the host's network has the host name of the machine.
     derived = host[len(start) : -len(end)] if host.startswith(start) and host.endswith(end) else ""
     if name and host.startswith(f"{start}{name}-") and derived != name:
         raise _contradict(f"HOSTNAME={host!r}", f"JOB_INDEX={job}, {INDEX}={pod}")

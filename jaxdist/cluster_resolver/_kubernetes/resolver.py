@@ -1,4 +1,4 @@
-"""`KubernetesClusterResolver`: pods that the cluster lists, or those of an indexed Job."""
+"""`KubernetesClusterResolver`: resolves pods that the cluster lists, or those of an indexed Job."""
 
 import enum
 import importlib
@@ -44,16 +44,17 @@ class KubernetesExecutableLocation(enum.Enum):
 class KubernetesClusterResolver(ClusterResolver):
     """A resolver for pods of Kubernetes.
 
-    With `job_to_label_mapping` or `override_client`, the pods are listed; that needs the right to
-    list pods, and the package `kubernetes`. The address of a pod is that of its host, as in
-    TensorFlow, so its port has to be open there. `task_type` and `task_id` are set by the user.
+    With `job_to_label_mapping` or `override_client`, and outside an indexed Job, the resolver lists
+    the pods. This needs the right to list pods, and the package `kubernetes` unless
+    `override_client` is given. The address of a pod is that of its host, as in TensorFlow, so its
+    port must be open there. The user sets `task_type` and `task_id`.
 
     In a pod of an indexed Job or a JobSet (`JOB_COMPLETION_INDEX` is set), without these two
-    arguments, the environment tells all, and nothing is listed. Addresses are host names of the
-    pods under a headless service, and this process is known.
+    arguments, the resolver reads only the environment. Addresses are host names of the pods under a
+    headless service, and the task of this process is known.
 
     Args:
-        job_to_label_mapping: For each job, selectors of labels of its pods; the default is
+        job_to_label_mapping: For each job, label selectors of its pods; the default is
             `{'worker': ['job-name=tensorflow']}`.
         tf_server_port: The port of all addresses.
         rpc_layer: The protocol prefix of addresses.
@@ -61,18 +62,19 @@ class KubernetesClusterResolver(ClusterResolver):
             `list_pod_for_all_namespaces`.
         executable_location: Where the credentials of the cluster are: in the pod, or in the
             kubeconfig of the user.
-        service: Of an indexed Job: the name of its headless service. A JobSet has its own name.
-        processes: Of an indexed Job or JobSet: the number of pods; by default `JAX_PROCESS_COUNT`,
-            or for a single Job `PROCESSES_IN_JOB`.
-        processes_in_job: Of a JobSet with several Jobs: the number of pods of each Job; by default
+        service: The headless service of an indexed Job; by default the name of the JobSet.
+        processes: The number of pods of an indexed Job or JobSet; by default `JAX_PROCESS_COUNT`,
+            or `PROCESSES_IN_JOB` for a single Job.
+        processes_in_job: The number of pods of each Job, in a JobSet with several Jobs; by default
             `PROCESSES_IN_JOB`.
         environ: The environment variables to read, instead of those of this process.
 
     Raises:
-        MissingExtraError: The pods would be listed, and `kubernetes` is not installed.
-        ClusterError: No credentials, or the variables of an indexed Job are missing or contradict
-            each other.
-        ArgumentError: `executable_location` is no member of its enum.
+        MissingExtraError: The resolver must list pods, and `kubernetes` is not installed.
+        ClusterError: There are no credentials, or the variables of an indexed Job are missing or
+            contradict each other.
+        ArgumentError: `executable_location` is not a member of its enum, or `override_client`
+            cannot list pods.
 
     Example:
         >>> environ = {"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "train-1"}
@@ -135,7 +137,7 @@ class KubernetesClusterResolver(ClusterResolver):
             )
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the pods; unless the environment told them, they are listed at each call.
+        """Return the pods, from the environment of an indexed Job, or listed at each call.
 
         Raises:
             ClusterError: A pod is not running.
@@ -159,7 +161,7 @@ class KubernetesClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Return the address of a task, by default of this process; empty if that is not known."""
+        """Return the address of a task, by default of this process; empty if it is unknown."""
         return find_own_master(f"{_CALLER}.master", self, task_type, task_id, rpc_layer)
 
     def _describe_source(self) -> str:
@@ -167,7 +169,7 @@ class KubernetesClusterResolver(ClusterResolver):
 
     def _list_pods(self, selector: str) -> list[Any]:
         listed = self._client.list_pod_for_all_namespaces(label_selector=selector).items
-        # By name, so that the order is the same in every process.
+        # Sorted by name, so that every process gets the same order.
         pods = sorted(listed, key=lambda pod: pod.metadata.name)
         for pod in pods:
             if pod.status.phase != "Running":

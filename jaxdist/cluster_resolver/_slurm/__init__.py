@@ -1,3 +1,3 @@
-"""`SlurmClusterResolver`, and how the environment of a Slurm step is read."""
+"""`SlurmClusterResolver`: reads the tasks of a Slurm step from the environment."""
 
 from jaxdist.cluster_resolver._slurm.resolver import SlurmClusterResolver as SlurmClusterResolver

@@ -1,4 +1,4 @@
-"""Lists as Slurm writes them: `a[1-3,5],b` for hosts, `3(x2),1` for tasks of each host."""
+"""Expands the lists that Slurm writes: `a[1-3,5],b` for hosts, `3(x2),1` for tasks per host."""
 
 import itertools
 import re
@@ -10,14 +10,14 @@ _MOST_HOSTS = 1_000_000
 
 
 def expand_hosts(variable: str, text: str) -> list[str]:
-    """Return the hosts of a list in the order of Slurm; leading zeros stay.
+    """Return the hosts of a list in the order of Slurm; numbers keep their leading zeros.
 
     Args:
-        variable: Its name, for errors.
-        text: Its value.
+        variable: Name of the variable, for errors.
+        text: Value of the variable.
 
     Raises:
-        ClusterError: The text is no list of hosts.
+        ClusterError: The value is not a list of hosts.
 
     Example:
         >>> from jaxdist.cluster_resolver._slurm.lists import expand_hosts
@@ -25,9 +25,9 @@ def expand_hosts(variable: str, text: str) -> list[str]:
         ['a1b0', 'a1b1', 'a2b0', 'a2b1', 'a05b0', 'a05b1', 'c']
     """
     hosts: list[str] = []
-    # Commas inside of brackets are part of a range.
+    # Commas inside brackets are part of a range.
     for part in re.split(r",(?![^\[\]]*\])", text.strip()):
-        # Prefix, range, prefix, range, ...: every second piece stood in brackets.
+        # Prefix, range, prefix, range, ...: every second piece was in brackets.
         pieces = re.split(r"\[([^\[\]]*)\]", part)
         if not part or any(re.search(r"[\[\]\s]", piece) for piece in pieces):
             raise _fault(variable, text, f"{part!r} is no host and no range of hosts")
@@ -52,7 +52,7 @@ def expand_counts(variable: str, text: str) -> list[int]:
     """Return the number of tasks of each host.
 
     Raises:
-        ClusterError: The text is no list of numbers.
+        ClusterError: The value is not a list of numbers.
 
     Example:
         >>> from jaxdist.cluster_resolver._slurm.lists import expand_counts

@@ -1,4 +1,4 @@
-"""`SlurmClusterResolver`: the tasks of a Slurm step."""
+"""`SlurmClusterResolver`: resolves the tasks of a Slurm step."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ from jaxdist.errors import ClusterError
 
 _CALLER = "SlurmClusterResolver"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-# Tasks and GPUs of one host: no host has more ports.
+# Limit for tasks and GPUs of one host: no host has more ports.
 _MOST = 65535
 
 
@@ -27,29 +27,29 @@ _MOST = 65535
 class SlurmClusterResolver(ClusterResolver):
     """A resolver for the processes that one `srun` of the Slurm workload manager starts.
 
-    The tasks of the step are dealt to the jobs in the order of the jobs' names, by `SLURM_PROCID`.
-    Hosts have the order in which Slurm deals tasks to them; TensorFlow sorts them as texts, so that
-    task 0 can be at another address than process 0. `task_type` and `task_id` are None until
+    The jobs, sorted by name, get the tasks of the step in the order of `SLURM_PROCID`. Hosts are in
+    the order in which Slurm distributes tasks to them. TensorFlow sorts them as strings, so that
+    task 0 can have another address than process 0. `task_type` and `task_id` are None until
     `cluster_spec` is called for the first time.
 
     Args:
         jobs: Number of tasks of each job; by default all tasks are `worker`.
-        port_base: The port of the first task of a host; the next ones count up.
-        gpus_per_node: Number of GPUs of each host; by default those of `CUDA_VISIBLE_DEVICES`, else
-            those that nvidia-smi lists, else none.
-        gpus_per_task: Number of GPUs of each task; by default `SLURM_GPUS_PER_TASK`, else those of
-            a host in equal parts.
+        port_base: The port of the first task of a host; the next tasks use the next ports.
+        gpus_per_node: Number of GPUs of each host; by default those in `CUDA_VISIBLE_DEVICES`, else
+            those that nvidia-smi lists, else 0.
+        gpus_per_task: Number of GPUs of each task; by default `SLURM_GPUS_PER_TASK`, else an equal
+            share of those of a host.
         tasks_per_node: Number of tasks of each host, or a dict from hosts to numbers; by default
-            what Slurm says.
+            from Slurm's variables.
         auto_set_gpu: Whether `cluster_spec` sets `CUDA_VISIBLE_DEVICES` to the GPUs of this task.
-            It leaves it as it is on hosts without GPUs, and where Slurm has given each task its
-            own.
+            The variable stays as it is on hosts without GPUs, and where Slurm has given each task
+            its own GPUs.
         rpc_layer: The protocol prefix of addresses.
         environ: The environment variables to read and set, instead of those of this process.
 
     Raises:
-        ClusterError: Slurm's variables are missing or contradict each other, or the jobs have
-            another number of tasks, or the tasks need more GPUs than a host has.
+        ClusterError: Slurm's variables are missing or contradict each other, the jobs do not have
+            as many tasks as the step, or the tasks need more GPUs than a host has.
 
     Example:
         >>> environ = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3",
@@ -103,10 +103,10 @@ class SlurmClusterResolver(ClusterResolver):
         self._divide_gpus(gpus_per_node, gpus_per_task)
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the tasks of the step; sets `task_type`, `task_id` and the GPUs of this process.
+        """Return the tasks of the step; set `task_type`, `task_id` and the GPUs of this process.
 
-        The GPUs are set in `CUDA_VISIBLE_DEVICES`, before JAX looks at them, unless `auto_set_gpu`
-        is False.
+        The GPUs are set in `CUDA_VISIBLE_DEVICES`, before JAX reads it, unless `auto_set_gpu` is
+        False.
         """
         addresses = [f"{host}:{self._port_base + local}" for host, local in self._step.places]
         cluster: dict[str, list[str]] = {}
@@ -131,7 +131,7 @@ class SlurmClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Return the address of a task, by default of this process; empty if that is not known."""
+        """Return the address of a task, by default of this process; empty if it is unknown."""
         return find_own_master(f"{_CALLER}.master", self, task_type, task_id, rpc_layer)
 
     def num_accelerators(
@@ -170,8 +170,8 @@ class SlurmClusterResolver(ClusterResolver):
         bound = self._environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
         self._gpus: list[str] = []
         if per_node is None and per_task is None and bound.isdecimal():
-            # Slurm gives each task its GPUs. Slurm 22.05 does not if a kind of GPU is asked for:
-            # then all tasks of a host see all of them.
+            # Slurm gives each task its GPUs. But if the job requests a kind of GPU, all tasks of a
+            # host see all its GPUs in Slurm 22.05.
             self._gpus_per_task = int(bound)
             seen = _VISIBLE in self._environ
             listed: list[str] = [] if seen else list_gpus(self._environ)
@@ -188,7 +188,7 @@ class SlurmClusterResolver(ClusterResolver):
                 f"host need {needed} GPUs, and it has {count}.\n\n"
                 f"A GPU belongs to one task.\n\nPass gpus_per_task={count // tasks} or less."
             )
-        # A shared host shows the GPUs of this job only, and those need not begin at 0.
+        # A shared host shows only the GPUs of this job, whose numbers need not begin at 0.
         if visible is None and _VISIBLE in self._environ:
             listed = list_gpus(self._environ)
             visible = listed if len(listed) >= needed else None
@@ -211,14 +211,14 @@ def list_gpus(environ: Mapping[str, str]) -> list[str]:
     """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them.
 
     Cost:
-        Without that variable, the command nvidia-smi, if there is one.
+        Without that variable, one call of nvidia-smi, if it is installed.
 
     Raises:
         ClusterError: nvidia-smi fails.
     """
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        # CUDA reads them up to the first that is none, such as -1 or NoDevFiles.
+        # Entries such as -1 or NoDevFiles are not GPUs.
         names = [name.strip() for name in visible.split(",")]
         return [name for name in names if name and name not in ("-1", "NoDevFiles", "none")]
     command = shutil.which("nvidia-smi")

@@ -16,9 +16,9 @@ class Step:
     """The tasks of a step.
 
     Attributes:
-        rank: Number of this task among all of the step.
+        rank: Number of this task among all tasks of the step.
         places: For each task its host, and its number on that host.
-        most_on_one_host: Number of tasks of the host with the most.
+        most_on_one_host: The largest number of tasks on a host.
     """
 
     rank: int
@@ -47,7 +47,7 @@ def read_step(
             f"SLURM_PROCID={rank}", f"{len(places)} tasks in {counts}", "Tasks are numbered from 0."
         )
     host, local = places[rank]
-    # What Slurm does by a plugin or by `SLURM_HOSTFILE` need not be in these variables.
+    # These variables may not show what a plugin of Slurm or `SLURM_HOSTFILE` does.
     own = environ.get("SLURMD_NODENAME", host)
     if own != host:
         raise _contradict(
@@ -70,16 +70,16 @@ _DEALT = (
 
 
 def _read_plane(environ: Mapping[str, str], most_on_one_host: int) -> int:
-    """Return how many tasks a host gets before the next host is given some.
+    """Return how many tasks a host gets before the next host gets some.
 
     Raises:
-        ClusterError: Tasks are dealt in an order that the variables do not tell. All tasks of the
-            step raise it: those that happen to be where `block` would put them would wait for the
-            others.
+        ClusterError: The variables do not give the order in which tasks are distributed. All tasks
+            of the step raise this: otherwise those that are where `block` would put them would wait
+            for the others.
     """
     distribution = environ.get("SLURM_DISTRIBUTION", "block")
-    # Behind the colon is how the tasks of a host are dealt to its cores; behind the comma, whether
-    # hosts are filled.
+    # After the colon: how the tasks of a host are distributed to its cores. After the comma:
+    # whether hosts are filled.
     kind, _, size = distribution.partition(":")[0].partition(",")[0].partition("=")
     if kind in ("block", "unknown"):
         return most_on_one_host
@@ -102,7 +102,7 @@ def _read_counts(
 ) -> dict[str, int]:
     if isinstance(tasks_per_node, Mapping) and _HOSTS not in environ:
         return dict(tasks_per_node)
-    # Slurm's order, in which it deals the tasks. Sorted as texts, n10 would come before n9.
+    # In the order in which Slurm distributes the tasks. Sorted as strings, n10 would precede n9.
     hosts = expand_hosts(_HOSTS, _read(environ, _HOSTS))
     if isinstance(tasks_per_node, Mapping):
         if set(tasks_per_node) != set(hosts):
@@ -132,7 +132,7 @@ def _read_counts(
 
 
 def _deal(counts: Mapping[str, int], plane: int) -> list[tuple[str, int]]:
-    """Return host and number on the host of each task, if hosts get `plane` tasks in turn."""
+    """Return each task's host and number on that host, if hosts get `plane` tasks in turn."""
     places = [(host, local) for host, count in counts.items() for local in range(count)]
     # Sorting keeps the order of the hosts among the tasks of one turn.
     return sorted(places, key=lambda place: place[1] // plane)

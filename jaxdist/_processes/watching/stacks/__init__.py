@@ -1,4 +1,4 @@
-"""Stacks of the threads of a process, and whether a thread waits for an array."""
+"""Reads the stacks of a process's threads, and finds whether a thread waits for an array."""
 
 from jaxdist._processes.watching.stacks.held_stack import HeldStack as HeldStack
 from jaxdist._processes.watching.stacks.held_stack import read_held_stacks as read_held_stacks

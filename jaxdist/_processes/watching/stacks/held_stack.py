@@ -10,7 +10,7 @@ import threading
 
 _SIGEV_THREAD_ID = 4
 _MOST_BYTES = 100_000
-# Two threads that look for a free signal at the same time would take the same one.
+# Two threads that choose a free signal at the same time would take the same one.
 _CHOOSING = threading.Lock()
 
 
@@ -36,19 +36,19 @@ class _TimerSpec(ctypes.Structure):
 class HeldStack:
     """Writes the stacks of all threads when the calling thread cannot run for some seconds.
 
-    That happens while C code holds the GIL. A timer of the operating system then sends a signal,
-    and faulthandler answers it without the GIL. The timer of `faulthandler.dump_traceback_later`
-    is left to the user (and to pytest), and only the thread that makes the object gets the signal,
-    so no system call of another thread is interrupted.
+    A thread cannot run while C code holds the GIL. A timer of the operating system then sends a
+    signal, which faulthandler handles without the GIL. The timer of
+    `faulthandler.dump_traceback_later` stays free for the user (and pytest), and only the thread
+    that makes this object gets the signal, so no system call of another thread is interrupted.
 
-    The file is in memory. Another process of the same user and host reads it by `path`, also while
-    this process holds its GIL.
+    The file is in memory. Another process of the same user and host can read it by `path`, even
+    while C code holds the GIL of this process.
 
     Args:
         seconds: How long after `rearm` the stacks are written.
 
     Attributes:
-        path: Where other processes read the stacks; None where the system has no such timers.
+        path: Where other processes read the stacks; None if the system has no such timers.
     """
 
     def __init__(self, seconds: float = 2.0) -> None:
@@ -57,7 +57,7 @@ class HeldStack:
         self._timer: ctypes.c_void_p | None = None
         self._signal = 0
         self.path: str | None = None
-        # Without a timer the others still see that there is no news.
+        # Without a timer, the others still see that this process sends no news.
         with contextlib.suppress(OSError, AttributeError, ValueError):
             self._open()
 
@@ -83,7 +83,7 @@ class HeldStack:
         self.path = f"/proc/{os.getpid()}/fd/{self._file}"
 
     def rearm(self) -> str:
-        """Start the time again, and return what was written since the last call."""
+        """Restart the timer, and return what was written since the last call."""
         if self._timer is None or self._file is None:
             return ""
         self._set_time(self._seconds)
@@ -95,7 +95,7 @@ class HeldStack:
         return text
 
     def close(self) -> None:
-        """Stop the timer and give the signal back."""
+        """Stop the timer, and free the signal and the file."""
         if self._timer is not None:
             self._libc.timer_delete(self._timer)
             self._timer = None
@@ -114,7 +114,7 @@ class HeldStack:
 
 
 def read_held_stacks(path: str) -> str:
-    """Return what the process that owns `path` has written, or "" if this cannot be read."""
+    """Return what the process that owns `path` has written, or "" if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(_MOST_BYTES).decode(errors="replace")
@@ -124,7 +124,7 @@ def read_held_stacks(path: str) -> str:
 
 def _load_libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
-    # Before glibc 2.34 timers have a library of their own.
+    # Before glibc 2.34, timers are in a separate library.
     return libc if hasattr(libc, "timer_create") else ctypes.CDLL("librt.so.1")
 
 
@@ -136,7 +136,7 @@ def _find_free_signal() -> int | None:
 
 
 def _has_handler(number: int) -> bool:
-    # Handlers of C libraries, and those of faulthandler, are not known to Python.
+    # Python does not know the handlers of C libraries and of faulthandler.
     with open("/proc/self/status") as file:
         for line in file:
             if line.startswith(("SigCgt:", "SigIgn:")) and int(line[7:], 16) >> (number - 1) & 1:

@@ -1,4 +1,4 @@
-"""The Python stack of a thread, with the frames that a user wants to see."""
+"""Reads the Python stack of a thread, reduced to the frames that a user wants to see."""
 
 import linecache
 import os
@@ -29,7 +29,10 @@ def get_frame(thread: int) -> FrameType | None:
 
 
 def format_stack(thread: int) -> str:
-    """Return the stack of a thread, innermost call last, without frames of jaxdist and JAX."""
+    """Return the stack of a thread, innermost call last, without frames of jaxdist and JAX.
+
+    If all frames are of jaxdist and JAX, return all.
+    """
     frame = get_frame(thread)
     if frame is None:
         return ""
@@ -39,7 +42,7 @@ def format_stack(thread: int) -> str:
 
 
 def find_users_line(thread: int) -> str:
-    """Return `file:line (function)` of the innermost line of a thread that a user wrote."""
+    """Return `file:line (function)` of the innermost line of user code in a thread."""
     frame = innermost = get_frame(thread)
     while frame is not None and not _is_users(frame.f_code.co_filename):
         frame = frame.f_back
@@ -53,7 +56,7 @@ def find_users_line(thread: int) -> str:
 def is_in_array_wait(thread: int) -> bool:
     """Whether a thread is in a call that waits for an array, such as `float(array)`.
 
-    The call may also be about to return; whether the thread sleeps is another question.
+    The call may also be about to return: this does not check whether the thread sleeps.
     """
     frame = get_frame(thread)
     if frame is None:
@@ -62,14 +65,15 @@ def is_in_array_wait(thread: int) -> bool:
     if file.startswith(_JAX):
         # `float`, `numpy.asarray` and `jax.block_until_ready` end in one of these files.
         return os.path.basename(file) in ("array.py", "api.py")
-    # These are C++ and have no frame of their own.
+    # These calls are C++ and have no Python frame.
     return _OF_ARRAYS.search(linecache.getline(file, frame.f_lineno)) is not None
 
 
 def find_thread_in_dump(dump: str, thread: int) -> str:
-    """Return the part of a dump of faulthandler that is about one thread, or "".
+    """Return the part of a faulthandler dump that shows one thread, or "".
 
-    faulthandler writes the 100 newest threads. Where that leaves the thread out, the text says so.
+    faulthandler writes only the 100 newest threads. If the thread is not among them, the returned
+    string says so.
     """
     header = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)[^\n]*\n", re.MULTILINE)
     found = list(header.finditer(dump))
@@ -82,7 +86,7 @@ def find_thread_in_dump(dump: str, thread: int) -> str:
 
 
 def find_line_in_dump(dump: str) -> str:
-    """Return `file:line (function)` of the innermost line of a dump that a user wrote, or ""."""
+    """Return `file:line (function)` of the innermost line of user code in a dump, or ""."""
     for file, line, function in re.findall(r'File "([^"]+)", line (\d+) in (.+)', dump):
         if _is_users(file):
             return f"{os.path.basename(file)}:{line} ({function})"
@@ -108,11 +112,11 @@ _Rest = tuple[str, str] | None
 
 
 class ArrayWait:
-    """Finds out for how long a thread has been waiting for an array, outside of jaxdist.
+    """Measures how long a thread has waited for an array, outside of jaxdist.
 
-    Results of a step are arrays before they are computed, so a collective that is stuck often shows
-    in the user's own `float(array)`. A thread that sleeps in one such call uses no processor time
-    and does not wake; one that calls it again and again does.
+    A step returns its arrays before they are computed, so a stuck collective often shows in the
+    user's own `float(array)`. A thread that sleeps in one such call uses no processor time and does
+    not wake; a thread that repeats the call does.
     """
 
     def __init__(self) -> None:
@@ -139,7 +143,7 @@ class ArrayWait:
         return None
 
     def _read_rest(self, thread: int) -> _Rest:
-        """Return what stays equal while a thread sleeps; None where the system does not say."""
+        """Return values that stay equal while a thread sleeps; None if the system has none."""
         native = next((t.native_id for t in threading.enumerate() if t.ident == thread), None)
         try:
             with open(f"/proc/self/task/{native}/stat") as file:
