@@ -58,7 +58,7 @@ def links_of(layout: ReplicaMesh) -> Links:
             f"cost.links_of was given layout={show(layout)}.\n\n"
             "layout is a ReplicaMesh.\n\nPass strategy.layout."
         )
-    workers = set(map(_find_worker, layout.devices))
+    workers = {worker_of(d) for d in layout.devices}
     device = layout.devices[0]
     if layout.platform == "cpu":
         # With several processes, JAX runs all collectives by gloo, also within one process.
@@ -108,10 +108,6 @@ def worker_of(device: Any) -> int:
             f"cost.worker_of was given device={show(device)}.\n\n"
             "device is a jax.Device.\n\nPass for instance jax.devices()[0]."
         )
-    return _find_worker(device)
-
-
-def _find_worker(device: Any) -> int:
     if device.platform == "cpu":
         # JAX puts all processes of one machine into one slice. They still communicate by gloo.
         return int(device.process_index)
