@@ -108,9 +108,10 @@ def _serves(server: RemoteServer) -> bool:
 
 
 def _measure_import() -> float:
-    """Return how many seconds of the processor a new process needs to import jaxdist."""
+    """Return how many seconds of the processor a new process needs to import what a server is."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-c", "import jaxdist"], check=True)
+    imports = "import jaxdist; jaxdist.Server; jaxdist.ParameterServerStrategy"
+    subprocess.run([sys.executable, "-c", imports], check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
