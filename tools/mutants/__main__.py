@@ -2,6 +2,7 @@
 
 import argparse
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -61,4 +62,6 @@ def read_earlier(project: Project, name: str) -> list[record.Row]:
 
 
 if __name__ == "__main__":
+    # So that folders of a run that is ended are removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())
