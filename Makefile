@@ -78,5 +78,5 @@ raises:  ## print a table of errors: each `raise`, and the test of `make test-al
 	@$(PYTHON) -m tools.raises
 
 # A part goes on where an earlier run of it stopped, and is recorded in tests/records/mutants.tsv.
-mutants:  ## run the tests on 300 small faults of the package, and print which ones they miss: two hours; with PART=2/8 a part; with AGAINST=main compare with the record of that commit
+mutants:  ## run the tests on 300 small faults of the package, and print which ones they miss: an hour; with PART=2/8 a part; with AGAINST=main compare with the record of that commit
 	@$(PYTHON) -m tools.mutants $(if $(PART),--part $(PART)) $(if $(AGAINST),--against $(AGAINST))
