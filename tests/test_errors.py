@@ -71,6 +71,7 @@ WARNINGS = {
 # Built-ins that Python's own protocols ask for, and one in the words of JAX.
 PROTOCOLS = {
     ("_compat/arrays.py", "RuntimeError"),
+    ("_late.py", "AttributeError"),
     ("errors.py", "AttributeError"),
     # As dicts and files raise them.
     ("_processes/store.py", "KeyError"),
