@@ -173,6 +173,11 @@ def _read(column: Column, folder: Path) -> Step:
     )
 
 
+def _format(value: float) -> str:
+    """Write four digits, and a large number without an exponent."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+
+
 def compare(theirs: Step, ours: Step) -> list[str]:
     """Return a cell for each row of the table: MaxText, jaxdist, and the ratio."""
     both = (theirs, ours)
@@ -180,7 +185,7 @@ def compare(theirs: Step, ours: Step) -> list[str]:
     def cell(*values: float) -> str:
         left, right = values
         ratio = f", {right / left:.2f}" if left else ""
-        return f"{left:.4g}, {right:.4g}{ratio}"
+        return f"{_format(left)}, {_format(right)}{ratio}"
 
     def list_kinds(kind: str) -> str:
         return ", ".join(f"{step.sent.get(kind, 0):.3g}" for step in both)

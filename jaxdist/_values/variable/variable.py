@@ -110,7 +110,8 @@ class Variable(
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         # A strategy may have variables of its own: those of parameter servers are on the servers.
-        check_may_make(str(kwargs.get("name") or "Variable"))
+        name = kwargs.get("name")
+        check_may_make(name if isinstance(name, str) and name else "Variable")
         create = getattr(get_call_context().strategy, "_create_variable", None)
         if create is None or cls is not Variable:
             return object.__new__(cls)
