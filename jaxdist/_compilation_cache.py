@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_path
 from jaxdist.errors import ArgumentError
 
@@ -14,6 +15,7 @@ _CALLER = "config.compilation_cache"
 _LEAST_SECONDS = "jax_persistent_cache_min_compile_time_secs"
 
 
+@called(_CALLER)
 def compilation_cache(directory: str | os.PathLike[str] | None) -> None:
     """Keep compiled programs in a folder, where later processes find them.
 
@@ -56,7 +58,7 @@ def compilation_cache(directory: str | os.PathLike[str] | None) -> None:
     if directory is None:
         path = None
     else:
-        path = os.path.abspath(as_path(_CALLER, "directory", directory, "cache"))
+        path = os.path.abspath(as_path("directory", directory, "cache"))
         _check_writable(path)
         if _LEAST_SECONDS.upper() not in os.environ:
             jax.config.update(_LEAST_SECONDS, 0.0)
@@ -65,6 +67,7 @@ def compilation_cache(directory: str | os.PathLike[str] | None) -> None:
     jax_cache.reset_cache()
 
 
+@called(_CALLER)
 def _check_writable(path: str) -> None:
     # JAX would only log a warning for each program, and compile it again.
     try:
@@ -72,8 +75,9 @@ def _check_writable(path: str) -> None:
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise ArgumentError(
-            f"{_CALLER} was given directory={path!r}, which cannot be written: {error}.\n\n"
-            "JAX writes each program that it compiles into a file of this folder.\n\n"
-            "Pass a folder that you may write."
+        raise refuse(
+            ArgumentError,
+            f"directory={path!r}, which cannot be written: {error}.",
+            "JAX writes each program that it compiles into a file of this folder.",
+            "Pass a folder that you may write.",
         ) from error

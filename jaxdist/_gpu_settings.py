@@ -4,6 +4,7 @@ import dataclasses
 import shlex
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, show
 from jaxdist.errors import ArgumentError
 
@@ -165,6 +166,7 @@ class GpuFlags(dict[str, str]):
         return "\n".join(parts)
 
 
+@called(_CALLER)
 def gpu_flags(
     training: str,
     *,
@@ -213,20 +215,22 @@ def gpu_flags(
         NVIDIA's "Tips for High-Performance LLMs with JAX and XLA"; MaxText's scripts for H100.
     """
     if not isinstance(training, str) or training not in TRAININGS:
-        raise ArgumentError(
-            f"{_CALLER} was given training={show(training)}.\n\n"
-            f"Kinds of training are {', '.join(map(repr, TRAININGS))}.\n\n"
-            "Pass 'data_parallel' if each GPU has all parameters, and 'fsdp' if they are divided."
+        raise refuse(
+            ArgumentError,
+            f"training={show(training)}.",
+            f"Kinds of training are {', '.join(map(repr, TRAININGS))}.",
+            "Pass 'data_parallel' if each GPU has all parameters, and 'fsdp' if they are divided.",
         )
     for name, given, other in (
         ("layer_bytes", layer_bytes, "data_parallel"),
         ("gradient_bytes", gradient_bytes, "fsdp"),
     ):
         if given is not None and training == other:
-            raise ArgumentError(
-                f"{_CALLER} was given training={training!r} and {name}={given!r}.\n\n"
-                "layer_bytes is for 'fsdp', and gradient_bytes for 'data_parallel'.\n\n"
-                f"Remove {name}, or pass the other kind of training."
+            raise refuse(
+                ArgumentError,
+                f"training={training!r} and {name}={given!r}.",
+                "layer_bytes is for 'fsdp', and gradient_bytes for 'data_parallel'.",
+                f"Remove {name}, or pass the other kind of training.",
             )
     return GpuFlags(
         list_settings(
@@ -238,6 +242,7 @@ def gpu_flags(
     )
 
 
+@called(_CALLER)
 def find_generation(chip: Any) -> str:
     """Return the generation of a GPU.
 
@@ -245,11 +250,12 @@ def find_generation(chip: Any) -> str:
         ArgumentError: The GPU is unknown.
     """
     if not isinstance(chip, str) or chip not in _GENERATIONS:
-        raise ArgumentError(
-            f"{_CALLER} was given chip={show(chip)}.\n\n"
-            f"Settings are known for {', '.join(_GENERATIONS)}.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"chip={show(chip)}.",
+            f"Settings are known for {', '.join(_GENERATIONS)}.",
             "Pass the one of the same generation as your GPU: a100 for Ampere, h100 for Hopper, "
-            "b200 for Blackwell."
+            "b200 for Blackwell.",
         )
     return _GENERATIONS[chip]
 
@@ -260,5 +266,6 @@ def generation_of_kind(device_kind: str) -> str | None:
     return next((g for chip, g in _GENERATIONS.items() if chip in words), None)
 
 
+@called(_CALLER)
 def _as_bytes(name: str, given: Any) -> int | None:
-    return None if given is None else as_integer(_CALLER, name, given, least=1)
+    return None if given is None else as_integer(name, given, least=1)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxdist._called import name_call
 from jaxdist.errors import ArgumentError
 
 _HOST = (np.ndarray, np.generic)
@@ -73,21 +74,20 @@ def has_cut_off(values: Iterable[Any]) -> bool:
     return any(find_cut_off(x) is not None for x in values)
 
 
-def check_fits(caller: str, name: object, value: Any) -> None:
+def check_fits(name: object, value: Any) -> None:
     """Raise an error if JAX would cut off integers; see Note [Integers of 64 bits].
 
     Args:
-        caller: The function that got the value.
         name: The name of the value with its pytree path; the error has `str(name)`.
         value: Any value; only NumPy arrays are checked.
     """
     found = find_cut_off(value)
     if found is not None:
-        raise ArgumentError(f"{caller} was given {name}, {found.explain()}")
+        raise ArgumentError(f"{name_call()} was given {name}, {found.explain()}")
 
 
-def check_all_fit(caller: str, name: str, tree: Any) -> None:
+def check_all_fit(name: str, tree: Any) -> None:
     """Raise an error, with the path of the leaf, if JAX would cut off integers of a leaf."""
     if has_cut_off(jax.tree.leaves(tree)):
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            check_fits(caller, f"{name}{jax.tree_util.keystr(path)}", leaf)
+            check_fits(f"{name}{jax.tree_util.keystr(path)}", leaf)

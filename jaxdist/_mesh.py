@@ -17,6 +17,7 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
+from jaxdist._called import called, name_call, refuse
 from jaxdist._compat import find_mapped_axis
 from jaxdist._processes import Process, get_current_process
 from jaxdist._validate import show
@@ -59,16 +60,17 @@ class ReplicaMesh:
     # of its own. Programs do not depend on it, so meshes with different limits are equal.
     timeout_seconds: float | None = dataclasses.field(default=None, compare=False)
 
+    @called("ReplicaMesh")
     def __post_init__(self) -> None:
         if self.owners is None:
             return
         size, count = self.mesh.size, self.process.count
         if len(self.owners) != size or not {*self.owners} <= {*range(count)}:
-            raise ArgumentError(
-                f"ReplicaMesh was given owners={self.owners} for {size} devices of {count} "
-                "processes.\n\n"
-                "owners has the number of a process for each device.\n\n"
-                f"Pass {size} numbers from 0 to {count - 1}."
+            raise refuse(
+                ArgumentError,
+                f"owners={self.owners} for {size} devices of {count} processes.",
+                "owners has the number of a process for each device.",
+                f"Pass {size} numbers from 0 to {count - 1}.",
             )
 
     # All properties below are cached: `run` reads them at every call, and a mesh never changes.
@@ -283,7 +285,7 @@ class ReplicaMesh:
         own = (d for d, owner in self.device_owners.items() if owner == self.process.index)
         return next(own, self.devices[0])
 
-    def check_can_run(self, caller: str) -> None:
+    def check_can_run(self) -> None:
         """Raise an error if the devices are only described, so that nothing can run on them."""
         if self.described is not None:
             if self.is_described_gpu:
@@ -292,7 +294,7 @@ class ReplicaMesh:
                 virtual = self.described.replace("described:", "virtual:")
                 instead = f"{virtual!r}, which runs on CPU devices"
             raise DeviceError(
-                f"{caller} needs devices, and {self.described!r} is a description of "
+                f"{name_call()} needs devices, and {self.described!r} is a description of "
                 f"{len(self.devices)} devices.\n\n"
                 "Programs can be compiled for a description, and cannot run on it.\n\n"
                 "Use strategy.lower(step, args).compile() to see the program that would run, with "
@@ -350,39 +352,44 @@ def make_auto_sharding(sharding: Any) -> Any:
     return NamedSharding(auto, sharding.spec, memory_kind=sharding.memory_kind)
 
 
+@called("MirroredStrategy")
 def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:
     """Build the `ReplicaMesh` of a strategy around a user's mesh."""
     if not isinstance(mesh, Mesh):
-        raise ArgumentTypeError(
-            f"MirroredStrategy was given mesh={show(mesh)}.\n\n"
-            "mesh is a jax.sharding.Mesh.\n\n"
-            "Build one with jax.sharding.Mesh(devices, axis_names), or leave mesh out."
+        raise refuse(
+            ArgumentTypeError,
+            f"mesh={show(mesh)}.",
+            "mesh is a jax.sharding.Mesh.",
+            "Build one with jax.sharding.Mesh(devices, axis_names), or leave mesh out.",
         )
     names = mesh.axis_names
     # Do not guess the axes: on a mesh ("data", "model"), copies over both axes would be wrong.
     if replica_axes is None:
-        raise ArgumentError(
-            f"MirroredStrategy was given mesh with the axes {names}, and no replica_axes.\n\n"
-            "replica_axes names the axes along which each device runs a copy of the step.\n\n"
-            f"Pass for instance replica_axes=({names[0]!r},)."
+        raise refuse(
+            ArgumentError,
+            f"mesh with the axes {names}, and no replica_axes.",
+            "replica_axes names the axes along which each device runs a copy of the step.",
+            f"Pass for instance replica_axes=({names[0]!r},).",
         )
     axes = (replica_axes,) if isinstance(replica_axes, str) else tuple(replica_axes)
     unknown = [a for a in axes if a not in names]
     if unknown or not axes or len(set(axes)) != len(axes):
         what = f"{unknown} is not among them" if unknown else f"{axes} is empty or repeats a name"
-        raise ArgumentError(
-            f"MirroredStrategy was given mesh with the axes {names}, and replica_axes={axes}: "
-            f"{what}.\n\nreplica_axes are axes of the mesh.\n\n"
-            f"Pass one or more of {names}, each once."
+        raise refuse(
+            ArgumentError,
+            f"mesh with the axes {names}, and replica_axes={axes}: {what}.",
+            "replica_axes are axes of the mesh.",
+            f"Pass one or more of {names}, each once.",
         )
     kinds = dict(zip(names, mesh.axis_types, strict=True))
     manual = [a for a, kind in kinds.items() if kind is AxisType.Manual]
     if manual:
-        raise ArgumentError(
-            f"MirroredStrategy was given mesh with the axes {names}, of which {manual} are "
-            "Manual.\n\nAxes of a strategy's mesh are Explicit or Auto; a step makes its replica "
-            "axes manual itself.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"mesh with the axes {names}, of which {manual} are Manual.",
+            "Axes of a strategy's mesh are Explicit or Auto; a step makes its replica axes manual "
+            "itself.",
             "Make the mesh with jax.make_mesh(shape, names), or with "
-            "axis_types=(jax.sharding.AxisType.Auto, ...)."
+            "axis_types=(jax.sharding.AxisType.Auto, ...).",
         )
     return ReplicaMesh(mesh, axes)

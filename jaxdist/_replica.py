@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.tree_util import keystr
 
 from jaxdist import _collectives, _compat
+from jaxdist._called import called, refuse
 from jaxdist._collectives import ReduceOp
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
@@ -35,16 +36,17 @@ class HasLayout(Protocol):
 
 
 def layout_of(
-    caller: str,
     strategy: Any,
     remedy: str = "Pass for instance jaxdist.MirroredStrategy().",
 ) -> ReplicaMesh:
     """Check that `strategy` is a strategy, and return its mesh."""
     layout = getattr(strategy, "layout", None)
     if not isinstance(layout, ReplicaMesh):
-        raise ArgumentTypeError(
-            f"{caller} was given strategy={show(strategy)}.\n\n"
-            f"strategy is a strategy of jaxdist.\n\n{remedy}"
+        raise refuse(
+            ArgumentTypeError,
+            f"strategy={show(strategy)}.",
+            "strategy is a strategy of jaxdist.",
+            remedy,
         )
     return layout
 
@@ -129,17 +131,19 @@ class ReplicaContext:
 
     __slots__ = ("_layout", "_strategy", "_traced")
 
+    @called("ReplicaContext")
     def __init__(self, strategy: Any, *, traced: bool = True) -> None:
         layout = getattr(strategy, "layout", None)
         if not isinstance(layout, ReplicaMesh):
-            raise ArgumentTypeError(
-                f"ReplicaContext was given strategy={show(strategy)}.\n\n"
-                "A replica context belongs to a strategy.\n\n"
-                "Ask for the one of the step that runs: jaxdist.get_replica_context()."
+            raise refuse(
+                ArgumentTypeError,
+                f"strategy={show(strategy)}.",
+                "A replica context belongs to a strategy.",
+                "Ask for the one of the step that runs: jaxdist.get_replica_context().",
             )
         self._strategy = strategy
         self._layout: ReplicaMesh = layout
-        self._traced = as_flag("ReplicaContext", "traced", traced)
+        self._traced = as_flag("traced", traced)
 
     @property
     def strategy(self) -> Any:
@@ -193,6 +197,7 @@ class ReplicaContext:
         """
         return tuple(self._strategy.extended.worker_devices)
 
+    @called("ReplicaContext.all_reduce")
     def all_reduce(
         self,
         reduce_op: ReduceOp | str,
@@ -237,21 +242,21 @@ class ReplicaContext:
         Source:
             `tf.distribute.ReplicaContext.all_reduce`.
         """
-        caller = "ReplicaContext.all_reduce"
-        op = _collectives.reduce_op(caller, reduce_op)
+        op = _collectives.reduce_op(reduce_op)
         communication: _collectives.Communication = self._strategy.communication
-        chosen = communication.asked(caller, options, experimental_hints, packs=True)
+        chosen = communication.asked(options, experimental_hints, packs=True)
         # Outside every strategy, the value of the only replica is the result.
         if not self._traced:
             return _collectives.reduce_tree_of_one(op, value)
         self._check_is_current("all_reduce")
         ops = communication.ops
         if ops is None:
-            return _collectives.all_reduce_tree(caller, op, value, self._layout, chosen)
+            return _collectives.all_reduce_tree(op, value, self._layout, chosen)
         # A user's `CrossDeviceOps` works on all replicas at once, so it runs as a merge function.
         with enter_frame(self._merge_frame()):
-            return _collectives.all_reduce_tree(caller, op, value, self._layout, chosen, ops)
+            return _collectives.all_reduce_tree(op, value, self._layout, chosen, ops)
 
+    @called("ReplicaContext.all_gather")
     def all_gather(
         self,
         value: PyTree,
@@ -291,13 +296,12 @@ class ReplicaContext:
         Source:
             `tf.distribute.ReplicaContext.all_gather`.
         """
-        caller = "ReplicaContext.all_gather"
         communication: _collectives.Communication = self._strategy.communication
-        chosen = communication.asked(caller, options, experimental_hints)
+        chosen = communication.asked(options, experimental_hints)
         # Check before any communication, and also outside of a strategy, so that code that runs
         # there does not fail later in a step.
         for path, leaf in jax.tree.flatten_with_path(value, is_leaf=_is_sparse)[0]:
-            _collectives.refuse_slices(caller, "value" + keystr(path), leaf)
+            _collectives.refuse_slices("value" + keystr(path), leaf)
         if not self._traced:
             return value
         self._check_is_current("all_gather")
@@ -315,8 +319,9 @@ class ReplicaContext:
                     ),
                     value,
                 )
-        return _collectives.all_gather(caller, value, axis, self._layout.replica_axes)
+        return _collectives.all_gather(value, axis, self._layout.replica_axes)
 
+    @called("ReplicaContext.merge_call")
     def merge_call(
         self,
         merge_fn: Callable[..., Any],
@@ -355,8 +360,8 @@ class ReplicaContext:
         Source:
             `tf.distribute.ReplicaContext.merge_call`.
         """
-        check_callable("ReplicaContext.merge_call", merge_fn, "merge_fn")
-        check_call_arguments("ReplicaContext.merge_call", args, kwargs)
+        check_callable(merge_fn, "merge_fn")
+        check_call_arguments(args, kwargs)
         given = (tuple(args), dict(kwargs or {}))
 
         def merge(given: Any, variables: Any) -> Any:

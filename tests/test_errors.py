@@ -68,8 +68,10 @@ WARNINGS = {
     "UnevenMeanWarning",
 }
 
-# Built-ins that Python's own protocols ask for, and one in the words of JAX.
+# Built-ins that Python's own protocols ask for, one in the words of JAX, and one that only a
+# fault of the package raises.
 PROTOCOLS = {
+    ("_called.py", "RuntimeError"),
     ("_compat/arrays.py", "RuntimeError"),
     ("_late.py", "AttributeError"),
     ("errors.py", "AttributeError"),
@@ -132,6 +134,9 @@ def _without_three_paragraphs(source: str) -> list[str]:
     for node in ast.walk(ast.parse(source)):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args):
             continue
+        if node.func.id == "refuse":
+            wrong += [f"line {x.lineno}: {_text(x)}" for x in node.args if "\n\n" in _text(x)]
+            continue
         if node.func.id not in {*TREE} - {"MissingNameError"}:
             continue
         text = _text(node.args[0])
@@ -149,6 +154,29 @@ def test_every_message_says_what_was_found_then_the_rule_then_the_remedy() -> No
         if (found := _without_three_paragraphs(path.read_text()))
     }
     assert wrong == {}
+
+
+def _refused_by_hand(source: str) -> list[str]:
+    """Messages that say "was given" and have three paragraphs, which `refuse` would write."""
+    calls = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in TREE
+    ]
+    texts = [(node.lineno, _text(node.args[0])) for node in calls if node.args]
+    return [
+        f"line {line}: {text}"
+        for line, text in texts
+        if " was given " in text.partition("\n\n")[0] and text.count("\n\n") == 2
+    ]
+
+
+def test_one_function_writes_the_errors_about_wrong_arguments() -> None:
+    root = pathlib.Path(errors.__file__).parent
+    found = {p.relative_to(root).as_posix(): _refused_by_hand(p.read_text()) for p in FILES}
+    assert {file: lines for file, lines in found.items() if lines} == {}
+    by_hand = 'raise ShapeError(f"{name} was given x.\\n\\nIt has rows.\\n\\nPass {more}.")'
+    assert len(_refused_by_hand(by_hand)) == 1
 
 
 def test_a_message_without_a_remedy_is_found() -> None:

@@ -45,6 +45,16 @@ class Reached:
     test: str
 
 
+def _find_class(error: ast.expr) -> ast.expr:
+    """The class or function that makes an error; of `refuse(Class, ...)` it is the class."""
+    if not isinstance(error, ast.Call):
+        return error
+    # `call_as(name, refuse, Class, ...)` calls it under a name.
+    called = [error.func, *error.args]
+    places = [n for n, x in enumerate(called[:3]) if isinstance(x, ast.Name) and x.id == "refuse"]
+    return called[places[0] + 1] if places else error.func
+
+
 def find_in_tree(tree: ast.Module, file: str) -> dict[ast.Raise, Raise]:
     """The `raise` statements of a module, in the order of the text."""
     found: dict[ast.Raise, Raise] = {}
@@ -56,8 +66,7 @@ def find_in_tree(tree: ast.Module, file: str) -> dict[ast.Raise, Raise]:
         if isinstance(node, ast.Raise):
             name = f"{file}::{'.'.join(scope) or '<module>'}"
             count[name] += 1
-            error = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-            text = "" if error is None else ast.unparse(error)
+            text = "" if node.exc is None else ast.unparse(_find_class(node.exc))
             found[node] = Raise(f"{name}::{count[name]}", text, node.lineno)
         for child in ast.iter_child_nodes(node):
             visit(child, scope)

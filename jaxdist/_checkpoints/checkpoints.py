@@ -9,6 +9,7 @@ from typing import Any, Self, overload
 
 from jax.sharding import Sharding
 
+from jaxdist._called import called, refuse
 from jaxdist._checkpoints.errors import describe_steps, make_directory_error, make_step_error
 from jaxdist._checkpoints.files import list_steps
 from jaxdist._checkpoints.leaves import check_leaves, name_leaves
@@ -92,13 +93,13 @@ class Checkpoints:
         Replaces `tf.train.CheckpointManager`. Orbax writes and reads the files.
     """
 
+    @called("training.Checkpoints")
     def __init__(
         self, directory: str | Path, *, keep: int = 3, timeout_seconds: float | None = None
     ) -> None:
-        caller = "training.Checkpoints"
-        self.directory = Path(as_path(caller, "directory", directory, "runs/job")).absolute()
-        keep = as_integer(caller, "keep", keep, least=1)
-        seconds = _as_seconds(caller, timeout_seconds)
+        self.directory = Path(as_path("directory", directory, "runs/job")).absolute()
+        keep = as_integer("keep", keep, least=1)
+        seconds = _as_seconds(timeout_seconds)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             list_steps(self.directory)
@@ -118,11 +119,13 @@ class Checkpoints:
         self._writer.wait()
         return list_steps(self.directory)
 
+    @called("Checkpoints.path")
     def path(self, step: int) -> Path:
         """Return the directory of a checkpoint."""
-        step = as_integer("Checkpoints.path", "step", step, least=0)
+        step = as_integer("step", step, least=0)
         return self.directory / str(step)
 
+    @called("Checkpoints.save")
     def save(self, step: int, state: PyTree, notes: Mapping[str, Any] | None = None) -> None:
         """Start to write a checkpoint; `wait_until_finished` and `close` wait for it.
 
@@ -149,25 +152,26 @@ class Checkpoints:
             ...     checkpoints.steps()
             (7,)
         """
-        caller = "Checkpoints.save"
-        step = as_integer(caller, "step", step, least=0, most=_LAST_STEP)
+        step = as_integer("step", step, least=0, most=_LAST_STEP)
         if notes is not None and not isinstance(notes, Mapping):
-            raise ArgumentTypeError(
-                f"{caller} was given notes={show(notes)}.\n\n"
-                "notes are a dict that JSON can hold, or None.\n\n"
-                "Pass for instance notes={'epoch': 1}."
+            raise refuse(
+                ArgumentTypeError,
+                f"notes={show(notes)}.",
+                "notes are a dict that JSON can hold, or None.",
+                "Pass for instance notes={'epoch': 1}.",
             )
         # This raises the error of the previous `save`, if it failed.
         steps = self._writer.read_steps("save", step)
         if steps and step <= steps[-1]:
             resume = f"Resume from step {steps[-1]}"
-            raise make_step_error(caller, "step", step, self.directory, steps, resume)
+            raise make_step_error("step", step, self.directory, steps, resume)
         # Check all arguments first: a rejected call must not take the lock.
         written = _to_plain_json(notes or {})
         state = gather_whole_arrays(to_plain(state))
         check_leaves(state)
         self._writer.write(step, name_leaves(state), written)
 
+    @called("Checkpoints.discard_after")
     def discard_after(self, step: int) -> tuple[int, ...]:
         """Delete the checkpoints of later steps, so that `save` can continue from `step`.
 
@@ -206,7 +210,7 @@ class Checkpoints:
             >>> discarded
             (5, 6)
         """
-        step = as_integer("Checkpoints.discard_after", "step", step, least=-1, most=_LAST_STEP)
+        step = as_integer("step", step, least=-1, most=_LAST_STEP)
         deleted = self._writer.delete_after(step)
         if deleted:
             _LOG.info("Deleted %s in %s.", describe_steps(deleted), self.directory)
@@ -254,6 +258,7 @@ class Checkpoints:
         self, state: int, *, like: PyTree, sharding: Sharding | None = None
     ) -> Restored: ...
 
+    @called("Checkpoints.restore")
     def restore(
         self,
         state: PyTree,
@@ -305,27 +310,28 @@ class Checkpoints:
             The `restore` of `tf.train.Checkpoint`.
         """
         caller = "Checkpoints.restore"
-        _check_sharding(caller, sharding)
-        as_flag(caller, "skip_damaged", skip_damaged)
+        _check_sharding(sharding)
+        as_flag("skip_damaged", skip_damaged)
         if like is not _NOTHING:
             if step is not None or isinstance(state, bool) or not isinstance(state, int):
                 found = f"state={show(state)}" if step is None else f"step={show(step)}"
-                raise ArgumentError(
-                    f"{caller} was given like=, and {found}.\n\n"
-                    "With like, state is the number of the checkpoint, and there is no step.\n\n"
-                    "Call restore(state, step=7) to update objects in place, or "
-                    "restore(7, like=state) for new ones."
+                raise refuse(
+                    ArgumentError,
+                    f"like=, and {found}.",
+                    "With like, state is the number of the checkpoint, and there is no step.",
+                    "Call restore(state, step=7) to update objects in place, or restore(7, "
+                    "like=state) for new ones.",
                 )
             if skip_damaged:
-                raise _make_skip_error(caller, state)
+                raise _make_skip_error(state)
             with ErrorNote(f"It was raised by {caller}(like=...)."):
                 self._writer.wait()
                 group = self._writer.find_group()
                 return restore_step(self.directory, state, like, sharding, group)
         if step is not None:
-            step = as_integer(caller, "step", step, least=0)
+            step = as_integer("step", step, least=0)
             if skip_damaged:
-                raise _make_skip_error(caller, step)
+                raise _make_skip_error(step)
         # Update the objects at the very end: until then the restore can still fail.
         shapes = to_plain(state)
         with ErrorNote(f"It was raised by {caller}(state, step={step})."):
@@ -339,6 +345,7 @@ class Checkpoints:
                 found = restore_step(self.directory, step, shapes, sharding, group)
         return dataclasses.replace(found, state=put_into(state, found.state))
 
+    @called("Checkpoints.restore_latest")
     def restore_latest(
         self, *, like: PyTree, sharding: Sharding | None = None, skip_damaged: bool = False
     ) -> Restored | None:
@@ -365,13 +372,14 @@ class Checkpoints:
             None
         """
         caller = "Checkpoints.restore_latest"
-        _check_sharding(caller, sharding)
-        as_flag(caller, "skip_damaged", skip_damaged)
+        _check_sharding(sharding)
+        as_flag("skip_damaged", skip_damaged)
         with ErrorNote(f"It was raised by {caller}(like=...)."):
             self._writer.wait()
             group = self._writer.find_group()
             return restore_newest(self.directory, like, sharding, skip_damaged, group)
 
+    @called("Checkpoints.on_failure")
     def on_failure(self, callback: Callable[[], Any] | None) -> None:
         """Set the state to save when a step fails because of another process.
 
@@ -401,10 +409,9 @@ class Checkpoints:
             >>> with Checkpoints(tempfile.mkdtemp()) as checkpoints:
             ...     checkpoints.on_failure(lambda: (step, state))
         """
-        caller = "Checkpoints.on_failure"
         if callback is not None:
             remedy = "Pass for instance lambda: (step, (model, optimizer))."
-            check_callable(caller, callback, "callback", remedy)
+            check_callable(callback, "callback", remedy)
         if self._survivor is not None:
             remove_survivor(self._survivor)
             self._survivor = None
@@ -435,40 +442,44 @@ class Checkpoints:
             error.add_note(str(failure))
 
 
-def _make_skip_error(caller: str, step: int) -> ArgumentError:
-    return ArgumentError(
-        f"{caller} was given skip_damaged=True, and the step {step}.\n\n"
-        "skip_damaged looks for the newest good checkpoint, and a given step is one checkpoint."
-        "\n\nLeave the step out, or skip_damaged."
+def _make_skip_error(step: int) -> ArgumentError:
+    return refuse(
+        ArgumentError,
+        f"skip_damaged=True, and the step {step}.",
+        "skip_damaged looks for the newest good checkpoint, and a given step is one checkpoint.",
+        "Leave the step out, or skip_damaged.",
     )
 
 
-def _as_seconds(caller: str, seconds: float | None) -> float | None:
+def _as_seconds(seconds: float | None) -> float | None:
     if seconds is None:
         return None
-    seconds = as_number(caller, "timeout_seconds", seconds)
+    seconds = as_number("timeout_seconds", seconds)
     if not seconds > 0:
-        raise ArgumentError(
-            f"{caller} was given timeout_seconds={seconds!r}.\n\n"
-            "It is a time in seconds, above 0.\n\n"
-            "Pass for instance timeout_seconds=300, or leave it out."
+        raise refuse(
+            ArgumentError,
+            f"timeout_seconds={seconds!r}.",
+            "It is a time in seconds, above 0.",
+            "Pass for instance timeout_seconds=300, or leave it out.",
         )
     return seconds
 
 
-def _check_sharding(caller: str, sharding: Any) -> None:
+def _check_sharding(sharding: Any) -> None:
     what = "a jax.sharding.Sharding, or None for the layout of each leaf"
     remedy = "Pass for instance sharding=strategy.replicated_sharding."
-    check_instance(caller, "sharding", sharding, (Sharding, type(None)), what, remedy)
+    check_instance("sharding", sharding, (Sharding, type(None)), what, remedy)
 
 
+@called("Checkpoints.save")
 def _to_plain_json(notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the notes as `restore` will return them: tuples as lists, keys as strings."""
     try:
         return json.loads(json.dumps(dict(notes)))
     except (TypeError, ValueError) as error:
-        raise ArgumentTypeError(
-            f"Checkpoints.save was given notes={show(notes)}: {error}.\n\n"
-            "notes are what JSON can hold.\n\n"
-            "Turn arrays into lists or numbers, or put them in the state."
+        raise refuse(
+            ArgumentTypeError,
+            f"notes={show(notes)}: {error}.",
+            "notes are what JSON can hold.",
+            "Turn arrays into lists or numbers, or put them in the state.",
         ) from error

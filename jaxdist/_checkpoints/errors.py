@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxdist._called import refuse
 from jaxdist._validate import format_lines
 from jaxdist.errors import CheckpointError, DamagedCheckpointError
 
@@ -42,12 +43,11 @@ def make_write_error(
 
 
 def make_step_error(
-    caller: str, noun: str, step: int, directory: Path, steps: Sequence[int], resume: str
+    noun: str, step: int, directory: Path, steps: Sequence[int], resume: str
 ) -> CheckpointError:
     """Return the error for a step that is not above the steps of the checkpoints.
 
     Args:
-        caller: The function that the user called.
         noun: The unit that the user counts: "step" or "epoch".
         step: The number of the step or epoch.
         directory: The directory of the checkpoints.
@@ -57,14 +57,14 @@ def make_step_error(
     newest = steps[-1]
     has_it = f", and {directory / str(step)} exists" if step in steps else ""
     later = [s for s in steps if s >= step]
-    return CheckpointError(
-        f"{caller} was given {noun}={step}{has_it}. The newest checkpoint in {directory} is of "
-        f"{noun} {newest}.\n\n"
-        f"restore takes the checkpoint of the highest {noun}, and keep deletes the lowest ones, so "
-        "each checkpoint is above those before it.\n\n"
+    return refuse(
+        CheckpointError,
+        f"{noun}={step}{has_it}. The newest checkpoint in {directory} is of {noun} {newest}.",
+        f"restore takes the checkpoint of the highest {noun}, and keep deletes the lowest ones, "
+        "so each checkpoint is above those before it.",
         f"{resume}, save from {noun} {newest + 1} on, or choose another directory. To go back, "
         f"call discard_after({step - 1}) of training.Checkpoints before: it deletes "
-        f"{describe_steps(later)}."
+        f"{describe_steps(later)}.",
     )
 
 

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 
+from jaxdist._called import called, refuse
 from jaxdist._checks.result_comparison import is_argument_leaf, is_per_replica
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
@@ -25,13 +26,16 @@ class DriftChecks:
         self._layout = layout
         self._calls: Counter[Any] = Counter()
 
+    @called("check_replicas")
     def check(self, state: PyTree, every: int) -> bool:
         """Compare the state at every `every`-th call; return whether anything was compared."""
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise ArgumentError(
-                f"check_replicas was given every={every!r}.\n\n"
+            raise refuse(
+                ArgumentError,
+                f"every={every!r}.",
                 "every is the number of calls from one comparison to the next: an integer from 1 "
-                "up.\n\nPass for instance every=100."
+                "up.",
+                "Pass for instance every=100.",
             )
         plain = jax.tree.map(_extract_arrays, state, is_leaf=is_argument_leaf)
         leaves, treedef = jax.tree_util.tree_flatten_with_path(plain, is_leaf=is_per_replica)

@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh
 from jax.tree_util import keystr
 
 from jaxdist import _replica
+from jaxdist._called import called, refuse
 from jaxdist._checks.gradient_report import (
     GradientReport,
     LeafComparison,
@@ -38,6 +39,7 @@ from jaxdist.errors import ArgumentError, ContextError, ShapeError
 _ADAPTIVE = frozenset({"nu", "nu_max", "v_row", "v_col", "sum_of_squares", "e_g", "e_x"})
 
 
+@called("Strategy.check_gradients")
 def check_gradients(
     strategy: Any,
     fn: Callable[..., Any],
@@ -49,10 +51,12 @@ def check_gradients(
     """Run `fn` on the replicas and on one device, and compare; see `Strategy.check_gradients`."""
     layout: ReplicaMesh = strategy.layout
     if not isinstance(rtol, float) or not 0 < rtol < 1:
-        raise ArgumentError(
-            f"Strategy.check_gradients was given rtol={rtol!r}.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"rtol={rtol!r}.",
             "rtol is the largest difference that counts as equal, relative to the largest change "
-            "of the leaf: a float between 0 and 1.\n\nPass for instance rtol=1e-3."
+            "of the leaf: a float between 0 and 1.",
+            "Pass for instance rtol=1e-3.",
         )
     if not layout.is_local:
         raise ContextError(
@@ -110,16 +114,17 @@ def check_gradients(
     return GradientReport(setting, tuple(leaves), tuple(not_compared))
 
 
+@called("Strategy.check_gradients")
 def _check_no_variables(program: Program) -> None:
     if program.variables:
         written, read = program.variables.names
         names = [*written, *read]
-        raise ArgumentError(
-            f"Strategy.check_gradients was given a step that uses {len(names)} variable(s): "
-            f"{names[:5]}.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"a step that uses {len(names)} variable(s): {names[:5]}.",
             "The step runs twice, on copies of its arguments; variables that it finds by itself "
-            "would be changed by both runs, and belong to one strategy.\n\n"
-            "Write the step as a function of state, or of NNX objects, that are arguments."
+            "would be changed by both runs, and belong to one strategy.",
+            "Write the step as a function of state, or of NNX objects, that are arguments.",
         )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from flax import nnx
 from jax.tree_util import keystr
 
+from jaxdist._called import called, refuse
 from jaxdist._checks.gradient_report import LeafComparison, compare, raise_noise_floor
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
@@ -15,6 +16,7 @@ from jaxdist._values import Kind, PerReplica, Sharded, is_sharded, placement_of,
 from jaxdist.errors import ArgumentError
 
 
+@called("Strategy.check_gradients")
 def compare_results(
     given: PyTree, many: PyTree, one: PyTree, layout: ReplicaMesh, rtol: float
 ) -> tuple[list[LeafComparison], list[str]]:
@@ -28,12 +30,12 @@ def compare_results(
         rtol: The largest relative difference that counts as equal.
     """
     if _structure(many) != _structure(one):
-        raise ArgumentError(
-            "Strategy.check_gradients was given a step that returns another structure on one "
-            f"device.\n{layout.num_replicas} replicas: {_structure(many)}\n"
-            f"one device: {_structure(one)}\n\n"
-            "Results are compared leaf by leaf.\n\n"
-            "Return the same structure for any number of replicas."
+        raise refuse(
+            ArgumentError,
+            f"a step that returns another structure on one device.\n{layout.num_replicas} "
+            f"replicas: {_structure(many)}\none device: {_structure(one)}",
+            "Results are compared leaf by leaf.",
+            "Return the same structure for any number of replicas.",
         )
     comparison = _ResultComparer(given, layout, rtol)
     comparison.visit("result", many, one)

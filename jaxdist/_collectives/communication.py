@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from jaxdist._called import call_as, refuse
 from jaxdist._collectives.cross_device import CrossDeviceOps
 from jaxdist._collectives.marks.trace_notes import note_limit
 from jaxdist._collectives.options.hints import choose_options, read_options, report_ignored
@@ -20,14 +21,14 @@ class Communication:
     is_shared: bool = False
 
     def asked(
-        self, caller: str, options: Any, experimental_hints: Any, *, packs: bool = False
+        self, options: Any, experimental_hints: Any, *, packs: bool = False
     ) -> CommunicationOptions:
         """Return the options of one call. Fields that the call leaves out are the strategy's."""
-        given = choose_options(caller, options, experimental_hints)
-        report_ignored(caller, given, packs=packs, waits=self.is_shared)
+        given = choose_options(options, experimental_hints)
+        report_ignored(given, packs=packs, waits=self.is_shared)
         # The strategy's options apply to every call. Some calls use `bytes_per_pack`, so it is
         # never reported as ignored here.
-        report_ignored("the strategy", self.options, packs=True, waits=self.is_shared)
+        call_as("the strategy", report_ignored, self.options, packs=True, waits=self.is_shared)
         if self.is_shared and given.timeout_seconds is not None:
             note_limit(given.timeout_seconds)
         # `merged` copies the options. Most calls give none, and need no copy.
@@ -36,7 +37,6 @@ class Communication:
 
 
 def read_communication(
-    caller: str,
     cross_device_ops: Any,
     options: Any,
     experimental_hints: Any,
@@ -51,12 +51,12 @@ def read_communication(
         ArgumentError: Both options and hints are given.
     """
     if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
-        raise ArgumentTypeError(
-            f"{caller} was given cross_device_ops={cross_device_ops!r}, of type "
-            f"{type(cross_device_ops).__name__}.\n\n"
-            "cross_device_ops is a jaxdist.CrossDeviceOps, or an object of a subclass.\n\n"
-            "Pass for instance jaxdist.NcclAllReduce(num_packs=2), or leave it out."
+        raise refuse(
+            ArgumentTypeError,
+            f"cross_device_ops={cross_device_ops!r}, of type {type(cross_device_ops).__name__}.",
+            "cross_device_ops is a jaxdist.CrossDeviceOps, or an object of a subclass.",
+            "Pass for instance jaxdist.NcclAllReduce(num_packs=2), or leave it out.",
         )
     return Communication(
-        cross_device_ops, read_options(caller, options, experimental_hints, packs=True, name=name)
+        cross_device_ops, read_options(options, experimental_hints, packs=True, name=name)
     )

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from jaxdist._called import name_call, refuse
 from jaxdist._collectives.algorithms import hide_complex_constant
 from jaxdist._collectives.marks.replicated import assume_replicated
 from jaxdist._collectives.options.dtypes import (
@@ -49,7 +50,6 @@ _DEFAULT = CommunicationOptions()
 
 
 def all_reduce(
-    caller: str,
     op: ReduceOp,
     value: PyTree,
     layout: ReplicaMesh,
@@ -66,19 +66,19 @@ def all_reduce(
     pieces = [leaf if is_sharded(leaf) else None for _, leaf in leaves]
     if any(p is not None for p in pieces):
         rest = [leaf for (_, leaf), p in zip(leaves, pieces, strict=True) if p is None]
-        sums = iter(all_reduce(caller, op, rest, layout, options, ops))
+        sums = iter(all_reduce(op, rest, layout, options, ops))
         return treedef.unflatten(
-            next(sums) if p is None else _reduce_sharded(caller, op, path, p, layout)
+            next(sums) if p is None else _reduce_sharded(op, path, p, layout)
             for (path, _), p in zip(leaves, pieces, strict=True)
         )
-    arrays = [_as_reducible(caller, path, leaf) for path, leaf in leaves]
+    arrays = [_as_reducible(path, leaf) for path, leaf in leaves]
     if not arrays:
         return value
     # Only the traces of uneven steps have a log. It lets the error for shapes that do not fit name
     # the leaves. Other traces do not pay for the names.
     if current_log() is not None:
         names = ("value" + jax.tree_util.keystr(path) for path, _ in leaves)
-        note_collective(caller, dict(zip(names, arrays, strict=True)))
+        note_collective(dict(zip(names, arrays, strict=True)))
     # A class of the user also sees a mesh of one replica: it may do more than a sum.
     if ops is not None:
         return jax.tree.unflatten(treedef, reduce_by_ops(ops, op, arrays, layout, options))
@@ -95,14 +95,12 @@ def all_reduce(
     return treedef.unflatten(x.astype(result_dtype(op, x.dtype)) for x in arrays)
 
 
-def _reduce_sharded(
-    caller: str, op: ReduceOp, path: Any, value: Sharded, layout: ReplicaMesh
-) -> Sharded:
+def _reduce_sharded(op: ReduceOp, path: Any, value: Sharded, layout: ReplicaMesh) -> Sharded:
     """Return the reduction of one sharded array that all replicas share.
 
     The mean over R replicas is the array itself, and the sum is R times the array.
     """
-    check_numeric(caller, "value" + jax.tree_util.keystr(path), value.held)
+    check_numeric("value" + jax.tree_util.keystr(path), value.held)
     held = REDUCED_PIECES.bind(value.held.astype(result_dtype(op, value.held.dtype)))
     return make_undeclared(held if op is ReduceOp.MEAN else held * layout.num_replicas, value.cut)
 
@@ -174,13 +172,14 @@ def _describe(value: Any) -> str:
     return f"{value!r}, of type {type(value).__name__}"
 
 
-def _as_reducible(caller: str, path: Any, leaf: Any) -> Any:
+def _as_reducible(path: Any, leaf: Any) -> Any:
     """Return a leaf as an array, after checking that it can be reduced."""
+    caller = name_call()
     name = "value" + jax.tree_util.keystr(path)
-    _refuse_per_replica(caller, name, leaf)
+    _refuse_per_replica(name, leaf)
     # Before `jnp.asarray`: it would raise an `OverflowError` that names no leaf.
     check_integer(f"{caller} cannot reduce {name}", leaf)
-    check_numeric(caller, name, leaf)
+    check_numeric(name, leaf)
     return jnp.asarray(leaf)
 
 
@@ -189,14 +188,15 @@ def _is_opaque_leaf(value: Any) -> bool:
     return is_sharded(value) or isinstance(value, PerReplica)
 
 
-def _refuse_per_replica(caller: str, name: str, leaf: Any) -> None:
+def _refuse_per_replica(name: str, leaf: Any) -> None:
     """Refuse a `PerReplica` in a step, where each replica passes its own value."""
     if isinstance(leaf, PerReplica):
-        raise ContextError(
-            f"{caller} was given {name}, a PerReplica, in a step.\n\n"
-            "In a step each replica has its own value, and a PerReplica is those of all.\n\n"
+        raise refuse(
+            ContextError,
+            f"{name}, a PerReplica, in a step.",
+            "In a step each replica has its own value, and a PerReplica is those of all.",
             "Pass it to the step, strategy.run(step, args=(value, ...)), and use what the step "
-            "gets for it."
+            "gets for it.",
         )
 
 
@@ -215,20 +215,21 @@ def mean_over_replicas(array: jax.Array, axes: AxisNames) -> jax.Array:
     return mean_of_shares(total, array.dtype, count)
 
 
-def all_gather(caller: str, value: PyTree, axis: int, axes: AxisNames) -> PyTree:
+def all_gather(value: PyTree, axis: int, axes: AxisNames) -> PyTree:
     """Return every leaf of all replicas, concatenated on `axis` in replica order."""
+    caller = name_call()
     leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_opaque_leaf)
     if any(is_container(leaf) for _, leaf in leaves):
         inner = open_containers(value, "value", is_leaf=_is_opaque_leaf)
-        return close_containers(all_gather(caller, inner, axis, axes))
+        return close_containers(all_gather(inner, axis, axes))
     named = {"value" + jax.tree_util.keystr(path): leaf for path, leaf in leaves}
     for name, leaf in named.items():
-        _refuse_per_replica(caller, name, leaf)
+        _refuse_per_replica(name, leaf)
         check_integer(f"{caller} cannot concatenate {name}", leaf)
         check_supported(f"{caller} cannot concatenate {name}", leaf)
     named = {name: jnp.asarray(leaf) for name, leaf in named.items()}
-    dims = [gather_dim(caller, name, array, axis) for name, array in named.items()]
-    note_collective(caller, named, tuple(sorted(set(dims))))
+    dims = [gather_dim(name, array, axis) for name, array in named.items()]
+    note_collective(named, tuple(sorted(set(dims))))
     pairs = zip(named.values(), dims, strict=True)
     return jax.tree.unflatten(
         treedef, [gather_over_replicas(array, dim, axes) for array, dim in pairs]
@@ -247,22 +248,20 @@ def gather_over_replicas(array: jax.Array, dim: int, axes: AxisNames) -> jax.Arr
     return jax.lax.all_gather(array, axes, axis=dim, tiled=True)
 
 
-def gather_dim(caller: str, name: str, array: Any, axis: Any) -> int:
+def gather_dim(name: str, array: Any, axis: Any) -> int:
     """Return `axis` as a dim of `array`, counted from the front, or raise a named error."""
-    dim = as_integer(
-        caller, "axis", axis, remedy="Pass axis=0 to concatenate rows.", wrong_type=ShapeError
-    )
+    dim = as_integer("axis", axis, remedy="Pass axis=0 to concatenate rows.", wrong_type=ShapeError)
     if not array.ndim:
         raise ShapeError(
-            f"{caller} cannot concatenate {name}: it is a scalar, {array.dtype}[].\n\n"
+            f"{name_call()} cannot concatenate {name}: it is a scalar, {array.dtype}[].\n\n"
             "Only arrays with a dim can be concatenated.\n\n"
             "Pass value[None], an array of one row, or use reduce."
         )
     if not -array.ndim <= dim < array.ndim:
-        raise ShapeError(
-            f"{caller} was given axis={dim}, and {name} is {array.dtype}{list(array.shape)} of "
-            f"rank {array.ndim}.\n\n"
-            f"axis is a dim of {name}.\n\n"
-            f"Pass one of {list(range(-array.ndim, array.ndim))}."
+        raise refuse(
+            ShapeError,
+            f"axis={dim}, and {name} is {array.dtype}{list(array.shape)} of rank {array.ndim}.",
+            f"axis is a dim of {name}.",
+            f"Pass one of {list(range(-array.ndim, array.ndim))}.",
         )
     return dim % array.ndim

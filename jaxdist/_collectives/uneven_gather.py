@@ -20,6 +20,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from jaxdist import _compat
+from jaxdist._called import name_call
 from jaxdist._collectives.marks.fresh_trace_key import fresh_trace_key, shared_trace_key
 from jaxdist._typing import AxisNames
 
@@ -93,10 +94,11 @@ def current_log() -> GatherLog | None:
     return _LOG.get()
 
 
-def note_collective(caller: str, named: dict[str, Any], free: tuple[int, ...] = ()) -> None:
+def note_collective(named: dict[str, Any], free: tuple[int, ...] = ()) -> None:
     """Record the shapes that a collective gets, if replicas may have different shapes."""
     log = current_log()
     if log is not None:
+        caller = name_call()
         kinds = {n: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype) for n, x in named.items()}
         log.asked.append(CollectiveCall(f"{caller} at {_compat.find_callers_line()}", kinds, free))
 

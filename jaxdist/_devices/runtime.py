@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jaxdist._called import call_as, called, name_call, refuse
 from jaxdist._validate import as_list, show
 from jaxdist.errors import (
     ArgumentError,
@@ -55,10 +56,13 @@ def device_from_name(name: str | jax.Device, given_to: str = "") -> jax.Device:
         return name
     where = f"{given_to}: " if given_to else ""
     if not isinstance(name, str):
-        raise ArgumentTypeError(
-            f"{where}{show(name)}, was given as a device.\n\n"
-            "A device is a jax.Device, or a string such as 'cpu:0'.\n\n"
-            f"Use one of {list_device_names()}."
+        raise call_as(
+            f"{where}{show(name)},",
+            refuse,
+            ArgumentTypeError,
+            "as a device.",
+            "A device is a jax.Device, or a string such as 'cpu:0'.",
+            f"Use one of {list_device_names()}.",
         )
     # Checked part by part, from kind to index, so that each mistake gets its own message.
     match = _NAME.match(name.strip())
@@ -154,11 +158,11 @@ def device_name(device: jax.Device) -> str:
 
 
 def distinct_devices(
-    caller: str, names: Sequence[str | jax.Device], parameter: str = "devices"
+    names: Sequence[str | jax.Device], parameter: str = "devices"
 ) -> list[jax.Device]:
     """Return the devices for `names`; raise if one is listed twice or kinds are mixed."""
+    caller = name_call()
     listed = as_list(
-        caller,
         parameter,
         names,
         "a list of devices or of their names",
@@ -168,22 +172,24 @@ def distinct_devices(
     # Compared as devices: `"cpu:0"` and its full name are the same one.
     twice = sorted({str(d) for d in devices if devices.count(d) > 1})
     if twice:
-        raise DeviceError(
-            f"{caller} was given {parameter} with the same device twice: {twice} in "
-            f"{list(map(str, listed))}.\n\n"
-            "Each replica has its own device.\n\nList each device once."
+        raise refuse(
+            DeviceError,
+            f"{parameter} with the same device twice: {twice} in {list(map(str, listed))}.",
+            "Each replica has its own device.",
+            "List each device once.",
         )
     platforms = sorted({d.platform for d in devices})
     if len(platforms) > 1:
-        raise DeviceError(
-            f"{caller} was given {parameter} of different kinds: {platforms} in "
-            f"{list(map(str, listed))}.\n\n"
-            "Replicas run one program together, so they need one kind of device.\n\n"
-            f"Use devices of one of {platforms}."
+        raise refuse(
+            DeviceError,
+            f"{parameter} of different kinds: {platforms} in {list(map(str, listed))}.",
+            "Replicas run one program together, so they need one kind of device.",
+            f"Use devices of one of {platforms}.",
         )
     return devices
 
 
+@called("virtual_devices")
 def virtual_devices(count: int) -> None:
     """Make JAX provide `count` CPU devices; call it before anything uses a device.
 
@@ -209,14 +215,18 @@ def virtual_devices(count: int) -> None:
         `jax.config.update("jax_num_cpu_devices", count)`.
     """
     if not isinstance(count, int) or isinstance(count, bool):
-        raise ArgumentTypeError(
-            f"virtual_devices was given count={show(count)}.\n\n"
-            "count is a number of devices.\n\nPass for instance virtual_devices(8)."
+        raise refuse(
+            ArgumentTypeError,
+            f"count={show(count)}.",
+            "count is a number of devices.",
+            "Pass for instance virtual_devices(8).",
         )
     if count < 1:
-        raise ArgumentError(
-            f"virtual_devices was given count={count}.\n\nThere is one device or more.\n\n"
-            "Pass for instance virtual_devices(8)."
+        raise refuse(
+            ArgumentError,
+            f"count={count}.",
+            "There is one device or more.",
+            "Pass for instance virtual_devices(8).",
         )
     # After its start JAX refuses the update, even if XLA_FLAGS already gives this number.
     try:
@@ -227,16 +237,17 @@ def virtual_devices(count: int) -> None:
             raise _make_started_error(count, present) from None
 
 
+@called("virtual_devices")
 def _make_started_error(count: int, present: int) -> BackendStartedError:
     flag = next((f for f in os.environ.get("XLA_FLAGS", "").split() if f.startswith(_XLA_FLAG)), "")
     origin = f" (XLA_FLAGS has {flag}: take it out, or let it say {count})" if flag else ""
-    return BackendStartedError(
-        f"virtual_devices was given count={count}, and JAX has already started, with {present} CPU "
-        f"device(s){origin}.\n\n"
+    return refuse(
+        BackendStartedError,
+        f"count={count}, and JAX has already started, with {present} CPU device(s){origin}.",
         "The number of devices is fixed when JAX first touches one (jax.devices(), jnp.zeros(3), "
-        "a strategy).\n\n"
+        "a strategy).",
         f"Call jaxdist.testing.virtual_devices({count}) first thing, right after the imports. In "
-        "a notebook, restart the runtime, then run that cell before any other."
+        "a notebook, restart the runtime, then run that cell before any other.",
     )
 
 

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from jaxdist._called import called, name_call, refuse
 from jaxdist._examples.find import CONFIGS, NOTEBOOKS, find_folder, list_configs, list_notebooks
 from jaxdist._validate import as_path
 from jaxdist.errors import ArgumentError
@@ -14,6 +15,7 @@ from jaxdist.errors import ArgumentError
 _LINK_TO_PAGE = re.compile(r"\[([^\]]+)\]\(\.\./(docs/[^)#]+)[^)]*\)")
 
 
+@called("jaxdist examples")
 def copy_examples(directory: str | Path) -> list[Path]:
     """Copy all configurations and notebooks into `configs` and `notebooks` in a folder.
 
@@ -33,15 +35,15 @@ def copy_examples(directory: str | Path) -> list[Path]:
         ...     [path.name for path in copy_examples(folder)][:2]
         ['digits_mirrored.toml', 'digits_multi_worker.toml']
     """
-    caller = "jaxdist examples"
-    folder = Path(as_path(caller, "FOLDER", directory, "examples")).absolute()
+    folder = Path(as_path("FOLDER", directory, "examples")).absolute()
     for kind in (CONFIGS, NOTEBOOKS):
         # A broken link exists, too.
         if (folder / kind).exists() or (folder / kind).is_symlink():
-            raise ArgumentError(
-                f"{caller} was given {str(directory)!r}, which has {kind!r} already.\n\n"
-                f"It makes {CONFIGS!r} and {NOTEBOOKS!r} there, and replaces nothing.\n\n"
-                f"Pass another folder, or move {str(folder / kind)!r} away."
+            raise refuse(
+                ArgumentError,
+                f"{str(directory)!r}, which has {kind!r} already.",
+                f"It makes {CONFIGS!r} and {NOTEBOOKS!r} there, and replaces nothing.",
+                f"Pass another folder, or move {str(folder / kind)!r} away.",
             )
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +52,7 @@ def copy_examples(directory: str | Path) -> list[Path]:
             _move_all(Path(beside), folder)
     except OSError as error:
         raise ArgumentError(
-            f"{caller} cannot write into {str(directory)!r}: {error}.\n\n"
+            f"{name_call()} cannot write into {str(directory)!r}: {error}.\n\n"
             "It makes two folders there.\n\nPass a folder that you may write."
         ) from error
     return [folder / name for name in names]

@@ -3,6 +3,7 @@
 import re
 from typing import Any, cast, overload
 
+from jaxdist._called import called, refuse
 from jaxdist._explain.arrays import ArraysReport
 from jaxdist._explain.findings import find_in_arrays, find_in_compilations
 from jaxdist._explain.leaves import collect_leaves, find_tracer, has_arrays
@@ -37,6 +38,7 @@ def explain(value: Program, strategy: None = None) -> ProgramReport: ...
 def explain(value: PyTree, strategy: Strategy | None = None) -> ArraysReport: ...
 
 
+@called("explain")
 def explain(
     value: Strategy | Program | PyTree, strategy: Strategy | None = None
 ) -> StrategyReport | ProgramReport | ArraysReport:
@@ -81,12 +83,14 @@ def explain(
         `jax.debug.visualize_array_sharding`, for arrays of rank 1 and 2.
     """
     if strategy is not None:
-        check_strategy("explain", strategy)
+        check_strategy(strategy)
         if isinstance(value, (Strategy, Program)):
-            raise ArgumentTypeError(
-                f"explain was given value={show(value)} and strategy={show(strategy)}.\n\n"
+            raise refuse(
+                ArgumentTypeError,
+                f"value={show(value)} and strategy={show(strategy)}.",
                 "A strategy and a program know their devices; only arrays can be explained for a "
-                "strategy.\n\nLeave strategy out."
+                "strategy.",
+                "Leave strategy out.",
             )
     if isinstance(value, Strategy):
         return _explain_strategy(value)
@@ -101,11 +105,12 @@ def explain(
             "Explain the arguments before the call, or the program: strategy.lower(step, args)."
         )
     if not has_arrays(value):
-        raise ArgumentTypeError(
-            f"explain was given value={show(value)}, which has no arrays.\n\n"
+        raise refuse(
+            ArgumentTypeError,
+            f"value={show(value)}, which has no arrays.",
             "value is a strategy, a program of strategy.lower, an array, a pytree of arrays, an "
-            "NNX object, a fit.Model, or a built model of Keras.\n\n"
-            "Pass for instance jaxdist.explain(model)."
+            "NNX object, a fit.Model, or a built model of Keras.",
+            "Pass for instance jaxdist.explain(model).",
         )
     layout = None if strategy is None else strategy.layout
     found = collect_leaves(value, layout)

@@ -7,6 +7,7 @@ import math
 import re
 from typing import Any, final
 
+from jaxdist._called import name_call
 from jaxdist._validate import check_instance, check_text
 from jaxdist.cost import CHIPS, Chip
 from jaxdist.errors import TopologyError
@@ -101,13 +102,12 @@ def is_gpu_of_table(name: Any) -> bool:
     return kind in _NAMES
 
 
-def cluster_of(name: Any, caller: str = "compile_for", parameter: str = "topology") -> GpuCluster:
+def cluster_of(name: Any, parameter: str = "topology") -> GpuCluster:
     """Return the GPUs with a name.
 
     Args:
         name: `"h100:4x8"`: hosts and GPUs of a host; for `gb200`, whose NVLink domains have several
             hosts, `"gb200:2x18x4"`: domains, hosts of a domain, GPUs of a host.
-        caller: What was called, for errors.
         parameter: The parameter that received the name, for errors.
 
     Raises:
@@ -119,9 +119,10 @@ def cluster_of(name: Any, caller: str = "compile_for", parameter: str = "topolog
         >>> cluster_of("gb200:2x18x4").gpus_of_domain
         72
     """
+    caller = name_call()
     remedy = f"Pass for instance {parameter}='h100:4x8'."
-    check_instance(caller, parameter, name, str, "a name of GPUs", remedy)
-    check_text(caller, parameter, name, "h100:4x8")
+    check_instance(parameter, name, str, "a name of GPUs", remedy)
+    check_text(parameter, name, "h100:4x8")
     given = f"{caller} was given {parameter}={_shorten(name)!r}"
     prefix = DESCRIBED if name.strip().lower().startswith(DESCRIBED) else ""
     gpu, sizes = _read_gpu(name, prefix, given)

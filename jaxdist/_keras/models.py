@@ -11,6 +11,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _compat, _replica
+from jaxdist._called import call_as, refuse
 from jaxdist._checkpoints import Interrupts
 from jaxdist._keras.source import keras_module
 from jaxdist.data import Batches, DistributedDataset, DistributedIterator
@@ -115,12 +116,15 @@ def check_source(model: Any, method: str, source: Any) -> None:
         UnsupportedError: The data is such a dataset.
     """
     if isinstance(source, (DistributedDataset, DistributedIterator, Batches)):
-        raise UnsupportedError(
-            f"{method} of the Keras model {name_of(model)!r} was given {source!r}.\n\n"
+        raise call_as(
+            f"{method} of the Keras model {name_of(model)!r}",
+            refuse,
+            UnsupportedError,
+            f"{source!r}.",
             "Keras reads arrays, generators, PyDatasets, and datasets of tf.data, PyTorch and "
-            "Grain. The strategy of the model splits each batch over its replicas.\n\n"
+            "Grain. The strategy of the model splits each batch over its replicas.",
             f"Pass arrays: {method}(x, y, batch_size=32); or a generator of global batches: "
-            f"{method}((batch for batch in batches), steps_per_epoch=10)."
+            f"{method}((batch for batch in batches), steps_per_epoch=10).",
         )
 
 

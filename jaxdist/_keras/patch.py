@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxdist import _compat
+from jaxdist._called import called
 from jaxdist._hooks import MAKE_SERVER_FUNCTION
 from jaxdist._integers import check_all_fit
 from jaxdist._keras.forward.marks import mark_assigned
@@ -107,6 +108,7 @@ def _call_in_strategy(method: Callable[..., Any]) -> Callable[..., Any]:
     without_mesh = _compat.outside_of_meshes(method)
 
     @functools.wraps(method)
+    @called(lambda method: f"{method.__name__} of Keras")
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = check_call(self, f"{method.__name__}")
         if strategy is None:
@@ -117,7 +119,7 @@ def _call_in_strategy(method: Callable[..., Any]) -> Callable[..., Any]:
             # Keras puts these arrays on a device before a step gets them.
             given = {**dict(zip(("x", "y", "sample_weight"), args, strict=False)), **kwargs}
             for name, value in given.items():
-                check_all_fit(f"{method.__name__} of Keras", name, value)
+                check_all_fit(name, value)
         if current_model() is not None:
             with use_model(self, method.__name__):
                 return method(self, *args, **kwargs)

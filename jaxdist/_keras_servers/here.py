@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _compat
+from jaxdist._called import called
 from jaxdist._integers import check_all_fit
 from jaxdist._keras import give_back_after_errors, take_batches
 
@@ -29,12 +30,13 @@ class FunctionHere:
         eagerly = model.run_eagerly or not model.jit_compile
         self._step = self._compute if eagerly else jax.jit(self._compute)
 
+    @called("evaluate or predict of Keras")
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Run the next `steps_per_execution` steps; return the logs or outputs, and the state."""
         found = []
         with give_back_after_errors(self._model, self._kind, lambda: state):
             for batch in take_batches(self._model, iterator):
-                check_all_fit("evaluate or predict of Keras", "data", batch)
+                check_all_fit("data", batch)
                 result, new = self._step(state, batch)
                 arrays, structure = jax.tree.flatten(state)
                 for number, array in zip(self._changed[_describe(batch)], new, strict=True):

@@ -5,24 +5,24 @@ import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
+from jaxdist._called import name_call
 from jaxdist._launching.gpus import divide_gpus, list_gpus
 from jaxdist.errors import LaunchError
 
 FORCED = "--xla_force_host_platform_device_count"
 
 
-def check_devices(caller: str, devices: int | None, environment: Mapping[str, str]) -> None:
+def check_devices(devices: int | None, environment: Mapping[str, str]) -> None:
     """Raise if the number of devices is given both here and in XLA_FLAGS."""
     if devices is not None and FORCED in environment.get("XLA_FLAGS", ""):
         raise LaunchError(
-            f"{caller} was asked for {devices} devices in each process, and XLA_FLAGS has "
+            f"{name_call()} was asked for {devices} devices in each process, and XLA_FLAGS has "
             f"{FORCED}.\n\nOnly one of the two can decide how many CPU devices a process has.\n\n"
             f"Remove {FORCED} from XLA_FLAGS."
         )
 
 
 def make_environments(
-    caller: str,
     places: Sequence[int],
     devices: int | None,
     ports: Sequence[int],
@@ -33,7 +33,6 @@ def make_environments(
     """Return the environment of each process.
 
     Args:
-        caller: What starts the processes, for errors.
         places: The number of each process when the job began, which decides its GPUs.
         devices: Number of GPUs of each process, or of CPU devices without GPUs; None for one.
         ports: One for each process.
@@ -44,8 +43,8 @@ def make_environments(
     Raises:
         LaunchError: There are too few GPUs, or XLA_FLAGS also gives the number of devices.
     """
-    check_devices(caller, devices, os.environ)
-    gpus = divide_gpus(caller, max(places) + 1, devices or 1, os.environ, list_gpus)
+    check_devices(devices, os.environ)
+    gpus = divide_gpus(max(places) + 1, devices or 1, os.environ, list_gpus)
     addresses = [f"127.0.0.1:{port}" for port in ports]
     return [
         make_environment(

@@ -8,13 +8,13 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 
+from jaxdist._called import name_call
 from jaxdist.errors import LaunchError
 
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
 
 def divide_gpus(
-    caller: str,
     count: int,
     each: int,
     environment: Mapping[str, str],
@@ -23,7 +23,6 @@ def divide_gpus(
     """Return `CUDA_VISIBLE_DEVICES` of each process; None if JAX uses no GPU.
 
     Args:
-        caller: What starts the processes, for errors.
         count: Number of processes.
         each: Number of GPUs of each process.
         environment: The environment of the launcher.
@@ -50,10 +49,9 @@ def divide_gpus(
             f"Start {most} process(es)" if most else f"Ask for {len(gpus)} device(s) in one process"
         )
         raise LaunchError(
-            f"{caller} needs {count * each} GPUs for {count} processes, and there are {len(gpus)}"
-            f"{where}.\n\n"
-            f"Each process gets {each} GPU(s) that no other process uses.\n\n"
-            f"{fewer}, or set JAX_PLATFORMS=cpu to run the processes on the CPU."
+            f"{name_call()} needs {count * each} GPUs for {count} processes, and there are "
+            f"{len(gpus)}{where}.\n\nEach process gets {each} GPU(s) that no other process "
+            f"uses.\n\n{fewer}, or set JAX_PLATFORMS=cpu to run the processes on the CPU."
         )
     return [",".join(gpus[i * each : (i + 1) * each]) for i in range(count)]
 

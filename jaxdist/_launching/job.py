@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 
 from jaxdist import _compat
+from jaxdist._called import called
 from jaxdist._launching.attempt import Attempt, Patience
 from jaxdist._launching.child import Child, Write
 from jaxdist._launching.ends import End, name_signal
@@ -52,26 +53,26 @@ class Job:
     least: int | None = None
     caller: str = "jaxdist launch"
 
+    @called(lambda self: self.caller)
     def __post_init__(self) -> None:
         name = "-n" if self.caller == "jaxdist launch" else "n"
         if self.least is not None:
             name = "the second number of --elastic"
-        as_integer(self.caller, name, self.count, least=1, most=MOST_PROCESSES, example=2)
+        as_integer(name, self.count, least=1, most=MOST_PROCESSES, example=2)
         if self.least is not None:
             first = "the first number of --elastic"
-            as_integer(self.caller, first, self.least, least=1, most=self.count, example=1)
+            as_integer(first, self.least, least=1, most=self.count, example=1)
         if self.devices_per_process is not None:
             as_integer(
-                self.caller,
                 "devices_per_process",
                 self.devices_per_process,
                 least=1,
                 most=MOST_DEVICES,
                 example=1,
             )
-        as_integer(self.caller, "restarts", self.restarts, least=0)
+        as_integer("restarts", self.restarts, least=0)
         for part in ("report", "grace"):
-            as_number(self.caller, f"{part}_seconds", getattr(self.patience, part), least=0)
+            as_number(f"{part}_seconds", getattr(self.patience, part), least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +144,7 @@ def launch(job: Job, run: Run | None = None) -> int:
             attempt += 1
 
 
+@called(lambda job: job.caller)
 def run_attempt(
     job: Job,
     write: tuple[Write, Write],
@@ -161,7 +163,7 @@ def run_attempt(
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxdist-")))
         environments = make_environments(
-            job.caller, places, job.devices_per_process, ports, address, folder, attempt
+            places, job.devices_per_process, ports, address, folder, attempt
         )
 
         def start(index: int) -> Child:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxdist._called import called, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import InSlot, Program, unflatten
 from jaxdist._values import Kind, PerReplica, Sharded
@@ -125,12 +126,14 @@ def _check_program(program: Program) -> None:
         )
 
 
+@called("compile_for")
 def _check_one_length(program: Program, rows: int) -> None:
     lengths = _get_row_counts(program)
     if len(set(lengths.values())) > 1:
-        raise ArgumentError(
-            f"compile_for was given a global_batch of {rows} rows for each replica, and the "
-            f"per-replica inputs of {program.name} have different numbers of rows: {lengths}.\n\n"
-            "global_batch sets the number of rows of all per-replica inputs.\n\n"
-            "Pass the batch of that size to strategy.lower, and leave global_batch out."
+        raise refuse(
+            ArgumentError,
+            f"a global_batch of {rows} rows for each replica, and the per-replica inputs of "
+            f"{program.name} have different numbers of rows: {lengths}.",
+            "global_batch sets the number of rows of all per-replica inputs.",
+            "Pass the batch of that size to strategy.lower, and leave global_batch out.",
         )

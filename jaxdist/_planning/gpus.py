@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxdist import _gpus
 from jaxdist import _mesh as meshes
+from jaxdist._called import called, refuse
 from jaxdist._gpus import GpuCluster, cluster_of
 from jaxdist._planning.needs import read_memory_fraction
 from jaxdist._planning.target import Target
@@ -16,6 +17,7 @@ from jaxdist.errors import ArgumentTypeError, TopologyError
 _MOST_HOSTS_OF_PLANE = 16
 
 
+@called("compile_for")
 def describe(topology: str, logical: Any) -> Target:
     """Return a target of all GPUs of a cluster; see `make_target`."""
     cluster = cluster_of(topology)
@@ -35,34 +37,39 @@ def describe_one_like(of: Target) -> Target:
     return describe(f"{of.chip.name}:{ones}", 1)
 
 
+@called("compile_for")
 def list_logical_counts(topology: str) -> tuple[int, ...]:
     """Return the numbers of logical devices that divide an NVLink domain."""
     within = cluster_of(topology).gpus_of_domain
     return tuple(n for n in range(1, within + 1) if within % n == 0)
 
 
+@called("compile_for")
 def count_slices(topology: str) -> int:
     """Return the number of NVLink domains."""
     return cluster_of(topology).domains
 
 
+@called("compile_for")
 def _check_logical(cluster: GpuCluster, logical: Any) -> int:
     """Return the number of logical devices of a replica."""
     count = int(logical) if isinstance(logical, str) and logical.isdecimal() else logical
     within = cluster.gpus_of_domain
     if not isinstance(count, int) or isinstance(count, bool):
-        raise ArgumentTypeError(
-            f"compile_for was given logical={logical!r} for {cluster.name}.\n\n"
+        raise refuse(
+            ArgumentTypeError,
+            f"logical={logical!r} for {cluster.name}.",
             "The logical devices of a replica on GPUs are a number: the GPUs of an NVLink domain "
-            "are all joined with each other, so a shape means nothing.\n\n"
-            f"Pass for instance logical={list_logical_counts(cluster.name)[-1]}."
+            "are all joined with each other, so a shape means nothing.",
+            f"Pass for instance logical={list_logical_counts(cluster.name)[-1]}.",
         )
     if count < 1 or within % count:
         fitting = ", ".join(map(str, list_logical_counts(cluster.name)))
-        raise TopologyError(
-            f"compile_for was given logical={count} for {cluster.name}, which has {within} GPUs in "
-            "an NVLink domain.\n\nThe logical devices of a replica are in one domain, and divide "
-            f"it.\n\nUse one of {fitting}."
+        raise refuse(
+            TopologyError,
+            f"logical={count} for {cluster.name}, which has {within} GPUs in an NVLink domain.",
+            "The logical devices of a replica are in one domain, and divide it.",
+            f"Use one of {fitting}.",
         )
     return count
 

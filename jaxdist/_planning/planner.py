@@ -10,6 +10,7 @@ from concurrent.futures import Future, wait
 from typing import Any, ParamSpec, TypeVar
 
 from jaxdist import _replica
+from jaxdist._called import called, refuse
 from jaxdist._collectives import Communication
 from jaxdist._planning import memory_advice
 from jaxdist._planning.abstract_call import count_rows_per_replica, make_abstract_call
@@ -67,6 +68,7 @@ class Source:
     communication: Communication | None = None
 
 
+@called("compile_for")
 def plan(
     source: Source,
     topology: Any,
@@ -78,8 +80,8 @@ def plan(
     report: Report = lambda what: None,
 ) -> SlicePlan:
     """Compile a step for a slice, and for one device as a comparison; see `Program.compile_for`."""
-    as_flag("compile_for", "quick", quick)
-    file = None if save is None else check_path("compile_for", "save", save)
+    as_flag("quick", quick)
+    file = None if save is None else check_path("save", save)
     # This may be called in the scope of another strategy, which the step must not see.
     with _replica.enter_frame(None):
         report(f"describing {topology}")
@@ -210,28 +212,29 @@ def _compile_needs(source: Source, target: Target, rows: int) -> Needs:
     return _start_thread(compile_needs, source.lower(target.strategy, rows), target.device).result()
 
 
+@called("compile_for")
 def _get_rows(source: Source, target: Target, global_batch: int | None) -> int | None:
     # By default each replica keeps its rows, so a larger slice has a larger global batch.
     if global_batch is None:
         return source.rows
     count = target.strategy.num_replicas_in_sync
     most = (1 << 31) - 1
-    global_batch = as_integer(
-        "compile_for", "global_batch", global_batch, least=1, most=most, example=count
-    )
+    global_batch = as_integer("global_batch", global_batch, least=1, most=most, example=count)
     if source.rows is None:
-        raise ArgumentError(
-            f"compile_for was given global_batch={global_batch}, and the step has no per-replica "
-            "input.\n\nThe rows of a batch are shared by the replicas, and no argument has rows "
-            "of replicas.\n\nLeave global_batch out."
+        raise refuse(
+            ArgumentError,
+            f"global_batch={global_batch}, and the step has no per-replica input.",
+            "The rows of a batch are shared by the replicas, and no argument has rows of replicas.",
+            "Leave global_batch out.",
         )
     if global_batch < count or global_batch % count:
         below, above = global_batch - global_batch % count, global_batch + -global_batch % count
         near = sorted({max(count, below), max(count, above)})
-        raise ArgumentError(
-            f"compile_for was given global_batch={global_batch}, and {target.name} has {count} "
-            "replicas.\n\nEach replica takes the same number of rows, one or more.\n\n"
-            f"Use {' or '.join(map(str, near))}."
+        raise refuse(
+            ArgumentError,
+            f"global_batch={global_batch}, and {target.name} has {count} replicas.",
+            "Each replica takes the same number of rows, one or more.",
+            f"Use {' or '.join(map(str, near))}.",
         )
     return global_batch // count
 

@@ -8,6 +8,7 @@ from typing import Self
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from jaxdist._called import called, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._strategies import Strategy
 from jaxdist.errors import ArgumentError
@@ -62,6 +63,7 @@ class Axes:
         mesh = Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
         return ReplicaMesh(mesh, self.replica, described=layout.described, process=layout.process)
 
+    @called("compile_for")
     def _size_replica_axes(self, count: int, num_slices: int) -> tuple[int, ...]:
         if len(self.replica) == 1:
             return (count,)
@@ -71,15 +73,17 @@ class Axes:
             held = ", ".join(
                 f"{size} for {name!r}" for name, size in zip(self.replica, kept, strict=False)
             )
-            raise ArgumentError(
-                f"compile_for was given a topology with {count:,} replicas for a strategy whose "
-                f"replicas are along the axes {self.replica}.\n\n"
-                f"With {held}, the number of replicas must be a multiple of "
-                f"{math.prod(kept):,}.\n\nUse a slice, or logical devices, with a multiple of "
-                f"{math.prod(kept):,} replicas."
+            raise refuse(
+                ArgumentError,
+                f"a topology with {count:,} replicas for a strategy whose replicas are along the "
+                f"axes {self.replica}.",
+                f"With {held}, the number of replicas must be a multiple of {math.prod(kept):,}.",
+                f"Use a slice, or logical devices, with a multiple of {math.prod(kept):,} "
+                "replicas.",
             )
         return (*kept, count // math.prod(kept))
 
+    @called("compile_for")
     def _size_logical_axes(self, names: tuple[str, ...], count: int) -> tuple[int, ...]:
         # A single axis can have any size. Several axes do not say how to divide the devices.
         if len(names) == 1:
@@ -87,11 +91,12 @@ class Axes:
         sizes = tuple(self.sizes[name] for name in names)
         if math.prod(sizes) != count:
             held = ", ".join(f"{name!r} of {self.sizes[name]}" for name in names)
-            raise ArgumentError(
-                f"compile_for was given logical with {count} logical devices, and the strategy "
-                f"splits values over the axes {held}.\n\n"
-                f"Several axes keep their sizes, {math.prod(sizes)} logical devices.\n\n"
-                f"Leave logical out, or pass a shape of {math.prod(sizes)}."
+            raise refuse(
+                ArgumentError,
+                f"logical with {count} logical devices, and the strategy splits values over the "
+                f"axes {held}.",
+                f"Several axes keep their sizes, {math.prod(sizes)} logical devices.",
+                f"Leave logical out, or pass a shape of {math.prod(sizes)}.",
             )
         return sizes
 

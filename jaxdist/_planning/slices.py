@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdist._called import called, name_call, refuse
 from jaxdist._planning.slice_axes import assign_slices
 from jaxdist._planning.slice_shape import find_logical_shape, list_counts
 from jaxdist._planning.target import Target
@@ -65,30 +66,33 @@ def _build_target(
     )
 
 
+@called("compile_for")
 def _parse_slice(topology: Any) -> Slice:
     if isinstance(topology, Slice):
         return topology
     if isinstance(topology, TPUSystem):
         topology = topology.name
     if isinstance(topology, Topology):
-        raise ArgumentTypeError(
-            f"compile_for was given topology={topology!r}.\n\n"
-            "A plan needs the generation of the TPU, and a Topology has only the places of cores."
-            "\n\nPass the name of the slice, such as 'v5e:4x4', or jaxdist.tpu.slice_of('v5e:4x4')."
+        raise refuse(
+            ArgumentTypeError,
+            f"topology={topology!r}.",
+            "A plan needs the generation of the TPU, and a Topology has only the places of cores.",
+            "Pass the name of the slice, such as 'v5e:4x4', or jaxdist.tpu.slice_of('v5e:4x4').",
         )
     remedy = "Pass its name: 'v5p:8x8x8', 'v5e:4x4*2' for two slices, or 'h100:4x8' for GPUs."
     what = "a slice of TPUs, or GPUs"
-    check_instance("compile_for", "topology", topology, str, what, remedy)
-    check_text("compile_for", "topology", topology, "v5e:4x4")
+    check_instance("topology", topology, str, what, remedy)
+    check_text("topology", topology, "v5e:4x4")
     # "local" is a valid name for a resolver, so this error names the right call.
     if topology == "local":
-        raise ArgumentError(
-            "compile_for was given topology='local'.\n\n"
-            "A plan is for TPUs or GPUs that this machine does not have.\n\n"
-            "Call strategy.lower(step, args).explain(), or name a slice, such as 'v5p:8x8x8'."
+        raise refuse(
+            ArgumentError,
+            "topology='local'.",
+            "A plan is for TPUs or GPUs that this machine does not have.",
+            "Call strategy.lower(step, args).explain(), or name a slice, such as 'v5p:8x8x8'.",
         )
     # Users may pass the name that they gave to a resolver.
-    with CallerRename("tpu.slice_of was given name=", "compile_for was given topology="):
+    with CallerRename("tpu.slice_of was given name=", f"{name_call()} was given topology="):
         return slice_of(topology.removeprefix("described:").removeprefix("virtual:"))
 
 
@@ -97,20 +101,23 @@ def _format_name(described: Slice) -> str:
     return described.name + more
 
 
+@called("compile_for")
 def _check_pod(described: Slice) -> None:
     if described.num_slices > _MOST_SLICES:
-        raise TopologyError(
-            f"compile_for was given {described.num_slices:,} slices of {described.name}.\n\n"
-            f"The compiler of libtpu takes {_MOST_SLICES} slices at most.\n\n"
-            f"Use fewer and larger slices, for instance '{described.name}*{_MOST_SLICES}'."
+        raise refuse(
+            TopologyError,
+            f"{described.num_slices:,} slices of {described.name}.",
+            f"The compiler of libtpu takes {_MOST_SLICES} slices at most.",
+            f"Use fewer and larger slices, for instance '{described.name}*{_MOST_SLICES}'.",
         )
     chip = CHIPS[described.generation.removeprefix("tpu")]
     chips = int(np.prod(described.shape))
     if chips > chip.pod_chips:
         largest = "x".join(map(str, chip.pod))
-        raise TopologyError(
-            f"compile_for was given the slice {described.name}, which has {chips:,} chips.\n\n"
-            f"The largest slice of {described.generation} has {chip.pod_chips:,} chips.\n\n"
+        raise refuse(
+            TopologyError,
+            f"the slice {described.name}, which has {chips:,} chips.",
+            f"The largest slice of {described.generation} has {chip.pod_chips:,} chips.",
             f"Use several slices, for instance {described.generation}:{largest}*"
-            f"{-(-chips // chip.pod_chips)}, or fewer chips."
+            f"{-(-chips // chip.pod_chips)}, or fewer chips.",
         )

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist._devices import chips
 from jaxdist._preemption.machine import ReadMetadata, has_maintenance_event
 from jaxdist._validate import as_number, check_callable
@@ -49,6 +50,7 @@ class TerminationConfig:
         `tf.distribute.experimental.TerminationConfig`.
     """
 
+    @called(_CALLER)
     def __init__(
         self,
         termination_watcher_fn: Callable[[], bool] | None = None,
@@ -63,14 +65,15 @@ class TerminationConfig:
         }
         for name, function in functions.items():
             if function is not None:
-                check_callable(_CALLER, function, name, f"Pass a function, or leave {name} out.")
+                check_callable(function, name, f"Pass a function, or leave {name} out.")
         if grace_period is not None:
-            grace_period = as_number(_CALLER, "grace_period", grace_period)
+            grace_period = as_number("grace_period", grace_period)
             if not 0 <= grace_period < math.inf:
-                raise ArgumentError(
-                    f"{_CALLER} was given grace_period={grace_period!r}.\n\n"
-                    "It is a number of seconds, from 0 up.\n\n"
-                    "Pass for instance grace_period=120, or leave it out."
+                raise refuse(
+                    ArgumentError,
+                    f"grace_period={grace_period!r}.",
+                    "It is a number of seconds, from 0 up.",
+                    "Pass for instance grace_period=120, or leave it out.",
                 )
         self.termination_watcher_fn = termination_watcher_fn
         self.exit_fn = exit_fn

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+from jaxdist._called import called, refuse
 from jaxdist._checkpoints import Restored
 from jaxdist._preemption.config import CompleteConfig, TerminationConfig, complete_config
 from jaxdist._preemption.machine import ReadMetadata, find_metadata_server
@@ -99,6 +100,7 @@ class PreemptionCheckpointHandler:
         `tf.distribute.experimental.PreemptionCheckpointHandler`.
     """
 
+    @called(_CALLER)
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None,
@@ -111,12 +113,12 @@ class PreemptionCheckpointHandler:
         kinds = (TerminationConfig, type(None))
         remedy = "Pass for instance TerminationConfig(grace_period=120), or leave it out."
         what = "a TerminationConfig or None"
-        check_instance(_CALLER, "termination_config", termination_config, kinds, what, remedy)
+        check_instance("termination_config", termination_config, kinds, what, remedy)
         if read_metadata is not None:
             remedy = "Leave it out: then the machine is asked."
-            check_callable(_CALLER, read_metadata, "read_metadata", remedy)
-        members = find_members(_CALLER, cluster_resolver)
-        self._saving = Saving(_CALLER, checkpoint_or_checkpoint_manager, checkpoint_dir)
+            check_callable(read_metadata, "read_metadata", remedy)
+        members = find_members(cluster_resolver)
+        self._saving = Saving(checkpoint_or_checkpoint_manager, checkpoint_dir)
         self._config: CompleteConfig = complete_config(
             termination_config, read_metadata or find_metadata_server()
         )
@@ -128,7 +130,7 @@ class PreemptionCheckpointHandler:
         self._seconds_of_step = 0.0
         self._steps_timed = 0
         watch = self._config.watch
-        notices: Notices = Sigterm(_CALLER) if watch is None else Questions(watch)
+        notices: Notices = Sigterm() if watch is None else Questions(watch)
         self._agreement = StepAgreement(
             (get_store() if members.count > 1 else None) or LocalStore(),
             members,
@@ -151,6 +153,7 @@ class PreemptionCheckpointHandler:
         """Number of completed calls of `run`, including those before restarts of the job."""
         return self._runs
 
+    @called(f"{_CALLER}.run")
     def run(self, distributed_train_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a training step; before it, save and end the job if all processes have agreed to.
 
@@ -177,7 +180,7 @@ class PreemptionCheckpointHandler:
             2
             >>> handler.close()
         """
-        check_callable(f"{_CALLER}.run", distributed_train_function, "distributed_train_function")
+        check_callable(distributed_train_function, "distributed_train_function")
         self._check((), {})
         began = time.monotonic()
         try:
@@ -191,6 +194,7 @@ class PreemptionCheckpointHandler:
         self._seconds_of_step += (seconds - self._seconds_of_step) / self._steps_timed
         return result
 
+    @called(f"{_CALLER}.save_checkpoint_if_preempted")
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
         """Save and end the job if all processes have agreed to; call it once after each step.
 
@@ -216,11 +220,11 @@ class PreemptionCheckpointHandler:
             >>> handler.close()
         """
         if self._config.save is None and (args or set(kwargs) - {"notes"}):
-            raise ArgumentTypeError(
-                f"{_CALLER}.save_checkpoint_if_preempted was given "
-                f"{show(args or kwargs)}.\n\n"
-                "Without save_fn, Checkpoints.save gets the state of the handler and notes=.\n\n"
-                "Pass notes={...}, or TerminationConfig(save_fn=...), which gets the arguments."
+            raise refuse(
+                ArgumentTypeError,
+                f"{show(args or kwargs)}.",
+                "Without save_fn, Checkpoints.save gets the state of the handler and notes=.",
+                "Pass notes={...}, or TerminationConfig(save_fn=...), which gets the arguments.",
             )
         self._check(args, kwargs)
         self._runs += 1
@@ -319,7 +323,7 @@ def _stop(agreement: StepAgreement, notices: Notices, saving: Saving) -> None:
 _TRAINING = ("chief", "worker")
 
 
-def find_members(caller: str, resolver: Any) -> Process:
+def find_members(resolver: Any) -> Process:
     """Return this process among those that train together.
 
     Raises:
@@ -330,30 +334,32 @@ def find_members(caller: str, resolver: Any) -> Process:
     """
     remedy = "Pass strategy.cluster_resolver, or None for the processes that were joined."
     kinds = (ClusterResolver, type(None))
-    check_instance(caller, "cluster_resolver", resolver, kinds, "a ClusterResolver", remedy)
+    check_instance("cluster_resolver", resolver, kinds, "a ClusterResolver", remedy)
     joined = get_process_of_job()
     tasks: dict[str, Any] = {} if resolver is None else resolver.cluster_spec().as_dict()
     if "ps" in tasks:
-        raise UnsupportedError(
-            f"{caller} was given a cluster with parameter servers: {sorted(tasks)}.\n\n"
+        raise refuse(
+            UnsupportedError,
+            f"a cluster with parameter servers: {sorted(tasks)}.",
             "It saves at one step of all workers, and workers of parameter servers have steps of "
-            "their own.\n\nSave with training.Checkpoints from the coordinator."
+            "their own.",
+            "Save with training.Checkpoints from the coordinator.",
         )
     if resolver is not None and resolver.task_type == "evaluator":
         return Process(0, 1)
     count = sum(len(tasks.get(name, ())) for name in _TRAINING)
     if count > 1 and joined is None:
-        raise ContextError(
-            f"{caller} was given a cluster of {count} tasks, and this process has joined no "
-            "other.\n\n"
-            "The processes agree over their connection.\n\n"
-            "Make the strategy first: MultiWorkerMirroredStrategy(cluster_resolver=resolver)."
+        raise refuse(
+            ContextError,
+            f"a cluster of {count} tasks, and this process has joined no other.",
+            "The processes agree over their connection.",
+            "Make the strategy first: MultiWorkerMirroredStrategy(cluster_resolver=resolver).",
         )
     if count > 1 and joined is not None and joined.count != count:
-        raise ArgumentError(
-            f"{caller} was given a cluster of {count} tasks, and this process has joined "
-            f"{joined.count}.\n\n"
-            "All processes of the job save together.\n\n"
-            "Pass strategy.cluster_resolver of the strategy that trains."
+        raise refuse(
+            ArgumentError,
+            f"a cluster of {count} tasks, and this process has joined {joined.count}.",
+            "All processes of the job save together.",
+            "Pass strategy.cluster_resolver of the strategy that trains.",
         )
     return joined or Process(0, 1)

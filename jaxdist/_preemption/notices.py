@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
+from jaxdist._called import name_call
 from jaxdist.errors import ContextError
 
 _SECONDS_BETWEEN_QUESTIONS = 1.0
@@ -40,11 +41,11 @@ class Sigterm:
     reason = "SIGTERM"
     error: Exception | None = None
 
-    def __init__(self, caller: str) -> None:
+    def __init__(self) -> None:
         self.time: float | None = None
         if not _is_main_thread():
             raise ContextError(
-                f"{caller} was made in the thread {threading.current_thread().name!r}.\n\n"
+                f"{name_call()} was made in the thread {threading.current_thread().name!r}.\n\n"
                 "It listens to SIGTERM, and Python handles signals in the main thread only.\n\n"
                 "Make it in the main thread, or pass "
                 "TerminationConfig(termination_watcher_fn=...)."

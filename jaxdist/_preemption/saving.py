@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxdist._called import name_call, refuse
 from jaxdist._checkpoints import Checkpoints, Restored, find_plain_leaves, to_plain
 from jaxdist._validate import as_path, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError
@@ -33,31 +34,35 @@ class Saving:
             and a state.
     """
 
-    def __init__(self, caller: str, given: Any, directory: Any) -> None:
+    def __init__(self, given: Any, directory: Any) -> None:
+        caller = name_call()
         self._caller = caller
         if isinstance(given, Checkpoints):
-            raise ArgumentTypeError(
-                f"{caller} was given {_ARGUMENT}={show(given)}.\n\n"
-                "training.Checkpoints does not hold the state that it saves.\n\n"
-                f"Pass both: {_ARGUMENT}=(checkpoints, state)."
+            raise refuse(
+                ArgumentTypeError,
+                f"{_ARGUMENT}={show(given)}.",
+                "training.Checkpoints does not hold the state that it saves.",
+                f"Pass both: {_ARGUMENT}=(checkpoints, state).",
             )
         if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Checkpoints):
             if directory is not None:
-                raise ArgumentError(
-                    f"{caller} was given checkpoint_dir={show(directory)} and checkpoints of "
-                    f"{given[0].directory}.\n\n"
-                    "The checkpoints have a directory already.\n\nLeave checkpoint_dir out."
+                raise refuse(
+                    ArgumentError,
+                    f"checkpoint_dir={show(directory)} and checkpoints of {given[0].directory}.",
+                    "The checkpoints have a directory already.",
+                    "Leave checkpoint_dir out.",
                 )
             self.checkpoints, state = given
             self._is_own = False
         else:
             if directory is None:
-                raise ArgumentError(
-                    f"{caller} was given a state and checkpoint_dir=None.\n\n"
-                    "A state needs a directory for its checkpoints.\n\n"
-                    "Pass for instance checkpoint_dir='runs/job', or (checkpoints, state)."
+                raise refuse(
+                    ArgumentError,
+                    "a state and checkpoint_dir=None.",
+                    "A state needs a directory for its checkpoints.",
+                    "Pass for instance checkpoint_dir='runs/job', or (checkpoints, state).",
                 )
-            directory = as_path(caller, "checkpoint_dir", directory, "runs/job")
+            directory = as_path("checkpoint_dir", directory, "runs/job")
             self.checkpoints, state = Checkpoints(directory, keep=1), given
             self._is_own = True
         self._read: Callable[[], Any] | None = None
@@ -67,7 +72,7 @@ class Saving:
             self.get_state(0)
         else:
             self._state = state
-            _check_can_be_written(caller, state)
+            _check_can_be_written(state)
 
     def get_state(self, runs: int) -> tuple[int, Any]:
         """Return the step of the next checkpoint, and the state."""
@@ -143,22 +148,24 @@ def _is_function(state: Any) -> bool:
     return inspect.isroutine(state) or isinstance(state, functools.partial)
 
 
-def _check_can_be_written(caller: str, state: Any) -> None:
+def _check_can_be_written(state: Any) -> None:
     plain = find_plain_leaves(state)
     if plain:
         shown = ", ".join(f"state{path}" for path in plain[:_MOST_SHOWN])
         more = f" and {len(plain) - _MOST_SHOWN} more" if len(plain) > _MOST_SHOWN else ""
-        raise ArgumentError(
-            f"{caller} was given in {_ARGUMENT} a state with {len(plain)} arrays or other values "
-            f"outside of NNX objects and variables: {shown}{more}.\n\n"
-            "Each step makes new arrays. The handler would save those that it was given.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"in {_ARGUMENT} a state with {len(plain)} arrays or other values outside of NNX "
+            f"objects and variables: {shown}{more}.",
+            "Each step makes new arrays. The handler would save those that it was given.",
             "Pass a function that returns the present step and state, and take what was restored "
-            "from handler.restored: lambda: (step, state)."
+            "from handler.restored: lambda: (step, state).",
         )
     if not jax.tree.leaves(to_plain(state)):
-        raise ArgumentError(
-            f"{caller} was given {_ARGUMENT}={show(state)}, which has no arrays.\n\n"
-            "It is the state that a restart needs.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"{_ARGUMENT}={show(state)}, which has no arrays.",
+            "It is the state that a restart needs.",
             "Pass for instance (model, optimizer), or a function that returns the number of "
-            "completed steps and the state."
+            "completed steps and the state.",
         )

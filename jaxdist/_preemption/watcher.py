@@ -6,6 +6,7 @@ import time
 import weakref
 from typing import Any, cast
 
+from jaxdist._called import called
 from jaxdist._preemption.notices import Sigterm
 from jaxdist._processes import (
     LocalStore,
@@ -79,8 +80,9 @@ class PreemptionWatcher:
 class _Watch:
     """Reports SIGTERM of this process to the others, and reads their reports."""
 
+    @called(_CALLER)
     def __init__(self, store: Store, process: Process) -> None:
-        self.sigterm = Sigterm(_CALLER)
+        self.sigterm = Sigterm()
         self._store = store
         self._process = process
         self._culprit: int | None = None

@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Sequence
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import show
 from jaxdist.errors import ClusterError
 
@@ -42,7 +43,7 @@ def describe_addresses(lowest: int = 1) -> str:
     )
 
 
-def split_address(caller: str, address: str) -> tuple[str, int]:
+def split_address(address: str) -> tuple[str, int]:
     """Return the host and the port of `host:port` or `[ipv6]:port`.
 
     Raises:
@@ -50,9 +51,11 @@ def split_address(caller: str, address: str) -> tuple[str, int]:
     """
     found = parse_address(str(address))
     if found is None:
-        raise ClusterError(
-            f"{caller} was given the address {show(address)}.\n\n{describe_addresses()}\n\n"
-            "Write for instance 'worker0.example.com:12345' or '[::1]:12345'."
+        raise refuse(
+            ClusterError,
+            f"the address {show(address)}.",
+            f"{describe_addresses()}",
+            "Write for instance 'worker0.example.com:12345' or '[::1]:12345'.",
         )
     return found
 
@@ -121,10 +124,11 @@ def listen(host: str, port: int) -> socket.socket | None:
     return server
 
 
+@called("join")
 def find_bind_address(addresses: Sequence[str]) -> str:
     """Return where process 0 hosts the service, on no more interfaces than the job needs."""
-    host, port = split_address("join", addresses[0])
-    hosts = [split_address("join", address)[0] for address in addresses]
+    host, port = split_address(addresses[0])
+    hosts = [split_address(address)[0] for address in addresses]
     if all(is_loopback(h) for h in hosts):
         host = "127.0.0.1" if host == "localhost" else host
         return format_address(host, port)

@@ -16,6 +16,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+from jaxdist._called import called
 from jaxdist._processes.addresses import is_loopback, listen, split_address
 
 # Which network interfaces NCCL uses.
@@ -87,6 +88,7 @@ class OwnAddress:
     reason: str
 
 
+@called("join")
 def find_own_address(
     addresses: Sequence[str], index: int, service: str = "", machine: Machine | None = None
 ) -> OwnAddress | None:
@@ -105,7 +107,7 @@ def find_own_address(
         ClusterError: An address is not `host:port`.
     """
     machine = machine or Machine()
-    hosts = [split_address("join", address)[0] for address in addresses]
+    hosts = [split_address(address)[0] for address in addresses]
     # Processes that all run on one machine may use loopback.
     is_local = all(is_loopback(host) for host in hosts)
     # Both ends of a connection have the same kind of address.
@@ -116,7 +118,7 @@ def find_own_address(
             return OwnAddress(address, f"the address of {hosts[index]} in the cluster")
     others = [host for i, host in enumerate(hosts) if i != index]
     if service:
-        others.insert(0, split_address("join", service)[0])
+        others.insert(0, split_address(service)[0])
     for host in others:
         source = machine.find_source(host)
         if source is not None and not is_loopback(source):

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 
+from jaxdist._called import call_as, called
 from jaxdist._compat import get_process_numbers
 from jaxdist._validate import as_integer
 
@@ -37,10 +38,10 @@ class Process:
     index: int
     count: int
 
+    @called(lambda self: f"Process(count={self.count})")
     def __post_init__(self) -> None:
-        as_integer("Process", "count", self.count, least=1)
-        caller = f"Process(count={self.count})"
-        as_integer(caller, "index", self.index, least=0, most=self.count - 1)
+        call_as("Process", as_integer, "count", self.count, least=1)
+        as_integer("index", self.index, least=0, most=self.count - 1)
 
     @property
     def is_first(self) -> bool:

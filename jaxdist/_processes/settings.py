@@ -4,6 +4,7 @@ import dataclasses
 import os
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_number, show
 from jaxdist.errors import ArgumentError
 
@@ -57,6 +58,7 @@ def get_settings() -> Settings:
     return Settings(**(_read_environment() | _chosen))
 
 
+@called("config.processes")
 def processes(
     *,
     quiet_seconds: float | None = None,
@@ -101,15 +103,12 @@ def processes(
     given = dict(zip(_NAMES, [quiet_seconds, heartbeat_seconds, join_seconds, abort_seconds,
                               collective_seconds, rpc_seconds], strict=True))  # fmt: skip
     # All values are checked before the first is set.
-    checked = {
-        name: _check("config.processes", name, value)
-        for name, value in given.items()
-        if value is not None
-    }
+    checked = {name: _check(name, value) for name, value in given.items() if value is not None}
     _chosen.update(checked)
     return get_settings()
 
 
+@called("The environment variable")
 def _read_environment() -> dict[str, float]:
     found: dict[str, float] = {}
     for name in _NAMES:
@@ -124,17 +123,19 @@ def _read_environment() -> dict[str, float]:
                 "It is a time in seconds, above 0.\n\n"
                 f"Set for instance {variable_of(name)}=60, or unset it."
             ) from None
-        found[name] = _check("The environment variable", variable_of(name), value, name)
+        found[name] = _check(variable_of(name), value, name)
     return found
 
 
-def _check(caller: str, shown: str, value: Any, name: str = "") -> float:
-    number = as_number(caller, shown, value, example=60)
+def _check(shown: str, value: Any, name: str = "") -> float:
+    number = as_number(shown, value, example=60)
     least = _LEAST.get(name or shown, 0.0)
     if number <= 0 or number < least:
         rule = f"is {least:g} or more" if least else "is above 0"
-        raise ArgumentError(
-            f"{caller} was given {shown}={value!r}.\n\n{shown} is a time in seconds and {rule}.\n\n"
-            f"Pass for instance {shown}=60."
+        raise refuse(
+            ArgumentError,
+            f"{shown}={value!r}.",
+            f"{shown} is a time in seconds and {rule}.",
+            f"Pass for instance {shown}=60.",
         )
     return number

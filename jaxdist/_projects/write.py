@@ -6,6 +6,7 @@ import string
 import tempfile
 from pathlib import Path
 
+from jaxdist._called import called, name_call, refuse
 from jaxdist._validate import as_path
 from jaxdist.errors import ArgumentError
 
@@ -13,6 +14,7 @@ _TEMPLATES = Path(__file__).parent / "template"
 _SUFFIX = ".template"
 
 
+@called("jaxdist new")
 def write_project(directory: str | Path) -> list[Path]:
     """Write a project into a new folder, which gives the project its name.
 
@@ -33,20 +35,22 @@ def write_project(directory: str | Path) -> list[Path]:
         ...     [path.name for path in write_project(Path(folder) / "flowers")][:4]
         ['README.md', 'config.toml', 'data.py', 'flowers.ipynb']
     """
-    caller = "jaxdist new"
-    folder = Path(as_path(caller, "NAME", directory, "flowers")).absolute()
+    folder = Path(as_path("NAME", directory, "flowers")).absolute()
     name = folder.name
     if not name.isidentifier() or keyword.iskeyword(name):
-        raise ArgumentError(
-            f"{caller} was given {name!r}.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"{name!r}.",
             "The name of a project has letters, digits and underscores, and does not begin with a "
-            f"digit.\n\nPass for instance {_suggest(name)}."
+            "digit.",
+            f"Pass for instance {_suggest(name)}.",
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ArgumentError(
-            f"{caller} was given {str(directory)!r}, which has files already.\n\n"
-            "It writes a new folder, and replaces no file.\n\n"
-            "Pass another name, or move the folder away."
+        raise refuse(
+            ArgumentError,
+            f"{str(directory)!r}, which has files already.",
+            "It writes a new folder, and replaces no file.",
+            "Pass another name, or move the folder away.",
         )
     texts = {
         _target_of(path.name, name): string.Template(path.read_text()).substitute(name=name)
@@ -65,7 +69,7 @@ def write_project(directory: str | Path) -> list[Path]:
             shutil.move(complete, folder)
     except OSError as error:
         raise ArgumentError(
-            f"{caller} cannot write {str(directory)!r}: {error}.\n\n"
+            f"{name_call()} cannot write {str(directory)!r}: {error}.\n\n"
             "It writes a new folder.\n\nPass a folder that you may write."
         ) from error
     return [folder / target for target in sorted(texts)]

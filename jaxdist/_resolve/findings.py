@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 
 from jaxdist import _processes
+from jaxdist._called import called
 from jaxdist._resolve.network import Network
 from jaxdist.cluster_resolver import describe_unused_sign
 
@@ -39,9 +40,10 @@ class Situation:
     probe: bool
 
     @property
+    @called("jaxdist resolve")
     def places(self) -> list[tuple[str, int]]:
         """Host and port of each process."""
-        return [_processes.split_address("jaxdist resolve", a) for a in self.tasks.values()]
+        return [_processes.split_address(a) for a in self.tasks.values()]
 
     @functools.cached_property
     def own(self) -> _processes.OwnAddress | None:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from jaxdist import _processes
+from jaxdist._called import called
 from jaxdist._resolve.findings import ERROR, Finding, Situation, list_findings
 from jaxdist._resolve.network import Network
 from jaxdist.cluster_resolver import ClusterResolver, find_own_task, list_training_tasks
@@ -31,6 +32,7 @@ class Report:
         return int(bool(self.findings))
 
 
+@called(CALLER)
 def make_report(
     source: str,
     resolver: ClusterResolver,
@@ -51,7 +53,7 @@ def make_report(
     Raises:
         ClusterError: This process is not one of the tasks, or the cluster is not valid.
     """
-    own = find_own_task(CALLER, resolver)
+    own = find_own_task(resolver)
     tasks = list_training_tasks(resolver)
     index = list(tasks).index(own) if own in tasks else None
     situation = Situation(environ, network, tasks, index, probe)

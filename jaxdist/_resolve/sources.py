@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import MutableMapping
 
+from jaxdist._called import called, refuse
 from jaxdist.cluster_resolver import (
     ClusterResolver,
     GCEClusterResolver,
@@ -100,13 +101,15 @@ def make_resolver(
     return resolver
 
 
+@called("--from gce")
 def _make_gce(port: int, options: Options) -> GCEClusterResolver:
     project, zone, group = options.project, options.zone, options.instance_group
     if project is None or zone is None or group is None:
-        raise ArgumentError(
-            f"--from gce was given --project {project}, --zone {zone} and --instance-group "
-            f"{group}.\n\nAn instance group has all three.\n\n"
-            "Pass --project my-project --zone us-west1-a --instance-group my-group."
+        raise refuse(
+            ArgumentError,
+            f"--project {project}, --zone {zone} and --instance-group {group}.",
+            "An instance group has all three.",
+            "Pass --project my-project --zone us-west1-a --instance-group my-group.",
         )
     task_type = options.task_type or "worker"
     return GCEClusterResolver(project, zone, group, port, task_type, options.task_id)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Self, final
 import jax
 
 from jaxdist import _checks, _collectives, _compat, _processes, _replica, _reports, data
+from jaxdist._called import call_as, called, refuse
 from jaxdist._collectives import ReduceOp
 from jaxdist._hooks import COMPILE_FOR, MAKE_STRATEGY
 from jaxdist._mesh import ReplicaMesh
@@ -85,6 +86,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         )
 
     @final
+    @called(lambda self: type(self).__name__)
     def _set_up(
         self, layout: ReplicaMesh, communication: _collectives.Communication | None = None
     ) -> None:
@@ -93,7 +95,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             communication or _collectives.Communication(), is_shared=layout.is_shared
         )
         seconds = self.communication.options.timeout_seconds
-        check_limit(type(self).__name__, seconds)
+        check_limit(seconds)
         if layout.is_shared and seconds != layout.timeout_seconds:
             layout = dataclasses.replace(layout, timeout_seconds=seconds)
         self.layout = layout
@@ -176,6 +178,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
 
     # Running
 
+    @called("strategy.run")
     def run(
         self,
         fn: Callable[..., Any],
@@ -235,14 +238,12 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             merging = check_run(self) if _raw_frame() is not None or _replica.ambient else None
             if more or type(args) is not tuple or (kwargs is not None and type(kwargs) is not dict):
                 is_argument = bool(more) or not isinstance(options, RunOptions | None)
-                check_call_arguments(
-                    "strategy.run", args, kwargs, (options, *more) if is_argument else ()
-                )
+                check_call_arguments(args, kwargs, (options, *more) if is_argument else ())
             if merging is not None:
-                check_callable("strategy.run", fn)
+                check_callable(fn)
                 if options is not None:
                     why = "what it runs is part of the program around it"
-                    log_without_effect("strategy.run in a merge function", "options", why)
+                    call_as("strategy.run in a merge function", log_without_effect, "options", why)
                 return merged.run(self, merging, fn, args, kwargs)
             # Only functions are looked up here: the runner decides how other callables (bound
             # methods, partials, NNX modules) are identified.
@@ -251,7 +252,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             if step is not None:
                 call = step.call
             else:
-                check_callable("strategy.run", fn)
+                check_callable(fn)
                 if EAGERLY:
                     return self._runner.op_by_op(fn, args, kwargs, options)
                 call = self._runner.find_call(fn, options)
@@ -272,6 +273,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
 
     @final
     @_compat.with_hidden_frames
+    @called("strategy.lower")
     def lower(
         self,
         fn: Callable[..., Any],
@@ -308,8 +310,8 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
                 none
         """
         check_lower(self)
-        check_call_arguments("strategy.lower", args, kwargs)
-        check_callable("strategy.lower", fn)
+        check_call_arguments(args, kwargs)
+        check_callable(fn)
         # The runner's errors begin with `strategy.run`; the user called `strategy.lower`.
         with CallerRename("strategy.run ", "strategy.lower "):
             program = self._runner.program(fn, args, kwargs, options)
@@ -324,6 +326,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
     @final
     @_compat.with_hidden_frames
     @_compat.outside_of_meshes
+    @called("strategy.check_gradients")
     def check_gradients(
         self,
         fn: Callable[..., Any],
@@ -381,12 +384,12 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             (False, 8)
         """
         check_across(self, "check_gradients", "Call it outside strategy.run, on the step.")
-        check_call_arguments("strategy.check_gradients", args, kwargs)
-        check_callable("strategy.check_gradients", fn)
+        check_call_arguments(args, kwargs)
+        check_callable(fn)
         # `check_gradients` rejects options of the wrong type.
         if isinstance(options, RunOptions) and options.donate_argnums:
             why = "both steps run on copies"
-            log_without_effect("strategy.check_gradients", "donate_argnums", why)
+            log_without_effect("donate_argnums", why)
         return _checks.check_gradients(self, fn, args, dict(kwargs or {}), options, rtol)
 
     # Across replicas
@@ -486,6 +489,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             self._between.limit(fn, seconds)
 
     @_compat.outside_of_meshes
+    @called(lambda method: method.caller)
     def _combine(
         self, method: Method, value: PyTree, axis: Any, asked: Any, frame: Any, op: Any = None
     ) -> PyTree:
@@ -495,7 +499,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         given = [getattr(x, "timeout_seconds", None) for x in asked]
         own = self.communication.options.timeout_seconds
         seconds = next((x for x in given if x is not None), own)
-        check_limit(method.caller, seconds)
+        check_limit(seconds)
         return self._between.combine(
             method.caller,
             functools.partial(self._across.combine, method, value, axis, asked, frame, op),
@@ -526,6 +530,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         return local.list_results(variables_as_values(value), self.layout)
 
     @final
+    @called("experimental_distribute_values_from_function")
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[data.ValueContext], PyTree]
     ) -> PyTree:
@@ -559,7 +564,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             `tf.distribute.Strategy.experimental_distribute_values_from_function`.
         """
         check_across(self, "experimental_distribute_values_from_function", CALL_BEFORE_RUN)
-        check_callable("experimental_distribute_values_from_function", value_fn, "value_fn")
+        check_callable(value_fn, "value_fn")
         # As documented, `value_fn` runs outside every strategy: each call makes the value of one
         # replica, not of all.
         with _replica.enter_frame(None):
@@ -619,6 +624,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         )
 
     @final
+    @called("distribute_datasets_from_function")
     def distribute_datasets_from_function(
         self,
         dataset_fn: Callable[[data.InputContext], Any],
@@ -658,14 +664,16 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             `tf.distribute.Strategy.distribute_datasets_from_function`.
         """
         check_across(self, "distribute_datasets_from_function", CALL_BEFORE_RUN)
-        check_callable("distribute_datasets_from_function", dataset_fn, "dataset_fn")
-        options = data.checked_options("distribute_datasets_from_function", options)
+        check_callable(dataset_fn, "dataset_fn")
+        options = data.checked_options(options)
         if self._unwraps and options.is_per_replica:
-            raise UnsupportedError(
-                f"{type(self).__name__}.distribute_datasets_from_function was given "
-                "InputReplicationMode.PER_REPLICA, and it has one replica.\n\n"
-                "PER_REPLICA makes one dataset for each of several replicas.\n\n"
-                "Leave experimental_replication_mode out."
+            raise call_as(
+                f"{type(self).__name__}.distribute_datasets_from_function",
+                refuse,
+                UnsupportedError,
+                "InputReplicationMode.PER_REPLICA, and it has one replica.",
+                "PER_REPLICA makes one dataset for each of several replicas.",
+                "Leave experimental_replication_mode out.",
             )
         dataset_fn = self._adapt_dataset_fn(dataset_fn, options)
         return data.distribute_datasets_from_function(

@@ -8,6 +8,7 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from jaxdist import _mesh
+from jaxdist._called import called, refuse
 from jaxdist._devices import runtime
 from jaxdist._strategies.base import Strategy
 from jaxdist._strategies.over_processes.one_process import check_one_process
@@ -60,6 +61,7 @@ class CentralStorageStrategy(Strategy):
         `tf.distribute.experimental.CentralStorageStrategy`.
     """
 
+    @called("CentralStorageStrategy")
     def __init__(
         self,
         compute_devices: Sequence[str | jax.Device] | None = None,
@@ -69,10 +71,9 @@ class CentralStorageStrategy(Strategy):
         if isinstance(compute_devices, (str, jax.Device)):
             compute_devices = [compute_devices]
         given: Sequence[str | jax.Device] = [] if compute_devices is None else compute_devices
-        caller = "CentralStorageStrategy"
-        named = runtime.distinct_devices(caller, given, "compute_devices")
+        named = runtime.distinct_devices(given, "compute_devices")
         layout = _mesh.build(named or _find_default_devices())
-        check_one_process(caller, layout, were_chosen=bool(named))
+        check_one_process(layout, were_chosen=bool(named))
         on = _find_memory(layout, parameter_device)
         self._set_up(dataclasses.replace(layout, variables_on=on))
 
@@ -83,6 +84,7 @@ def _find_default_devices() -> list[jax.Device]:
     return present[:1] if present[0].platform == "cpu" else present
 
 
+@called("CentralStorageStrategy")
 def _find_memory(layout: _mesh.ReplicaMesh, given: object) -> SingleDeviceSharding:
     """Return the device and the kind of memory that `parameter_device` names."""
     first = layout.devices[0]
@@ -92,27 +94,29 @@ def _find_memory(layout: _mesh.ReplicaMesh, given: object) -> SingleDeviceShardi
     if isinstance(given, str) and given.strip().lower() == PINNED_HOST:
         kinds = [memory.kind for memory in first.addressable_memories()]
         if PINNED_HOST not in kinds:
-            raise DeviceError(
-                f"CentralStorageStrategy was given parameter_device={PINNED_HOST!r}, and "
-                f"{runtime.device_name(first)} has the memories {kinds}.\n\n"
+            raise refuse(
+                DeviceError,
+                f"parameter_device={PINNED_HOST!r}, and {runtime.device_name(first)} has the "
+                f"memories {kinds}.",
                 f"{PINNED_HOST!r} is memory of the host that a device reads directly; JAX has it "
-                "for CPUs, GPUs and TPUs.\n\n"
-                "Pass parameter_device='cpu:0'."
+                "for CPUs, GPUs and TPUs.",
+                "Pass parameter_device='cpu:0'.",
             )
         return SingleDeviceSharding(first, memory_kind=PINNED_HOST)
     if not isinstance(given, (str, jax.Device)):
-        raise ArgumentTypeError(
-            f"CentralStorageStrategy was given parameter_device={show(given)}.\n\n"
-            f"parameter_device is the name of a device, a jax.Device, or {PINNED_HOST!r}.\n\n"
-            f"Use one of {runtime.list_device_names()}."
+        raise refuse(
+            ArgumentTypeError,
+            f"parameter_device={show(given)}.",
+            f"parameter_device is the name of a device, a jax.Device, or {PINNED_HOST!r}.",
+            f"Use one of {runtime.list_device_names()}.",
         )
     device = runtime.device_from_name(given, "CentralStorageStrategy(parameter_device=...)")
     if device.process_index != layout.process.index:
-        raise SeveralProcessesError(
-            f"CentralStorageStrategy was given parameter_device={runtime.device_name(device)!r}, a "
-            f"device of process {device.process_index}, and this is process "
-            f"{layout.process.index}.\n\n"
-            "It works with the devices of one process.\n\n"
-            f"Use one of {runtime.list_device_names()}."
+        raise refuse(
+            SeveralProcessesError,
+            f"parameter_device={runtime.device_name(device)!r}, a device of process "
+            f"{device.process_index}, and this is process {layout.process.index}.",
+            "It works with the devices of one process.",
+            f"Use one of {runtime.list_device_names()}.",
         )
     return SingleDeviceSharding(device)

@@ -8,6 +8,7 @@ from typing import Any, NoReturn, final
 import jax
 
 from jaxdist import _mesh, _replica
+from jaxdist._called import called, refuse
 from jaxdist._replica import ReplicaContext
 from jaxdist._strategies.base import Strategy
 from jaxdist._strategies.contexts.where_called import refuse_mixing
@@ -131,6 +132,7 @@ def in_cross_replica_context() -> bool:
     return frame is not None and frame.replica is None
 
 
+@called("experimental_set_strategy")
 def experimental_set_strategy(strategy: Strategy | None) -> None:
     """Make `strategy` the current one for the whole process, without a `with`; None clears it.
 
@@ -155,10 +157,11 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
             "Call it outside every `with strategy.scope():`."
         )
     if strategy is not None and not isinstance(strategy, Strategy):
-        raise ContextError(
-            f"experimental_set_strategy was given strategy={show(strategy)}.\n\n"
-            "strategy is a strategy of jaxdist, or None, which clears it.\n\n"
-            "Pass for instance jaxdist.MirroredStrategy()."
+        raise refuse(
+            ContextError,
+            f"strategy={show(strategy)}.",
+            "strategy is a strategy of jaxdist, or None, which clears it.",
+            "Pass for instance jaxdist.MirroredStrategy().",
         )
     _replica.set_ambient(strategy)
 
@@ -193,10 +196,9 @@ def check_replicas(state: Any, every: int = 1) -> bool:
     return get_strategy().check_replicas(state, every)
 
 
-def check_strategy(caller: str, strategy: Any) -> None:
+def check_strategy(strategy: Any) -> None:
     """Raise an error if `strategy` is not a strategy."""
     check_instance(
-        caller,
         "strategy",
         strategy,
         Strategy,

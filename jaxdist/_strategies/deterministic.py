@@ -3,15 +3,14 @@
 import dataclasses
 from typing import Any
 
+from jaxdist._called import name_call, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 DEFAULT_VIRTUAL_REPLICAS = 8
 
 
-def add_virtual_replicas(
-    caller: str, layout: ReplicaMesh, deterministic: bool | int
-) -> ReplicaMesh:
+def add_virtual_replicas(layout: ReplicaMesh, deterministic: bool | int) -> ReplicaMesh:
     """Return the mesh with the number of virtual replicas in `deterministic`; False adds none.
 
     Raises:
@@ -20,12 +19,14 @@ def add_virtual_replicas(
             are several replica axes or logical devices.
     """
     # A `bool` is an `int`: this accepts both.
+    caller = name_call()
     if not isinstance(deterministic, int):
-        raise ArgumentTypeError(
-            f"{caller} was given deterministic={deterministic!r} of type "
-            f"{type(deterministic).__name__}.\n\n"
+        raise refuse(
+            ArgumentTypeError,
+            f"deterministic={deterministic!r} of type {type(deterministic).__name__}.",
             "deterministic is True, False or a number of virtual replicas; True stands for "
-            f"{DEFAULT_VIRTUAL_REPLICAS}.\n\nPass deterministic=True."
+            f"{DEFAULT_VIRTUAL_REPLICAS}.",
+            "Pass deterministic=True.",
         )
     if deterministic is False:
         return layout
@@ -45,17 +46,18 @@ def add_virtual_replicas(
     return dataclasses.replace(layout, num_virtual=count)
 
 
-def check_no_ops_with_deterministic(caller: str, ops: Any, deterministic: Any) -> None:
+def check_no_ops_with_deterministic(ops: Any, deterministic: Any) -> None:
     """Raise for `cross_device_ops` together with virtual replicas.
 
     Raises:
         ArgumentError: Both were given.
     """
     if ops is not None and deterministic:
-        raise ArgumentError(
-            f"{caller} was given cross_device_ops={ops!r} and deterministic={deterministic!r}.\n\n"
-            "Virtual replicas are added up by one tree, whatever the devices.\n\n"
-            "Leave one of them out."
+        raise refuse(
+            ArgumentError,
+            f"cross_device_ops={ops!r} and deterministic={deterministic!r}.",
+            "Virtual replicas are added up by one tree, whatever the devices.",
+            "Leave one of them out.",
         )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _replica
+from jaxdist._called import call_as, name_call
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import assigned, laid_out, on_device
 from jaxdist._typing import PyTree
@@ -29,30 +30,31 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, Shape
 _LEAF_TYPES = (PerReplica, Sharded, Variable)
 
 
-def split(strategy: Any, caller: str, value: PyTree, partition_dimensions: Any) -> PyTree:
+def split(strategy: Any, value: PyTree, partition_dimensions: Any) -> PyTree:
     """Split every leaf of `value` over the logical devices."""
-    parts = _validate_parts(caller, partition_dimensions)
+    caller = name_call()
+    parts = _validate_parts(partition_dimensions)
     layout: ReplicaMesh = strategy.layout
 
     def check(name: str, shape: tuple[int, ...], dtype: Any) -> tuple[int, ...]:
         check_parts(f"{caller}: {name}, {dtype}{list(shape)},", shape, parts, layout.num_logical)
         return parts
 
-    return _lay_out(strategy, caller, value, check)
+    return _lay_out(strategy, value, check)
 
 
-def replicate(strategy: Any, caller: str, value: PyTree) -> PyTree:
+def replicate(strategy: Any, value: PyTree) -> PyTree:
     """Replicate every leaf of `value` to all logical devices."""
-    return _lay_out(strategy, caller, value, lambda _, shape, __: (1,) * len(shape))
+    return _lay_out(strategy, value, lambda _, shape, __: (1,) * len(shape))
 
 
-def assign(strategy: Any, caller: str, value: PyTree, device: Any) -> PyTree:
+def assign(strategy: Any, value: PyTree, device: Any) -> PyTree:
     """Mark every leaf of `value` to be computed on one logical device."""
-    number = _validate_device(strategy, caller, device)
-    layout = _require_layout(strategy, caller)
+    number = _validate_device(strategy, device)
+    layout = _require_layout(strategy)
 
     def assign_leaf(name: str, leaf: Any) -> Any:
-        array = _as_array(caller, name, leaf)
+        array = _as_array(name, leaf)
         # With one logical device (also on the twin of `check_gradients`) a mark has no effect.
         return array if layout.num_logical == 1 else assigned(array, number)
 
@@ -60,46 +62,46 @@ def assign(strategy: Any, caller: str, value: PyTree, device: Any) -> PyTree:
 
 
 def on_logical_device(
-    strategy: Any, caller: str, device: Any
+    strategy: Any, device: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that computes calls of a function on one logical device."""
-    number = _validate_device(strategy, caller, device)
+    number = _validate_device(strategy, device)
+    caller = name_call()
 
     def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
-        check_callable(caller, fn)
+        call_as(caller, check_callable, fn)
         placed = on_device(fn, number)
 
-        def called(*args: Any, **kwargs: Any) -> Any:
+        def run_placed(*args: Any, **kwargs: Any) -> Any:
             # Decided at the call: `check_gradients` runs the same function on a one-device twin.
-            layout = _require_layout(strategy, caller)
+            layout = call_as(caller, _require_layout, strategy)
             return (fn if layout.num_logical == 1 else placed)(*args, **kwargs)
 
-        return called
+        return run_placed
 
     return decorate
 
 
-def _validate_device(strategy: Any, caller: str, device: Any) -> int:
+def _validate_device(strategy: Any, device: Any) -> int:
     count = strategy.layout.num_logical
     is_number = isinstance(device, (int, np.integer)) and not isinstance(device, bool)
     if not is_number:
         raise ArgumentTypeError(
-            f"{caller}: logical_device_id={device!r} is no integer.\n\n"
+            f"{name_call()}: logical_device_id={device!r} is no integer.\n\n"
             f"Logical devices are numbered from 0 to {count - 1}, the same for every replica.\n\n"
             "Pass for instance logical_device_id=0."
         )
     # Under SPMD no number is valid, so the advice of the range check below would be wrong.
     if strategy.layout.spmd:
         raise ArgumentError(
-            f"{caller}: the strategy was made with experimental_spmd_xla_partitioning=True, and "
-            f"logical device {device} was asked for.\n\n"
-            "With it all logical devices of a replica run one program on their parts of each "
-            "value.\n\n"
-            "Split the tensor, or make the strategy without it: TPUStrategy(resolver, assignment)."
+            f"{name_call()}: the strategy was made with experimental_spmd_xla_partitioning=True, "
+            f"and logical device {device} was asked for.\n\nWith it all logical devices of a "
+            "replica run one program on their parts of each value.\n\nSplit the tensor, or make "
+            "the strategy without it: TPUStrategy(resolver, assignment)."
         )
     if not 0 <= device < count:
         raise ArgumentError(
-            f"{caller}: logical_device_id={device}, and a replica has {count} logical "
+            f"{name_call()}: logical_device_id={device}, and a replica has {count} logical "
             "device(s).\n\n"
             f"They are numbered from 0 to {count - 1}; their number is the product of the "
             "computation_shape of the device assignment.\n\n"
@@ -109,11 +111,11 @@ def _validate_device(strategy: Any, caller: str, device: Any) -> int:
     return int(device)
 
 
-def _require_layout(strategy: Any, caller: str) -> ReplicaMesh:
-    layout = find_layout_in_step(strategy, caller)
+def _require_layout(strategy: Any) -> ReplicaMesh:
+    layout = find_layout_in_step(strategy)
     if layout is None:
         raise ContextError(
-            f"{caller} was called outside of a step.\n\n"
+            f"{name_call()} was called outside of a step.\n\n"
             "It says which logical device computes a value in a step. Arrays outside of a step are "
             "on all logical devices of a replica, or are split over them.\n\n"
             "Call it in the function that you pass to strategy.run. To place an array, use "
@@ -122,7 +124,7 @@ def _require_layout(strategy: Any, caller: str) -> ReplicaMesh:
     return layout
 
 
-def find_layout_in_step(strategy: Any, caller: str) -> ReplicaMesh | None:
+def find_layout_in_step(strategy: Any) -> ReplicaMesh | None:
     """Return the layout of the step around the caller, or None outside of steps.
 
     The layout may be that of a one-device twin, on which `check_gradients` runs the step.
@@ -137,7 +139,7 @@ def find_layout_in_step(strategy: Any, caller: str) -> ReplicaMesh | None:
     runs = frame.strategy
     if (runs is not strategy and runs.stands_for is not strategy) or frame.in_merge:
         raise ContextError(
-            f"{caller} was called {frame.describe()}.\n\n"
+            f"{name_call()} was called {frame.describe()}.\n\n"
             "Logical devices are those of a replica, so it is called inside one, in a function "
             "that this strategy runs; or outside of every step, to place an array.\n\n"
             "Call it in the function that you pass to strategy.run, before the merge_call, with "
@@ -149,13 +151,13 @@ def find_layout_in_step(strategy: Any, caller: str) -> ReplicaMesh | None:
 Check = Callable[[str, tuple[int, ...], Any], tuple[int, ...]]
 
 
-def _lay_out(strategy: Any, caller: str, value: PyTree, check: Check) -> PyTree:
-    inside = find_layout_in_step(strategy, caller)
+def _lay_out(strategy: Any, value: PyTree, check: Check) -> PyTree:
+    inside = find_layout_in_step(strategy)
 
     def lay_out_leaf(name: str, leaf: Any) -> Any:
         if inside is not None:
-            return _constrain_in_step(caller, name, leaf, check, inside)
-        return _place_outside_step(caller, name, leaf, check, strategy.layout)
+            return _constrain_in_step(name, leaf, check, inside)
+        return _place_outside_step(name, leaf, check, strategy.layout)
 
     return _map_leaves(lay_out_leaf, value)
 
@@ -172,44 +174,40 @@ def _map_leaves(function: Callable[[str, Any], Any], value: PyTree) -> PyTree:
     )
 
 
-def _constrain_in_step(caller: str, name: str, leaf: Any, check: Check, layout: ReplicaMesh) -> Any:
-    array = _as_array(caller, name, leaf)
+def _constrain_in_step(name: str, leaf: Any, check: Check, layout: ReplicaMesh) -> Any:
+    array = _as_array(name, leaf)
     parts = check(name, array.shape, array.dtype)
     return array if layout.num_logical == 1 else laid_out(array, parts, layout)
 
 
-def _place_outside_step(
-    caller: str, name: str, leaf: Any, check: Check, layout: ReplicaMesh
-) -> Any:
+def _place_outside_step(name: str, leaf: Any, check: Check, layout: ReplicaMesh) -> Any:
     if isinstance(leaf, Sharded):
-        raise _make_type_error(caller, name, leaf)
+        raise _make_type_error(name, leaf)
     if isinstance(leaf, PerReplica):
         leaf = place_per_replica(name, leaf, layout)
         scalars = leaf.form is Form.SCALARS
-        rows = _place_rows(caller, name, leaf.array, check, layout, scalars=scalars)
+        rows = _place_rows(name, leaf.array, check, layout, scalars=scalars)
         # With virtual replicas, one shard holds the rows of several replicas.
         shared = layout.replicas_per_place
         return PerReplica.of_global(rows, scalars=scalars, replicas_per_shard=shared)
     if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         leaf = np.asarray(leaf)
         if not _is_numeric(leaf.dtype):
-            raise _make_type_error(caller, name, leaf)
+            raise _make_type_error(name, leaf)
     if placement_of(leaf, layout).kind is Kind.PER_REPLICA:
-        return _place_rows(caller, name, leaf, check, layout, scalars=False)
+        return _place_rows(name, leaf, check, layout, scalars=False)
     parts = check(name, leaf.shape, leaf.dtype)
-    return _place(caller, name, leaf, parts, layout.tiles(parts), layout)
+    return _place(name, leaf, parts, layout.tiles(parts), layout)
 
 
-def _place_rows(
-    caller: str, name: str, array: Any, check: Check, layout: ReplicaMesh, *, scalars: bool
-) -> Any:
+def _place_rows(name: str, array: Any, check: Check, layout: ReplicaMesh, *, scalars: bool) -> Any:
     """Split the rows of each replica over its own logical devices."""
     rows = array.shape[0] // layout.num_replicas
     local = () if scalars else (rows, *array.shape[1:])
     parts = check(name, local, array.dtype)
     if parts and parts[0] > 1:
         raise ArgumentError(
-            f"{caller}: {name} is a value for each replica, {array.dtype}{list(local)}, and "
+            f"{name_call()}: {name} is a value for each replica, {array.dtype}{list(local)}, and "
             f"partition_dimensions={list(parts)} splits its dim 0.\n\n"
             "Outside of a step dim 0 is split over the replicas, and the logical devices of one "
             "replica hold all rows of that replica.\n\n"
@@ -219,11 +217,10 @@ def _place_rows(
     whole = (1, *parts[1:])
     tiles = layout.tiles(whole)
     spec = PartitionSpec(layout.replica_spec[0], *tuple(tiles.spec)[1:])
-    return _place(caller, name, array, whole, NamedSharding(tiles.mesh, spec), layout)
+    return _place(name, array, whole, NamedSharding(tiles.mesh, spec), layout)
 
 
 def _place(
-    caller: str,
     name: str,
     array: Any,
     parts: Sequence[int],
@@ -238,7 +235,7 @@ def _place(
         if size % count:
             sizes = [s for s in (size - size % count, size + -size % count) if s]
             raise ShapeError(
-                f"{caller}: dim {dim} of {name}, {array.dtype}{list(array.shape)}, has {size} "
+                f"{name_call()}: dim {dim} of {name}, {array.dtype}{list(array.shape)}, has {size} "
                 f"elements, and {size} is no multiple of its {count} parts.\n\n"
                 "An array outside of a step has parts of one size; only inside of a step XLA pads "
                 "them.\n\n"
@@ -246,17 +243,17 @@ def _place(
             )
     if isinstance(array, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
-    layout.check_can_run(caller)
+    layout.check_can_run()
     return put(array, sharding)
 
 
-def _validate_parts(caller: str, given: Any) -> tuple[int, ...]:
+def _validate_parts(given: Any) -> tuple[int, ...]:
     entries = given.tolist() if isinstance(given, np.ndarray) else given
     if not isinstance(entries, (list, tuple)) or not all(
         isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in entries
     ):
         raise ArgumentTypeError(
-            f"{caller}: partition_dimensions={given!r} is no list of integers.\n\n"
+            f"{name_call()}: partition_dimensions={given!r} is no list of integers.\n\n"
             "partition_dimensions has one integer for each dim of the tensor: the number of parts "
             "of that dim.\n\nPass for instance [1, 2], which splits dim 1 of a matrix into two."
         )
@@ -309,14 +306,14 @@ def _suggest_parts(shape: tuple[int, ...], num_logical: int) -> str:
     return f"For {list(shape)} and {num_logical} logical device(s), pass for instance {parts}."
 
 
-def _as_array(caller: str, name: str, leaf: Any) -> jax.Array:
+def _as_array(name: str, leaf: Any) -> jax.Array:
     # Values in a step belong to one replica. A `PerReplica` or `Sharded` is a closed-over value of
     # all replicas.
     if isinstance(leaf, (PerReplica, Sharded)):
-        raise _make_type_error(caller, name, leaf)
+        raise _make_type_error(name, leaf)
     is_array = isinstance(leaf, jax.Array) or hasattr(leaf, "__jax_array__")
     if not is_array and not _is_numeric(np.asarray(leaf).dtype):
-        raise _make_type_error(caller, name, leaf)
+        raise _make_type_error(name, leaf)
     return jnp.asarray(leaf)
 
 
@@ -324,11 +321,11 @@ def _is_numeric(dtype: Any) -> bool:
     return dtype == np.bool_ or jnp.issubdtype(dtype, np.number)
 
 
-def _make_type_error(caller: str, name: str, leaf: Any) -> ArgumentTypeError:
+def _make_type_error(name: str, leaf: Any) -> ArgumentTypeError:
     kind = type(leaf).__name__
     what = f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else f"of type {kind}"
     return ArgumentTypeError(
-        f"{caller}: {name} is {what}.\n\n"
+        f"{name_call()}: {name} is {what}.\n\n"
         "Logical devices hold parts of arrays of numbers.\n\n"
         "Pass an array of numbers, or a pytree of them."
     )

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from jaxdist import _gpus
 from jaxdist import _mesh as meshes
+from jaxdist._called import called, refuse
 from jaxdist._collectives import read_communication
 from jaxdist._devices import runtime
 from jaxdist._strategies.base import Strategy
@@ -65,6 +66,7 @@ class MirroredStrategy(Strategy):
         `tf.distribute.MirroredStrategy`.
     """
 
+    @called("MirroredStrategy")
     def __init__(
         self,
         devices: Sequence[str | jax.Device] | None = None,
@@ -76,40 +78,41 @@ class MirroredStrategy(Strategy):
         experimental_hints: Any = None,
         deterministic: bool | int = False,
     ) -> None:
-        communication = read_communication(
-            "MirroredStrategy", cross_device_ops, options, experimental_hints
-        )
-        check_no_ops_with_deterministic("MirroredStrategy", cross_device_ops, deterministic)
+        communication = read_communication(cross_device_ops, options, experimental_hints)
+        check_no_ops_with_deterministic(cross_device_ops, deterministic)
         # The user's mesh is kept, with its axis names: the step may name them in `jax.lax.psum`.
         if mesh is not None:
             if devices is not None:
-                raise ArgumentError(
-                    "MirroredStrategy was given both devices and mesh.\n\n"
-                    "A mesh has its devices already.\n\n"
-                    "Leave devices out: MirroredStrategy(mesh=mesh)."
+                raise refuse(
+                    ArgumentError,
+                    "both devices and mesh.",
+                    "A mesh has its devices already.",
+                    "Leave devices out: MirroredStrategy(mesh=mesh).",
                 )
             layout, were_chosen = _note_description(meshes.adopt(mesh, replica_axes)), True
         elif replica_axes is not None:
-            raise ArgumentError(
-                f"MirroredStrategy was given replica_axes={replica_axes!r} without a mesh.\n\n"
-                "replica_axes are names of axes of mesh.\n\n"
-                "Pass the mesh too, MirroredStrategy(mesh=mesh, replica_axes=mesh.axis_names[:1]), "
-                "or leave replica_axes out."
+            raise refuse(
+                ArgumentError,
+                f"replica_axes={replica_axes!r} without a mesh.",
+                "replica_axes are names of axes of mesh.",
+                "Pass the mesh too, MirroredStrategy(mesh=mesh, "
+                "replica_axes=mesh.axis_names[:1]), or leave replica_axes out.",
             )
         else:
             # A string is a sequence of letters, which would be read as names of devices.
             if isinstance(devices, (str, jax.Device)):
                 devices = [devices]
             given: Sequence[str | jax.Device] = [] if devices is None else devices
-            named = _read_description(given) or runtime.distinct_devices("MirroredStrategy", given)
+            named = _read_description(given) or runtime.distinct_devices(given)
             described = _gpus.find_description(named)
             layout = meshes.build(named or runtime.default_devices(), described=described)
             were_chosen = bool(named)
-        check_one_process("MirroredStrategy", layout, were_chosen=were_chosen)
-        layout = add_virtual_replicas("MirroredStrategy", layout, deterministic)
+        check_one_process(layout, were_chosen=were_chosen)
+        layout = add_virtual_replicas(layout, deterministic)
         self._set_up(layout, communication)
 
 
+@called("MirroredStrategy")
 def _read_description(given: Any) -> list[jax.Device] | None:
     """Return the described GPUs of `["described:h100:4x8"]`; None for all other devices.
 
@@ -126,12 +129,14 @@ def _read_description(given: Any) -> list[jax.Device] | None:
     if not of_plans:
         return None
     if len(names) == 1 and of_plans[0].startswith(_gpus.DESCRIBED):
-        return _gpus.describe_gpus(_gpus.cluster_of(of_plans[0], "MirroredStrategy", "devices"))
+        return _gpus.describe_gpus(_gpus.cluster_of(of_plans[0], "devices"))
     name = of_plans[0].removeprefix(_gpus.DESCRIBED)
-    raise DeviceError(
-        f"MirroredStrategy was given devices={list(names)!r}.\n\n"
-        "GPUs that this machine does not have are one text that begins with 'described:', and "
-        f"no other devices.\n\nPass MirroredStrategy('{_gpus.DESCRIBED}{name}')."
+    raise refuse(
+        DeviceError,
+        f"devices={list(names)!r}.",
+        "GPUs that this machine does not have are one text that begins with 'described:', and no "
+        "other devices.",
+        f"Pass MirroredStrategy('{_gpus.DESCRIBED}{name}').",
     )
 
 

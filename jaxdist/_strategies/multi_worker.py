@@ -8,6 +8,7 @@ import jax
 
 from jaxdist import _mesh as meshes
 from jaxdist import _processes
+from jaxdist._called import called, refuse
 from jaxdist._collectives import read_communication
 from jaxdist._devices import runtime
 from jaxdist._strategies.base import Strategy
@@ -75,6 +76,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         `tf.distribute.MultiWorkerMirroredStrategy`, which reads `TF_CONFIG` only.
     """
 
+    @called(_CALLER)
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,
@@ -85,26 +87,27 @@ class MultiWorkerMirroredStrategy(Strategy):
     ) -> None:
         resolver = _choose_and_log() if cluster_resolver is None else cluster_resolver
         if not isinstance(resolver, ClusterResolver):
-            raise ArgumentTypeError(
-                f"{_CALLER} was given cluster_resolver={show(cluster_resolver)}.\n\n"
-                "cluster_resolver is a jaxdist.cluster_resolver.ClusterResolver.\n\n"
-                "Set TF_CONFIG and leave it out, or pass for instance SlurmClusterResolver()."
+            raise refuse(
+                ArgumentTypeError,
+                f"cluster_resolver={show(cluster_resolver)}.",
+                "cluster_resolver is a jaxdist.cluster_resolver.ClusterResolver.",
+                "Set TF_CONFIG and leave it out, or pass for instance SlurmClusterResolver().",
             )
         communication = read_communication(
-            _CALLER, cross_device_ops, communication_options, None, "communication_options"
+            cross_device_ops, communication_options, None, "communication_options"
         )
-        check_no_ops_with_deterministic(_CALLER, cross_device_ops, deterministic)
+        check_no_ops_with_deterministic(cross_device_ops, deterministic)
         has_joined = _join(resolver)
         if has_joined:
             layout = meshes.build(_list_devices_of_all())
         else:
             layout = meshes.build(runtime.default_devices())
             if layout.process.count > 1:
-                warn_if_alone(_CALLER, layout)
+                warn_if_alone(layout)
             else:
-                check_one_process(_CALLER, layout, were_chosen=True)
+                check_one_process(layout, were_chosen=True)
         self._resolver = resolver
-        self._set_up(add_virtual_replicas(_CALLER, layout, deterministic), communication)
+        self._set_up(add_virtual_replicas(layout, deterministic), communication)
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
@@ -127,10 +130,11 @@ def _choose_and_log() -> ClusterResolver:
     return choose_resolver()
 
 
+@called(_CALLER)
 def _join(resolver: ClusterResolver) -> bool:
     """Join the processes of the cluster; return whether this process trains with others."""
     tasks = list_training_tasks(resolver)
-    own = find_own_task(_CALLER, resolver)
+    own = find_own_task(resolver)
     if own is not None and own[0] == "ps":
         raise ClusterError(
             f"{_CALLER} was made in the task 'ps' {own[1]}.\n\n"
@@ -141,10 +145,11 @@ def _join(resolver: ClusterResolver) -> bool:
     if own not in tasks or len(tasks) < 2:
         # An evaluator, a cluster of one task, or no cluster.
         return False
-    _processes.join(_CALLER, list(tasks.values()), list(tasks).index(own))
+    _processes.join(list(tasks.values()), list(tasks).index(own))
     return True
 
 
+@called(_CALLER)
 def _list_devices_of_all() -> list[jax.Device]:
     """Return the devices of all processes in the order of replicas: process by process.
 

@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+from jaxdist._called import called
 from jaxdist._collectives import CommunicationImplementation, CommunicationOptions
 from jaxdist._strategies.multi_worker import MultiWorkerMirroredStrategy
 from jaxdist._validate import check_instance
@@ -42,6 +43,7 @@ class ExperimentalMultiWorkerMirroredStrategy(metaclass=_NameOfNewer):
         `tf.distribute.experimental.MultiWorkerMirroredStrategy`.
     """
 
+    @called("experimental.MultiWorkerMirroredStrategy")
     def __new__(  # type: ignore[misc]
         cls,
         communication: CommunicationImplementation = CommunicationImplementation.AUTO,
@@ -49,7 +51,7 @@ class ExperimentalMultiWorkerMirroredStrategy(metaclass=_NameOfNewer):
     ) -> MultiWorkerMirroredStrategy:
         """Return an object of the newer class."""
         caller = "experimental.MultiWorkerMirroredStrategy"
-        check_communication(caller, communication)
+        check_communication(communication)
         warnings.warn(
             f"jaxdist.{caller} is deprecated; use jaxdist.MultiWorkerMirroredStrategy("
             "communication_options=CommunicationOptions(implementation=...)).",
@@ -60,14 +62,13 @@ class ExperimentalMultiWorkerMirroredStrategy(metaclass=_NameOfNewer):
         return MultiWorkerMirroredStrategy(cluster_resolver, options)
 
 
-def check_communication(caller: str, communication: Any) -> None:
+def check_communication(communication: Any) -> None:
     """Check the type of `communication`.
 
     Raises:
         ArgumentTypeError: `communication` is not a `CommunicationImplementation`.
     """
     check_instance(
-        caller,
         "communication",
         communication,
         CommunicationImplementation,

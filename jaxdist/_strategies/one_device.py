@@ -5,6 +5,7 @@ from typing import Any, final
 import jax
 
 from jaxdist import _mesh
+from jaxdist._called import called
 from jaxdist._collectives import read_communication
 from jaxdist._devices import runtime
 from jaxdist._strategies.base import Strategy
@@ -40,6 +41,7 @@ class OneDeviceStrategy(Strategy):
         `tf.distribute.OneDeviceStrategy`.
     """
 
+    @called("OneDeviceStrategy")
     def __init__(
         self,
         device: str | jax.Device,
@@ -49,11 +51,9 @@ class OneDeviceStrategy(Strategy):
         deterministic: bool | int = False,
     ) -> None:
         layout = _mesh.build([runtime.device_from_name(device, "OneDeviceStrategy(device=...)")])
-        check_one_process("OneDeviceStrategy", layout, were_chosen=True)
-        layout = add_virtual_replicas("OneDeviceStrategy", layout, deterministic)
-        self._set_up(
-            layout, read_communication("OneDeviceStrategy", None, options, experimental_hints)
-        )
+        check_one_process(layout, were_chosen=True)
+        layout = add_virtual_replicas(layout, deterministic)
+        self._set_up(layout, read_communication(None, options, experimental_hints))
 
     # With virtual replicas the device has several replicas, so values stay `PerReplica`.
     @property

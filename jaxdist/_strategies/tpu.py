@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from jaxdist import _mesh as meshes
+from jaxdist._called import called, refuse
 from jaxdist._collectives import read_communication
 from jaxdist._strategies import logical_devices
 from jaxdist._strategies.base import Strategy
@@ -53,6 +54,7 @@ class TPUStrategy(Strategy):
         `tf.distribute.TPUStrategy`.
     """
 
+    @called("TPUStrategy")
     def __init__(
         self,
         tpu_cluster_resolver: TPUClusterResolver | None = None,
@@ -66,15 +68,14 @@ class TPUStrategy(Strategy):
         # finds the devices at their first use.
         resolver = TPUClusterResolver("") if tpu_cluster_resolver is None else tpu_cluster_resolver
         if not isinstance(resolver, TPUClusterResolver):
-            raise ArgumentTypeError(
-                f"TPUStrategy was given tpu_cluster_resolver={show(resolver)}.\n\n"
-                "It is a jaxdist.cluster_resolver.TPUClusterResolver.\n\n"
-                "Pass jaxdist.cluster_resolver.TPUClusterResolver(''), or nothing for "
-                "the TPUs of this machine."
+            raise refuse(
+                ArgumentTypeError,
+                f"tpu_cluster_resolver={show(resolver)}.",
+                "It is a jaxdist.cluster_resolver.TPUClusterResolver.",
+                "Pass jaxdist.cluster_resolver.TPUClusterResolver(''), or nothing for the TPUs of "
+                "this machine.",
             )
-        spmd = as_flag(
-            "TPUStrategy", "experimental_spmd_xla_partitioning", experimental_spmd_xla_partitioning
-        )
+        spmd = as_flag("experimental_spmd_xla_partitioning", experimental_spmd_xla_partitioning)
         system = system_of(
             resolver.tpu_name, f"TPUStrategy(tpu_cluster_resolver={tpu_cluster_resolver!r})"
         )
@@ -90,8 +91,8 @@ class TPUStrategy(Strategy):
         )
         # A strategy over several processes communicates, and a described one does not run.
         if described is None and layout.is_local:
-            warn_if_alone("TPUStrategy", layout)
-        self._set_up(layout, read_communication("TPUStrategy", None, options, experimental_hints))
+            warn_if_alone(layout)
+        self._set_up(layout, read_communication(None, options, experimental_hints))
 
     _requires_static_shapes = True
 
@@ -132,6 +133,7 @@ class TPUStrategy(Strategy):
         """
         return self.layout.spmd
 
+    @called("TPUStrategy.experimental_split_to_logical_devices")
     def experimental_split_to_logical_devices(
         self, tensor: PyTree, partition_dimensions: Sequence[int]
     ) -> PyTree:
@@ -176,9 +178,9 @@ class TPUStrategy(Strategy):
         Source:
             `tf.distribute.TPUStrategy.experimental_split_to_logical_devices`.
         """
-        caller = "TPUStrategy.experimental_split_to_logical_devices"
-        return logical_devices.split(self, caller, tensor, partition_dimensions)
+        return logical_devices.split(self, tensor, partition_dimensions)
 
+    @called("TPUStrategy.experimental_replicate_to_logical_devices")
     def experimental_replicate_to_logical_devices(self, tensor: PyTree) -> PyTree:
         """Replicate a tensor to all logical devices of each replica; its values do not change.
 
@@ -214,9 +216,9 @@ class TPUStrategy(Strategy):
         Source:
             `tf.distribute.TPUStrategy.experimental_replicate_to_logical_devices`.
         """
-        caller = "TPUStrategy.experimental_replicate_to_logical_devices"
-        return logical_devices.replicate(self, caller, tensor)
+        return logical_devices.replicate(self, tensor)
 
+    @called("TPUStrategy.experimental_assign_to_logical_device")
     def experimental_assign_to_logical_device(
         self, tensor: PyTree, logical_device_id: int
     ) -> PyTree:
@@ -259,9 +261,9 @@ class TPUStrategy(Strategy):
         Source:
             `tf.distribute.TPUStrategy.experimental_assign_to_logical_device`.
         """
-        caller = "TPUStrategy.experimental_assign_to_logical_device"
-        return logical_devices.assign(self, caller, tensor, logical_device_id)
+        return logical_devices.assign(self, tensor, logical_device_id)
 
+    @called("TPUStrategy.on_logical_device")
     def on_logical_device(
         self, logical_device_id: int
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -303,10 +305,10 @@ class TPUStrategy(Strategy):
             >>> [(work.device, work.operations) for work in program.placed]
             [(1, 2)]
         """
-        caller = "TPUStrategy.on_logical_device"
-        return logical_devices.on_logical_device(self, caller, logical_device_id)
+        return logical_devices.on_logical_device(self, logical_device_id)
 
 
+@called("TPUStrategy")
 def check_assignment(name: str, assignment: Any) -> None:
     """Raise an error if `assignment` is neither None nor a `DeviceAssignment`.
 
@@ -315,9 +317,10 @@ def check_assignment(name: str, assignment: Any) -> None:
     if assignment is not None:
         what = "a jaxdist.tpu.experimental.DeviceAssignment"
         remedy = "Pass what jaxdist.tpu.experimental.DeviceAssignment.build returns."
-        check_instance("TPUStrategy", name, assignment, DeviceAssignment, what, remedy)
+        check_instance(name, assignment, DeviceAssignment, what, remedy)
 
 
+@called("TPUStrategy")
 def _validate_assignment(
     resolver: TPUClusterResolver, system: TPUSystem, assignment: DeviceAssignment | None
 ) -> DeviceAssignment:
@@ -327,19 +330,19 @@ def _validate_assignment(
     check_assignment("experimental_device_assignment", assignment)
     # `DeviceAssignment.build(num_replicas=0)` is valid, as in TensorFlow; an empty mesh is not.
     if assignment.num_replicas == 0 or assignment.num_cores_per_replica == 0:
-        raise TopologyError(
-            f"TPUStrategy was given a device assignment that has {assignment.num_replicas} "
-            "replicas of "
-            f"{assignment.num_cores_per_replica} cores.\n\n"
-            "A strategy has at least one replica, of one core.\n\n"
-            "Build it with num_replicas=1 or more."
+        raise refuse(
+            TopologyError,
+            f"a device assignment that has {assignment.num_replicas} replicas of "
+            f"{assignment.num_cores_per_replica} cores.",
+            "A strategy has at least one replica, of one core.",
+            "Build it with num_replicas=1 or more.",
         )
     if assignment.topology != system.topology:
-        raise TopologyError(
-            f"TPUStrategy was given a device assignment for {assignment.topology}, and "
-            f"{resolver!r} is "
-            f"{system.topology}.\n\n"
-            "A device assignment is for the topology of the resolver.\n\n"
-            "Build the assignment on the topology that initialize_tpu_system(resolver) returns."
+        raise refuse(
+            TopologyError,
+            f"a device assignment for {assignment.topology}, and {resolver!r} is {system.topology}"
+            ".",
+            "A device assignment is for the topology of the resolver.",
+            "Build the assignment on the topology that initialize_tpu_system(resolver) returns.",
         )
     return assignment

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from jaxdist._called import call_as, called, name_call, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._update.leaves import Leaves, is_array, is_sharded_leaf
@@ -19,34 +20,31 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, Jaxdi
 _MOST_LISTED = 10
 
 
-def as_transformation(
-    tx: Any, caller: str = "sharded_update"
-) -> optax.GradientTransformationExtraArgs:
+def as_transformation(tx: Any) -> optax.GradientTransformationExtraArgs:
     """Check `tx`, and return it as a transformation that takes extra arguments."""
     if isinstance(tx, optax.MultiSteps):
         tx = tx.gradient_transformation()
     if not isinstance(tx, optax.GradientTransformation):
-        raise ArgumentTypeError(
-            f"{caller} was given tx={show(tx)}.\n\n"
-            "tx is an optax.GradientTransformation.\n\n"
+        raise refuse(
+            ArgumentTypeError,
+            f"tx={show(tx)}.",
+            "tx is an optax.GradientTransformation.",
             "Pass for instance optax.adam(1e-3), or make one of two functions: "
-            "optax.GradientTransformation(init, update)."
+            "optax.GradientTransformation(init, update).",
         )
     return optax.with_extra_args_support(tx)
 
 
-def check_real_replicas(caller: str, layout: ReplicaMesh, why: str) -> None:
+def check_real_replicas(layout: ReplicaMesh, why: str) -> None:
     """Check that replicas are not virtual; `why` explains why results would depend on devices."""
     if layout.num_virtual is not None:
         raise ArgumentError(
-            f"{caller} was used with a strategy with deterministic=True.\n\n{why}\n\n"
+            f"{name_call()} was used with a strategy with deterministic=True.\n\n{why}\n\n"
             "Make the strategy without deterministic, or use tx itself on all-reduced gradients."
         )
 
 
-def check_gradients(
-    grads: PyTree, params: PyTree, caller: str = "sharded_update", name: str = "updates"
-) -> None:
+def check_gradients(grads: PyTree, params: PyTree, name: str = "updates") -> None:
     """Check that the gradients have the structure and shapes of the parameters.
 
     The error names all leaves that do not fit.
@@ -58,9 +56,10 @@ def check_gradients(
         params = params.fast
     lines = _differences(grads, params, "the parameter", name)
     if lines:
-        raise _do_not_fit_error(lines, "params", caller, name)
+        raise _do_not_fit_error(lines, "params", name)
 
 
+@called("sharded_update")
 def explain_gradients(
     error: Exception, grads: PyTree, state: PyTree, params: PyTree, name: str
 ) -> None:
@@ -71,7 +70,7 @@ def explain_gradients(
     for part in _parts_like(state, grads):
         lines = _differences(grads, part, "in the state", name)
         if lines:
-            raise _do_not_fit_error(lines, "the state", "sharded_update", name) from error
+            raise _do_not_fit_error(lines, "the state", name) from error
     if "params" in str(error):
         raise ArgumentError(
             "sharded_update: update was called without params, and the transformation failed: "
@@ -84,6 +83,7 @@ def explain_gradients(
 OF_WRONG_TREES = (TypeError, ValueError, AttributeError, IndexError, KeyError)
 
 
+@called(lambda name: f"sharded_update: {_METHODS[name]}")
 def explain_state(
     error: Exception, init: Callable[[PyTree], PyTree], state: Any, like: Any, name: str
 ) -> None:
@@ -97,12 +97,12 @@ def explain_state(
         return
     found = jax.tree.structure(jax.tree.map(lambda x: 0, state, is_leaf=is_sharded_leaf))
     if found != wanted:
-        raise ArgumentError(
-            f"sharded_update: {_METHODS[name]} was given a state with the structure "
-            f"{_shorten(found)}, and "
-            f"the transformation makes {_shorten(wanted)}.\n\n"
-            "The state belongs to the transformation and the parameters that it was made for.\n\n"
-            "Pass what tx.init(params), or the update before, returned."
+        raise refuse(
+            ArgumentError,
+            f"a state with the structure {_shorten(found)}, and the transformation makes "
+            f"{_shorten(wanted)}.",
+            "The state belongs to the transformation and the parameters that it was made for.",
+            "Pass what tx.init(params), or the update before, returned.",
         ) from error
 
 
@@ -138,13 +138,16 @@ def _differences(grads: PyTree, others: PyTree, what: str, name: str) -> list[st
     ]
 
 
-def _do_not_fit_error(lines: list[str], what: str, caller: str, name: str) -> ShapeError:
-    return ShapeError(
-        f"{caller}: {_METHODS[name]} was given {len(lines)} gradient(s) in {name} that do not fit "
-        f"{what}.\n{format_lines(lines)}\n\n"
+def _do_not_fit_error(lines: list[str], what: str, name: str) -> ShapeError:
+    return call_as(
+        f"{name_call()}: {_METHODS[name]}",
+        refuse,
+        ShapeError,
+        f"{len(lines)} gradient(s) in {name} that do not fit {what}.\n{format_lines(lines)}",
         "Gradients have the structure and the shapes of the parameters that the state was made "
-        "for.\n\nGradients per example are clipped and averaged over the examples first; those "
-        "of a part of the parameters need optax.masked or optax.partition."
+        "for.",
+        "Gradients per example are clipped and averaged over the examples first; those of a part "
+        "of the parameters need optax.masked or optax.partition.",
     )
 
 
@@ -173,25 +176,26 @@ def _dtype(leaf: Any) -> Any:
     return leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
 
 
-def check_arrays(caller: str, name: str, tree: PyTree) -> None:
+def check_arrays(name: str, tree: PyTree) -> None:
     """Check that every leaf is an array or a number."""
-    refuse_per_replica(caller, name, tree)
+    refuse_per_replica(name, tree)
     for path, leaf in tree_flatten_with_path(tree, is_leaf=is_sharded_leaf)[0]:
         held = from_state(leaf)
         has_dtype = hasattr(held, "dtype") and is_jax_array(held)
         if not has_dtype and not isinstance(held, Sharded):
-            as_array(caller, name + keystr(path), held)
+            as_array(name + keystr(path), held)
 
 
-def refuse_per_replica(caller: str, name: str, tree: PyTree) -> None:
+def refuse_per_replica(name: str, tree: PyTree) -> None:
     """Raise an error if the pytree contains a `PerReplica`."""
     flat = tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, PerReplica))[0]
     for path, leaf in flat:
         if isinstance(leaf, PerReplica):
-            raise ArgumentTypeError(
-                f"{caller} was given {name}{keystr(path)}={show(leaf)}.\n\n"
-                f"{name} is the same on all replicas.\n\n"
-                "Pass the arrays of one replica, or what strategy.reduce makes of them."
+            raise refuse(
+                ArgumentTypeError,
+                f"{name}{keystr(path)}={show(leaf)}.",
+                f"{name} is the same on all replicas.",
+                "Pass the arrays of one replica, or what strategy.reduce makes of them.",
             )
 
 

@@ -19,6 +19,7 @@ from jax.flatten_util import ravel_pytree
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist import _collectives, _replica, cost
+from jaxdist._called import call_as, called, refuse
 from jaxdist._collectives import CompressedSum, ReduceOp, RoundingErrors
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import HasLayout, layout_of
@@ -67,6 +68,7 @@ class CompressedUpdate(optax.GradientTransformationExtraArgs):
     __slots__ = ()
 
 
+@called(CALLER)
 def compressed_update(
     tx: optax.GradientTransformation | optax.MultiSteps,
     compression: str = "int8",
@@ -128,16 +130,18 @@ def compressed_update(
     Source:
         Error feedback: Seide et al., 2014; Karimireddy et al., arXiv:1901.09847.
     """
-    _collectives.find_compression(CALLER, compression)
+    _collectives.find_compression(compression)
     if strategy is not None:
-        layout_of(CALLER, strategy)
+        layout_of(strategy)
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int)):
-        raise ArgumentTypeError(
-            f"{CALLER} was given workers={show(workers)}.\n\n"
-            "workers is a number of workers, or None.\n\nPass for instance workers=2."
+        raise refuse(
+            ArgumentTypeError,
+            f"workers={show(workers)}.",
+            "workers is a number of workers, or None.",
+            "Pass for instance workers=2.",
         )
-    op = _collectives.reduce_op(CALLER, reduce_op)
-    own = _Update(as_transformation(tx, CALLER), compression, workers, op, strategy)
+    op = _collectives.reduce_op(reduce_op)
+    own = _Update(as_transformation(tx), compression, workers, op, strategy)
     return CompressedUpdate(own.init, own)
 
 
@@ -151,13 +155,14 @@ class _Update:
     op: ReduceOp
     strategy: HasLayout | None
 
+    @called(CALLER)
     def init(self, params: PyTree) -> PyTree:
         """Return errors of zero and the state of the transformation."""
-        check_nesting(CALLER, self.op)
-        check_arrays(f"{CALLER}: init", "params", params)
+        check_nesting(self.op)
+        call_as(f"{CALLER}: init", check_arrays, "params", params)
         frame = _replica.current_frame()
         strategy = self.strategy if frame is None else frame.strategy
-        with mark_wrapper(CALLER):
+        with mark_wrapper():
             inner = self.tx.init(params)
         how = None if strategy is None else self._compressed_sum(strategy.layout)
         if how is None:
@@ -180,15 +185,19 @@ class _Update:
             )
         return CompressionErrors(*made)
 
+    @called(CALLER)
     def __call__(
         self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, PyTree]:
-        check_nesting(CALLER, self.op)
+        check_nesting(self.op)
         if not isinstance(state, tuple) or len(state) != 2:
-            raise ArgumentTypeError(
-                f"{CALLER}: update was given a state of type {type(state).__name__}.\n\n"
-                "The state is (errors, state of the transformation).\n\n"
-                "Pass what tx.init(params), or the update before, returned."
+            raise call_as(
+                f"{CALLER}: update",
+                refuse,
+                ArgumentTypeError,
+                f"a state of type {type(state).__name__}.",
+                "The state is (errors, state of the transformation).",
+                "Pass what tx.init(params), or the update before, returned.",
             )
         errors, inner = state
         if isinstance(errors, CompressionErrors):
@@ -204,13 +213,13 @@ class _Update:
                 "Call it in the step that you pass to strategy.run."
             )
         how = None if frame is None else self._compressed_sum(frame.strategy.layout)
-        check_gradients(updates, params, CALLER)
+        check_gradients(updates, params)
         if how is not None:
             updates, errors = self._reduce(how, updates, errors)
         elif frame is not None:
             layout: ReplicaMesh = frame.strategy.layout
-            updates = _collectives.all_reduce(CALLER, self.op, updates, layout)
-        with mark_wrapper(CALLER):
+            updates = _collectives.all_reduce(self.op, updates, layout)
+        with mark_wrapper():
             updates, inner = self.tx.update(updates, inner, params, **extra)
         return updates, (errors, inner)
 
@@ -247,14 +256,13 @@ class _Update:
             )
         return pieces
 
+    @called(CALLER)
     def _compressed_sum(self, layout: ReplicaMesh) -> CompressedSum | None:
         """Return the sum to use, or None if there is nothing to compress."""
         count = layout.num_replicas
         if count == 1:
             return None
-        check_real_replicas(
-            CALLER, layout, "The rounding depends on the workers, and so on the devices."
-        )
+        check_real_replicas(layout, "The rounding depends on the workers, and so on the devices.")
         workers = self.workers
         if workers is None:
             workers = len({cost.worker_of(d) for d in layout.devices})
@@ -262,14 +270,15 @@ class _Update:
                 _LOG.info("%s: all replicas are of one worker; nothing is compressed", CALLER)
         if workers < 1 or count % workers:
             fitting = [n for n in range(1, count + 1) if count % n == 0]
-            raise ArgumentError(
-                f"{CALLER} was given workers={workers}, and the strategy has {count} replicas.\n\n"
-                "Every worker has the same number of replicas.\n\n"
-                f"Pass workers={' or '.join(map(str, fitting))}."
+            raise refuse(
+                ArgumentError,
+                f"workers={workers}, and the strategy has {count} replicas.",
+                "Every worker has the same number of replicas.",
+                f"Pass workers={' or '.join(map(str, fitting))}.",
             )
         if workers == 1:
             return None
-        how = _collectives.find_compression(CALLER, self.compression)
+        how = _collectives.find_compression(self.compression)
         return CompressedSum(how, layout, count // workers)
 
 

@@ -9,6 +9,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from jaxdist import _compat
+from jaxdist._called import called
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._update.cuts import Cuts
@@ -115,6 +116,7 @@ def _is_variable(x: Any) -> bool:
     return isinstance(x, nnx.Variable)
 
 
+@called("init")
 def _make_equal(leaves: Leaves, layout: ReplicaMesh) -> list[Any]:
     """Return the arrays; where processes have different arrays, those of process 0."""
     named = {
@@ -122,7 +124,7 @@ def _make_equal(leaves: Leaves, layout: ReplicaMesh) -> list[Any]:
         for name, array in zip(leaves.names, leaves.arrays, strict=True)
         if is_of_this_process(array)
     }
-    equal = make_equal("init", named, layout)
+    equal = make_equal(named, layout)
     return [equal.get(str(n), a) for n, a in zip(leaves.names, leaves.arrays, strict=True)]
 
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.tree_util import PyTreeDef, keystr
 
+from jaxdist._called import called
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_array
 from jaxdist._values import Sharded, from_state, is_sharded
@@ -27,6 +28,7 @@ class Leaves:
     paths: tuple[str, ...]  # the names without that of the pytree
 
     @classmethod
+    @called("sharded_update: update")
     def flatten(cls, tree: PyTree, name: str) -> "Leaves":
         """Flatten a pytree; `Sharded` arrays are leaves."""
         flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_sharded_leaf)
@@ -41,7 +43,7 @@ class Leaves:
                 # Python numbers become arrays; objects and strings raise an error that names them.
                 own = hasattr(leaf, "dtype") and getattr(leaf.dtype, "kind", "V") not in "OSUmM"
                 if not own:
-                    leaf = as_array("sharded_update: update", name + paths[-1], leaf)
+                    leaf = as_array(name + paths[-1], leaf)
                 arrays.append(leaf)
             else:
                 leaves.append(leaf)

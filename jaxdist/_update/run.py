@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from jaxdist import _collectives
+from jaxdist._called import called
 from jaxdist._collectives import ReduceOp, finish_sum, prepare_summands
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
@@ -91,6 +92,7 @@ class Step:
         after = self._collect_state(results[count:], new_leaves[1], parts[1], cuts)
         return new_leaves[0].rebuild(first), new_leaves[1].rebuild(after)
 
+    @called(CALLER)
     def _reduce_gradients(self, grads: Leaves, cuts: Cuts) -> list[Value]:
         """Return the gradients, reduced over all replicas; large ones in pieces."""
         of_leaves = [
@@ -103,7 +105,7 @@ class Step:
         ]
         count = self.layout.num_replicas
         # One call for all small leaves, so that they share an all-reduce.
-        sums = iter(_collectives.all_reduce(CALLER, self.op, small, self.layout))
+        sums = iter(_collectives.all_reduce(self.op, small, self.layout))
         values: list[Value] = []
         for array, cut in zip(grads.arrays, of_leaves, strict=True):
             # The gradient of a `Sharded` parameter is already the mean: the transpose of its

@@ -9,6 +9,7 @@ import jax
 import optax
 
 from jaxdist import _collectives, _replica
+from jaxdist._called import call_as, called
 from jaxdist._collectives import ReduceOp
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import HasLayout, layout_of
@@ -85,13 +86,15 @@ class _Update:
     min_bytes: float | None
     strategy: HasLayout | None
 
+    @called(CALLER)
     def init(self, params: PyTree) -> PyTree:
         """Return the initial state."""
-        check_nesting(CALLER, self.op)
-        checks.check_arrays(f"{CALLER}: init", "params", params)
-        with mark_wrapper(CALLER):
+        check_nesting(self.op)
+        call_as(f"{CALLER}: init", checks.check_arrays, "params", params)
+        with mark_wrapper():
             return wrap_in_variables(self._init_state(params), params)
 
+    @called(CALLER)
     def _init_state(self, params: PyTree) -> PyTree:
         frame = _replica.current_frame()
         strategy = self.strategy if frame is None else frame.strategy
@@ -99,7 +102,7 @@ class _Update:
         layout = find_layout_of_pieces(params) if strategy is None else strategy.layout
         if layout is None or layout.num_replicas == 1:
             return self.tx.init(params)
-        checks.check_real_replicas(CALLER, layout, _WHY_REAL)
+        checks.check_real_replicas(layout, _WHY_REAL)
         cuts = Cuts(layout, self.min_bytes, Leaves.flatten(params, "params"))
         # In a step the replica axes are manual, so each replica takes its pieces. Outside, a jitted
         # `init` with `out_shardings` ensures that no device holds the whole state.
@@ -107,22 +110,24 @@ class _Update:
             return shard_in_step(self.tx.init(_gather_params(params, layout)), layout, cuts)
         return init_outside(self.tx.init, params, layout, cuts)
 
+    @called(CALLER)
     def __call__(
         self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, PyTree]:
         step = self._make_step(updates, state, params, "updates")
-        with mark_wrapper(CALLER):
+        with mark_wrapper():
             if step is None:
                 return self._run_on_one_replica(updates, state, params, extra, "updates")
             with self._explain_errors(updates, state, params, "updates"):
                 return step.run(updates, state, params, extra, gives_params=False)
 
+    @called(CALLER)
     def apply_gradients(
         self, grads: PyTree, state: PyTree, params: PyTree, extra: dict[str, Any]
     ) -> tuple[PyTree, PyTree]:
         """Return new parameters and the new state; see `ShardedUpdate.apply_gradients`."""
         step = self._make_step(grads, state, params, "grads")
-        with mark_wrapper(CALLER):
+        with mark_wrapper():
             if step is None:
                 updates, state = self._run_on_one_replica(grads, state, params, extra, "grads")
                 return optax.apply_updates(params, updates), state
@@ -132,10 +137,11 @@ class _Update:
             ):
                 return step.run(grads, state, params, extra, gives_params=True)
 
+    @called(CALLER)
     def _make_step(self, grads: PyTree, state: PyTree, params: PyTree, name: str) -> Step | None:
         """Return the update to run, or None for one replica."""
-        check_nesting(CALLER, self.op)
-        checks.check_gradients(grads, params, CALLER, name)
+        check_nesting(self.op)
+        checks.check_gradients(grads, params, name)
         frame = _replica.current_frame()
         if frame is None:
             checks.check_whole(state)
@@ -143,7 +149,7 @@ class _Update:
         layout: ReplicaMesh = frame.strategy.layout
         if layout.num_replicas == 1:
             return None
-        checks.check_real_replicas(CALLER, layout, _WHY_REAL)
+        checks.check_real_replicas(layout, _WHY_REAL)
         if frame.replica is None:
             raise checks.outside_step_error(frame.describe(), layout.num_replicas)
         return Step(self.tx.update, self.op, layout, self.min_bytes)
@@ -189,6 +195,7 @@ def _gather_params(params: PyTree, layout: ReplicaMesh) -> PyTree:
     )
 
 
+@called(CALLER)
 def sharded_update(
     tx: optax.GradientTransformation | optax.MultiSteps,
     *,
@@ -256,13 +263,14 @@ def sharded_update(
         ZeRO, arXiv:1910.02054; Xu et al., arXiv:2004.13336.
     """
     whole = checks.as_transformation(tx)
-    op = _collectives.reduce_op(CALLER, reduce_op)
+    op = _collectives.reduce_op(reduce_op)
     if strategy is not None:
-        layout_of("sharded_update", strategy)
-    own = _Update(whole, op, check_size(CALLER, "min_bytes", min_bytes), strategy)
+        call_as("sharded_update", layout_of, strategy)
+    own = _Update(whole, op, check_size("min_bytes", min_bytes), strategy)
     return ShardedUpdate(own.init, own)
 
 
+@called("shard_state")
 def shard_state(state: PyTree, strategy: HasLayout, *, min_bytes: float | None = None) -> PyTree:
     """Shard optimizer state of any layout for the replicas of a strategy.
 
@@ -292,10 +300,8 @@ def shard_state(state: PyTree, strategy: HasLayout, *, min_bytes: float | None =
         >>> state[0].mu
         Sharded(float32[3, 16] cut along dim 1, held as [3, 16])
     """
-    layout = layout_of("shard_state", strategy)
-    check_has_arrays("shard_state", "state", state)
-    checks.refuse_per_replica("shard_state", "state", state)
+    layout = layout_of(strategy)
+    check_has_arrays("state", state)
+    checks.refuse_per_replica("state", state)
     with CallerRename("sharded_update: update ", "shard_state "):
-        return shard_outside(
-            state, layout, Cuts(layout, check_size("shard_state", "min_bytes", min_bytes))
-        )
+        return shard_outside(state, layout, Cuts(layout, check_size("min_bytes", min_bytes)))

@@ -12,24 +12,25 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from jaxdist._called import name_call, refuse
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CallArgumentsError, JaxdistError
 
 _LOG = logging.getLogger("jaxdist")
 _LOGGED: set[tuple[str, str]] = set()
 
 
-def log_without_effect(caller: str, argument: str, why: str) -> None:
+def log_without_effect(argument: str, why: str) -> None:
     """Log that an argument has no effect, once for each caller and argument."""
+    caller = name_call()
     if (caller, argument) not in _LOGGED:
         _LOGGED.add((caller, argument))
         _LOG.info("%s: %s has no effect: %s.", caller, argument, why)
 
 
-def check_call_arguments(caller: str, args: Any, kwargs: Any, more: Sequence[Any] = ()) -> None:
+def check_call_arguments(args: Any, kwargs: Any, more: Sequence[Any] = ()) -> None:
     """Check that `args` is a list or tuple, `kwargs` is a dict, and no further arguments follow.
 
     Args:
-        caller: The function that was called.
         args: Its argument `args`.
         kwargs: Its argument `kwargs`.
         more: The arguments after these, if they are more than the options.
@@ -37,11 +38,11 @@ def check_call_arguments(caller: str, args: Any, kwargs: Any, more: Sequence[Any
     if more:
         count = 2 + len(more)
         names = ", ".join("abcdefghij"[:count]) if count <= 10 else "a, b, ..."
-        raise CallArgumentsError(
-            f"{caller} was given {count} positional arguments after the step: {show(args)}, "
-            f"{show(kwargs)}, ...\n\n"
-            "The arguments of the step are one argument of the call, a list or tuple.\n\n"
-            f"Pass all of them in one tuple: args=({names}), not {names}."
+        raise refuse(
+            CallArgumentsError,
+            f"{count} positional arguments after the step: {show(args)}, {show(kwargs)}, ...",
+            "The arguments of the step are one argument of the call, a list or tuple.",
+            f"Pass all of them in one tuple: args=({names}), not {names}.",
         )
     # An array is iterable too: `args=x` would pass its rows as separate arguments.
     if not isinstance(args, (list, tuple)):
@@ -49,15 +50,15 @@ def check_call_arguments(caller: str, args: Any, kwargs: Any, more: Sequence[Any
         if kwargs is not None and not isinstance(kwargs, dict):
             # The user passed the arguments of the function one after the other, as in a call.
             way = "Pass all of them in one tuple: args=(a, b), not a, b."
-        raise CallArgumentsError(
-            f"{caller} was given args={show(args)}.\n\nargs is a list or tuple of arguments.\n\n"
-            f"{way}"
+        raise refuse(
+            CallArgumentsError, f"args={show(args)}.", "args is a list or tuple of arguments.", way
         )
     if kwargs is not None and not isinstance(kwargs, dict):
-        raise CallArgumentsError(
-            f"{caller} was given kwargs={show(kwargs)}.\n\n"
-            "kwargs is a dict of keyword arguments.\n\nPass kwargs={'name': value}. Positional "
-            "arguments are in one tuple: args=(a, b)."
+        raise refuse(
+            CallArgumentsError,
+            f"kwargs={show(kwargs)}.",
+            "kwargs is a dict of keyword arguments.",
+            "Pass kwargs={'name': value}. Positional arguments are in one tuple: args=(a, b).",
         )
 
 
@@ -67,16 +68,14 @@ _PASS_THE_FUNCTION = (
 )
 
 
-def check_callable(caller: str, fn: Any, name: str = "fn", remedy: str | None = None) -> None:
+def check_callable(fn: Any, name: str = "fn", remedy: str | None = None) -> None:
     """Check that `fn` can be called; `name` is the name of the parameter."""
     # The usual mistake is to call the function and pass its result, hence the remedies.
     if not callable(fn):
         way = remedy or (
             _PASS_THE_FUNCTION if name == "fn" else f"Pass the function itself: {name}=f, not f()."
         )
-        raise ArgumentTypeError(
-            f"{caller} was given {name}={show(fn)}.\n\n{name} is a function.\n\n{way}"
-        )
+        raise refuse(ArgumentTypeError, f"{name}={show(fn)}.", f"{name} is a function.", way)
 
 
 def show(value: Any) -> str:
@@ -100,20 +99,21 @@ def format_lines(lines: list[str], most: int = 10) -> str:
     return "\n".join([*lines[:most], *([f"... and {more} more."] if more > 0 else [])])
 
 
-def as_flag(caller: str, name: str, value: Any) -> bool:
+def as_flag(name: str, value: Any) -> bool:
     """Return `value` as a bool; raise an error if it is not one."""
     # Every object has a truth value, so a misplaced argument would silently count as True.
     # Compare by name: NumPy's bool is not a subclass of Python's.
     if type(value).__name__ not in ("bool", "bool_"):
-        raise ArgumentTypeError(
-            f"{caller} was given {name}={show(value)}.\n\n"
-            f"{name} is either True or False.\n\nPass {name}=True or {name}=False."
+        raise refuse(
+            ArgumentTypeError,
+            f"{name}={show(value)}.",
+            f"{name} is either True or False.",
+            f"Pass {name}=True or {name}=False.",
         )
     return bool(value)
 
 
 def as_integer(
-    caller: str,
     name: str,
     value: Any,
     *,
@@ -133,14 +133,13 @@ def as_integer(
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise wrong_type(f"{caller} was given {name}={show(value)}.\n\n{rule}\n\n{way}") from None
+        raise refuse(wrong_type, f"{name}={show(value)}.", rule, way) from None
     if (least is not None and number < least) or (most is not None and number > most):
-        raise ArgumentError(f"{caller} was given {name}={number}.\n\n{rule}\n\n{way}")
+        raise refuse(ArgumentError, f"{name}={number}.", rule, way)
     return number
 
 
 def as_number(
-    caller: str,
     name: str,
     value: Any,
     *,
@@ -152,10 +151,10 @@ def as_number(
     rule = f"{name} is a {'finite ' if is_finite else ''}number{_describe_range(least, None)}."
     way = f"Pass for instance {name}={least if example is None else example}."
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ArgumentTypeError(f"{caller} was given {name}={show(value)}.\n\n{rule}\n\n{way}")
+        raise refuse(ArgumentTypeError, f"{name}={show(value)}.", rule, way)
     wrong = math.isnan(value) or (is_finite and math.isinf(value))
     if wrong or (least is not None and value < least):
-        raise ArgumentError(f"{caller} was given {name}={value!r}.\n\n{rule}\n\n{way}")
+        raise refuse(ArgumentError, f"{name}={value!r}.", rule, way)
     return float(value)
 
 
@@ -166,13 +165,11 @@ def _describe_range(least: float | None, most: float | None) -> str:
 
 
 def check_instance(
-    caller: str, name: str, value: Any, kinds: type | tuple[type, ...], what: str, remedy: str
+    name: str, value: Any, kinds: type | tuple[type, ...], what: str, remedy: str
 ) -> None:
     """Check that `value` is an instance of `kinds`, which the message describes as `what`."""
     if not isinstance(value, kinds):
-        raise ArgumentTypeError(
-            f"{caller} was given {name}={show(value)}.\n\n{name} is {what}.\n\n{remedy}"
-        )
+        raise refuse(ArgumentTypeError, f"{name}={show(value)}.", f"{name} is {what}.", remedy)
 
 
 def spell_dtype(dtype: Any) -> Any:
@@ -186,35 +183,41 @@ def respell(name: Any, names: Iterable[Any]) -> Any:
     return next(alike, name)
 
 
-def check_text(caller: str, name: str, value: Any, example: str) -> None:
+def check_text(name: str, value: Any, example: str) -> None:
     """Check that `value` is a string that is not empty."""
     if not isinstance(value, str) or not value:
         kind = ArgumentError if isinstance(value, str) else ArgumentTypeError
-        raise kind(
-            f"{caller} was given {name}={show(value)}.\n\n{name} is a text that is not empty."
-            f"\n\nPass for instance {name}={example!r}."
+        raise refuse(
+            kind,
+            f"{name}={show(value)}.",
+            f"{name} is a text that is not empty.",
+            f"Pass for instance {name}={example!r}.",
         )
 
 
-def as_path(caller: str, name: str, value: Any, example: str) -> str:
+def as_path(name: str, value: Any, example: str) -> str:
     """Return `value` as a string with a path of the local file system.
 
     Raises:
         ArgumentTypeError: `value` is neither a string nor an `os.PathLike`.
         ArgumentError: The path is empty, has a null character, or a scheme other than `file`.
     """
+    caller = name_call()
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
-        raise ArgumentTypeError(
-            f"{caller} was given {name}={show(value)}.\n\n{name} is a path, as a text or a "
-            f"pathlib.Path.\n\nPass for instance {name}={example!r}."
+        raise refuse(
+            ArgumentTypeError,
+            f"{name}={show(value)}.",
+            f"{name} is a path, as a text or a pathlib.Path.",
+            f"Pass for instance {name}={example!r}.",
         )
     path = os.fspath(value)
     # `open` would reject both too, but only when the file is used, perhaps hours later.
     if not path or "\0" in path:
-        raise ArgumentError(
-            f"{caller} was given {name}={path!r}, which names no file.\n\n"
-            f"{name} is a path with at least one character, and no null character.\n\n"
-            f"Pass for instance {name}={example!r}."
+        raise refuse(
+            ArgumentError,
+            f"{name}={path!r}, which names no file.",
+            f"{name} is a path with at least one character, and no null character.",
+            f"Pass for instance {name}={example!r}.",
         )
     return as_local_path(f"{caller} was given {name}={path!r}", path)
 
@@ -254,28 +257,22 @@ def as_local_path(found: str, path: str) -> str:
     )
 
 
-def as_iterator(caller: str, name: str, value: Any, what: str, remedy: str) -> Iterator[Any]:
+def as_iterator(name: str, value: Any, what: str, remedy: str) -> Iterator[Any]:
     """Return `iter(value)`; raise an error for strings, dicts and values that are not iterable."""
     if not isinstance(value, (str, bytes, dict)) and getattr(value, "ndim", 1):
         with contextlib.suppress(TypeError):
             return iter(value)
-    raise ArgumentTypeError(
-        f"{caller} was given {name}={show(value)}.\n\n{name} is {what}.\n\n{remedy}"
-    )
+    raise refuse(ArgumentTypeError, f"{name}={show(value)}.", f"{name} is {what}.", remedy)
 
 
-def as_list(
-    caller: str, name: str, value: Any, what: str, remedy: str, kind: type = object
-) -> list[Any]:
+def as_list(name: str, value: Any, what: str, remedy: str, kind: type = object) -> list[Any]:
     """Return `value` as a list of `kind`; strings, dicts, sets and single values raise an error."""
     # A set has no order, so its elements could belong to any replica.
     if isinstance(value, (set, frozenset)):
-        raise ArgumentTypeError(
-            f"{caller} was given {name}={show(value)}.\n\n{name} is {what}.\n\n{remedy}"
-        )
-    listed = list(as_iterator(caller, name, value, what, remedy))
+        raise refuse(ArgumentTypeError, f"{name}={show(value)}.", f"{name} is {what}.", remedy)
+    listed = list(as_iterator(name, value, what, remedy))
     for entry in listed:
-        check_instance(caller, name, entry, kind, what, remedy)
+        check_instance(name, entry, kind, what, remedy)
     return listed
 
 
@@ -296,17 +293,17 @@ def check_keys(found: str, name: str, tree: Any) -> None:
             check_keys(found, f"{name}[{key!r}]", part)
 
 
-def check_size(caller: str, name: str, value: Any) -> float | None:
+def check_size(name: str, value: Any) -> float | None:
     """Return a number of bytes as a float; None, which means the cost model's, is unchanged."""
     if value is None:
         return None
     rule = f"{name} is a number of bytes, from 0 up, or None for that of the cost model."
     shows = f"{rule}\n\nPass for instance {name}=0, which cuts every array that can be cut."
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ArgumentTypeError(f"{caller} was given {name}={show(value)}.\n\n{shows}")
+        raise ArgumentTypeError(f"{name_call()} was given {name}={show(value)}.\n\n{shows}")
     # `not value >= 0` also rejects nan.
     if not value >= 0:
-        raise ArgumentError(f"{caller} was given {name}={value!r}.\n\n{shows}")
+        raise ArgumentError(f"{name_call()} was given {name}={value!r}.\n\n{shows}")
     return float(value)
 
 

@@ -7,29 +7,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist._called import refuse
 from jaxdist._integers import check_fits
 from jaxdist._validate.arguments import show, spell_dtype
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
-def as_floating(caller: str, name: str, dtype: Any) -> Any:
+def as_floating(name: str, dtype: Any) -> Any:
     """Check that `dtype` is a floating-point dtype, and return it."""
     with contextlib.suppress(TypeError):
         found = jnp.dtype(spell_dtype(dtype))
         if jnp.issubdtype(found, jnp.floating):
             return found
-    raise ArgumentTypeError(
-        f"{caller} was given {name}={show(dtype)}.\n\n"
-        "Arrays of floating-point numbers are sent and returned in this dtype.\n\n"
-        f"Pass for instance {name}=jnp.bfloat16, or leave it out."
+    raise refuse(
+        ArgumentTypeError,
+        f"{name}={show(dtype)}.",
+        "Arrays of floating-point numbers are sent and returned in this dtype.",
+        f"Pass for instance {name}=jnp.bfloat16, or leave it out.",
     )
 
 
-def as_array(caller: str, name: str, value: Any) -> jax.Array:
+def as_array(name: str, value: Any) -> jax.Array:
     """Return `value` as an array of JAX, or raise an error that names it."""
     if isinstance(value, jax.Array):
         return value
-    check_fits(caller, name, value)
+    check_fits(name, value)
     try:
         return jnp.asarray(value)
     except OverflowError:
@@ -37,22 +39,25 @@ def as_array(caller: str, name: str, value: Any) -> jax.Array:
         # Propose 64 bits only where they help: NumPy makes an object array of larger integers.
         helps = bounds.bits == 32 and np.asarray(value).dtype.kind in "iu"
         wider = ", or turn on 64 bits: jax.config.update('jax_enable_x64', True)" * helps
-        raise ArgumentError(
-            f"{caller} was given {name}={show(value)}.\n\nPython integers become {bounds.dtype}, "
-            f"which ends at {bounds.min} and {bounds.max}.\n\n"
-            f"Pass a float{wider}."
+        raise refuse(
+            ArgumentError,
+            f"{name}={show(value)}.",
+            f"Python integers become {bounds.dtype}, which ends at {bounds.min} and {bounds.max}.",
+            f"Pass a float{wider}.",
         ) from None
     except (TypeError, ValueError) as error:
-        raise ArgumentTypeError(
-            f"{caller} was given {name}={show(value)}.\n\n{name} is an array or a number."
-            "\n\nPass an array of jax or numpy whose dtype is a number or bool."
+        raise refuse(
+            ArgumentTypeError,
+            f"{name}={show(value)}.",
+            f"{name} is an array or a number.",
+            "Pass an array of jax or numpy whose dtype is a number or bool.",
         ) from error
 
 
-def as_arrays(caller: str, name: str, tree: Any) -> Any:
+def as_arrays(name: str, tree: Any) -> Any:
     """Return `tree` with arrays of JAX as leaves, or raise an error that names the leaf."""
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: as_array(caller, name + jax.tree_util.keystr(path), leaf), tree
+        lambda path, leaf: as_array(name + jax.tree_util.keystr(path), leaf), tree
     )
 
 
@@ -65,11 +70,13 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "shape") and kind is not None and kind in "biufcV"
 
 
-def check_has_arrays(caller: str, name: str, tree: Any, what: str = "a pytree of arrays") -> None:
+def check_has_arrays(name: str, tree: Any, what: str = "a pytree of arrays") -> None:
     """Raise if a pytree has leaves and none is an array; an empty pytree is valid."""
     leaves = jax.tree.leaves(tree)
     if leaves and not any(map(is_array, leaves)):
-        raise ArgumentTypeError(
-            f"{caller} was given {name}={show(tree)}, in which no leaf is an array.\n\n"
-            f"{name} is {what}.\n\nPass for instance {name}={{'w': jnp.ones((2, 2))}}."
+        raise refuse(
+            ArgumentTypeError,
+            f"{name}={show(tree)}, in which no leaf is an array.",
+            f"{name} is {what}.",
+            f"Pass for instance {name}={{'w': jnp.ones((2, 2))}}.",
         )

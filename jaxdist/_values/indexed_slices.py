@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
+from jaxdist._called import call_as, called, name_call, refuse
 from jaxdist._compat import are_row_numbers, unwrap_row_numbers, wrap_row_numbers
 from jaxdist._integers import check_fits
 from jaxdist._validate import as_array, as_integer, as_list, is_array, show
@@ -53,6 +54,7 @@ class IndexedSlices:
 
     __slots__ = ("_indices", "_leaf", "dense_shape", "values")
 
+    @called("IndexedSlices")
     def __init__(self, values: Any, indices: Any, dense_shape: Sequence[int] | None = None) -> None:
         # Copied where the caller could overwrite them; see Note [Who owns host memory].
         self.values: Any = _as_own_array("values", values)
@@ -61,24 +63,28 @@ class IndexedSlices:
         self.dense_shape = None if dense_shape is None else _check_dense_shape(dense_shape)
         found = f"values {_describe(self.values)} and indices {_describe(self.indices)}"
         if not jnp.issubdtype(self.indices.dtype, np.integer):
-            raise ArgumentTypeError(
-                f"IndexedSlices was given {found}.\n\n"
-                "Indices are numbers of rows.\n\nPass integers: indices.astype('int32')."
+            raise refuse(
+                ArgumentTypeError,
+                f"{found}.",
+                "Indices are numbers of rows.",
+                "Pass integers: indices.astype('int32').",
             )
         if self.indices.ndim != 1 or self.values.shape[:1] != self.indices.shape:
-            raise ShapeError(
-                f"IndexedSlices was given {found}.\n\n"
-                "There is one index for each row: values [n, ...] and indices [n].\n\n"
-                "Flatten the indices: indices.ravel(), values.reshape(-1, *row_shape)."
+            raise refuse(
+                ShapeError,
+                f"{found}.",
+                "There is one index for each row: values [n, ...] and indices [n].",
+                "Flatten the indices: indices.ravel(), values.reshape(-1, *row_shape).",
             )
 
         whole = self.dense_shape
         if whole is not None and (not whole or whole[1:] != tuple(self.values.shape[1:])):
-            raise ShapeError(
-                f"IndexedSlices was given {found}, and dense_shape={list(whole)}.\n\n"
+            raise refuse(
+                ShapeError,
+                f"{found}, and dense_shape={list(whole)}.",
                 "The rows have the dims of the whole array after its first one: values [n, ...] "
-                "and dense_shape [rows, ...].\n\n"
-                f"Pass dense_shape={[whole[0] if whole else 1, *self.values.shape[1:]]}."
+                "and dense_shape [rows, ...].",
+                f"Pass dense_shape={[whole[0] if whole else 1, *self.values.shape[1:]]}.",
             )
 
     @property
@@ -151,36 +157,40 @@ class IndexedSlices:
         return f"IndexedSlices({_describe(self.values)} at {_describe(indices)})"
 
 
+@called("IndexedSlices")
 def _as_own_array(name: str, value: Any) -> Any:
     refuse_ref(f"IndexedSlices was given {name}", value)
     has_dtype = hasattr(value, "dtype") and is_array(value)
-    check_fits("IndexedSlices", name, value)
-    return copy_if_writable(value) if has_dtype else as_array("IndexedSlices", name, value)
+    check_fits(name, value)
+    return copy_if_writable(value) if has_dtype else as_array(name, value)
 
 
+@called("IndexedSlices")
 def _check_dense_shape(dense_shape: Any) -> tuple[int, ...]:
-    caller, name = "IndexedSlices", "dense_shape"
+    name = "dense_shape"
     remedy = "Pass dense_shape=table.shape."
-    dims = as_list(caller, name, dense_shape, "the shape of the whole array", remedy)
+    dims = as_list(name, dense_shape, "the shape of the whole array", remedy)
     most = (1 << 31) - 1
     return tuple(
-        as_integer(caller, f"{name}[{i}]", d, least=0, most=most, remedy=remedy)
-        for i, d in enumerate(dims)
+        as_integer(f"{name}[{i}]", d, least=0, most=most, remedy=remedy) for i, d in enumerate(dims)
     )
 
 
-def as_indexed_slices(name: str, caller: str, value: Any) -> IndexedSlices:
+def as_indexed_slices(name: str, value: Any) -> IndexedSlices:
     """Return `value` as `IndexedSlices`; a `BCOO` matrix of whole rows is converted."""
     if isinstance(value, IndexedSlices):
         return value
     # `jax.experimental.sparse` is not imported for an `isinstance`: few programs use it.
     if getattr(value, "n_sparse", None) == 1 and value.n_batch == 0:
         return IndexedSlices(value.data, value.indices[:, 0], value.shape)
-    raise ArgumentTypeError(
-        f"Variable {name!r}.{caller} was given sparse_delta={show(value)}.\n\n"
-        "It takes rows and their numbers.\n\n"
+    raise call_as(
+        f"Variable {name!r}.{name_call()}",
+        refuse,
+        ArgumentTypeError,
+        f"sparse_delta={show(value)}.",
+        "It takes rows and their numbers.",
         "Pass jaxdist.IndexedSlices(values, indices), or a jax.experimental.sparse.BCOO with "
-        "n_sparse=1 and n_batch=0."
+        "n_sparse=1 and n_batch=0.",
     )
 
 

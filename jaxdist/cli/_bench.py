@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from jaxdist import _mesh, _reports, cost
+from jaxdist._called import call_as, called, refuse
 from jaxdist._devices import runtime
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._reports import Table
@@ -29,6 +30,7 @@ _UNITS = {"B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _SIZE = re.compile(r"^(?P<number>\d+) ?(?P<unit>b|kib|mib|gib)?$", re.IGNORECASE)
 
 
+@called("jaxdist bench")
 def bench_collectives(arguments: argparse.Namespace) -> int:
     """Measure all-reduces, print the tables, and save the links.
 
@@ -49,7 +51,7 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
         )
     # Check this before the measurement, which would be lost.
     if arguments.save:
-        arguments.save = as_path("jaxdist bench", "--save", arguments.save, "links.json")
+        arguments.save = as_path("--save", arguments.save, "links.json")
     if arguments.save and not pathlib.Path(arguments.save).absolute().parent.is_dir():
         raise ArgumentError(
             f"--save {arguments.save}: there is no folder "
@@ -61,11 +63,14 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
     # Check this before anything is allocated: too large arrays would make the machine swap.
     limit = MAX_BYTES // len(devices)
     if sizes[-1] > limit or sizes[0] * max(COUNTS) > limit:
-        raise ArgumentError(
-            f"--sizes {' '.join(arguments.sizes)} was given for {len(devices)} devices.\n\n"
+        raise call_as(
+            f"--sizes {' '.join(arguments.sizes)}",
+            refuse,
+            ArgumentError,
+            f"for {len(devices)} devices.",
             f"All arrays together take at most {_reports.size(MAX_BYTES)}, and the smallest size "
-            f"is measured with {max(COUNTS)} arrays as well.\n\n"
-            f"Pass sizes up to {limit:,} bytes, the smallest up to {limit // max(COUNTS):,}."
+            f"is measured with {max(COUNTS)} arrays as well.",
+            f"Pass sizes up to {limit:,} bytes, the smallest up to {limit // max(COUNTS):,}.",
         )
     # All processes measure together, and one of them prints.
     is_first = layout.process.is_first
@@ -123,6 +128,7 @@ def parse_size(text: str) -> int:
     return size
 
 
+@called(lambda count: f"--devices {count}")
 def _choose_layout(count: int | None) -> tuple[ReplicaMesh, cost.Link]:
     """Return the devices to measure, and the known link between them from the table.
 
@@ -133,10 +139,11 @@ def _choose_layout(count: int | None) -> tuple[ReplicaMesh, cost.Link]:
         layout = _mesh.build(_choose_devices(count))
         return layout, cost.links_of(layout).inner
     if count is not None:
-        raise ArgumentError(
-            f"--devices {count} was given in a job of several processes.\n\n"
-            "All devices of all processes are measured.\n\n"
-            "Give jaxdist launch --devices-per-process N instead."
+        raise refuse(
+            ArgumentError,
+            "in a job of several processes.",
+            "All devices of all processes are measured.",
+            "Give jaxdist launch --devices-per-process N instead.",
         )
     layout = MultiWorkerMirroredStrategy().layout
     return layout, cost.links_of(layout).across

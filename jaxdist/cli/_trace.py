@@ -9,6 +9,7 @@ import jax
 from rich.console import Console
 
 from jaxdist import hlo, jobs
+from jaxdist._called import called, refuse
 from jaxdist._devices import chips
 from jaxdist._explain import BATCH, DISPATCH, STEP, StepTimes, read_step_times
 from jaxdist._validate import as_path
@@ -21,6 +22,7 @@ _WARM_UP = 3
 _MOST_STEPS = 1000
 
 
+@called("jaxdist trace")
 def trace(arguments: argparse.Namespace) -> int:
     """Record a profile of a job's steps, and print where their time goes.
 
@@ -32,16 +34,17 @@ def trace(arguments: argparse.Namespace) -> int:
             f"--steps {arguments.steps} was given.\n\n"
             f"--steps is a number from 1 to {_MOST_STEPS}.\n\nLeave it out for 5 steps."
         )
-    folder = as_path("jaxdist trace", "--directory", arguments.directory, "profile")
+    folder = as_path("--directory", arguments.directory, "profile")
     arguments.directory = Path(folder)
     loaded = jobs.load_job_config(arguments.config, arguments.overrides)
     config = loaded.values
     if jobs.has_cluster(config) or config.strategy.kind == "parameter_server":
-        raise UnsupportedError(
-            f"jaxdist trace was given {arguments.config}, whose job has several processes.\n\n"
-            "It records the profile of one process.\n\n"
+        raise refuse(
+            UnsupportedError,
+            f"{arguments.config}, whose job has several processes.",
+            "It records the profile of one process.",
             'Trace the job with --set strategy.kind="auto", or record a process of it with '
-            "jax.profiler.trace."
+            "jax.profiler.trace.",
         )
     _choose_platforms()
     ask_for_cpu_devices(jobs.count_cpu_devices(config))

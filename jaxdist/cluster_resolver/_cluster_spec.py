@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, check_instance, show
 from jaxdist.cluster_resolver._cluster_def import ClusterDef, JobDef, read_cluster_def
 from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError
@@ -34,20 +35,22 @@ class ClusterSpec:
         `tf.train.ClusterSpec`.
     """
 
+    @called("ClusterSpec")
     def __init__(self, cluster: "ClusterSpec | Mapping[str, Tasks] | ClusterDef") -> None:
         if isinstance(cluster, ClusterSpec):
             self._jobs: dict[str, dict[int, str]] = {j: dict(t) for j, t in cluster._jobs.items()}
             return
         jobs = read_cluster_def(cluster)
         if jobs is None:
-            raise ArgumentTypeError(
-                f"ClusterSpec was given cluster={show(cluster)}.\n\n"
-                "cluster is a dict from jobs to tasks.\n\nPass for instance {'worker': "
-                "['host0:2222', 'host1:2222']}."
+            raise refuse(
+                ArgumentTypeError,
+                f"cluster={show(cluster)}.",
+                "cluster is a dict from jobs to tasks.",
+                "Pass for instance {'worker': ['host0:2222', 'host1:2222']}.",
             )
         for job in jobs:
             remedy = "Pass for instance {'worker': ['host0:2222']}."
-            check_instance("ClusterSpec", "cluster, a job,", job, str, "a text", remedy)
+            check_instance("cluster, a job,", job, str, "a text", remedy)
         self._jobs = {job: dict(_parse_tasks(job, tasks)) for job, tasks in jobs.items()}
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
@@ -108,6 +111,7 @@ class ClusterSpec:
         """
         return sorted(self._get_tasks("task_indices", job_name))
 
+    @called("ClusterSpec.task_address")
     def task_address(self, job_name: str, task_index: int) -> str:
         """Return the address of a task.
 
@@ -119,19 +123,18 @@ class ClusterSpec:
             >>> spec.task_address("worker", 1)
             'b:1'
         """
-        caller = "ClusterSpec.task_address"
         tasks = self._get_tasks("task_address", job_name)
-        task_index = as_integer(
-            caller, "task_index", task_index, remedy=f"Pass one of {sorted(tasks)}."
-        )
+        task_index = as_integer("task_index", task_index, remedy=f"Pass one of {sorted(tasks)}.")
         if task_index not in tasks:
-            raise NotFoundError(
-                f"{caller} was given task_index={task_index}, and job {job_name!r} has no such "
-                "task."
-                f"\n\nIts tasks are {sorted(tasks)}.\n\nPass one of these."
+            raise refuse(
+                NotFoundError,
+                f"task_index={task_index}, and job {job_name!r} has no such task.",
+                f"Its tasks are {sorted(tasks)}.",
+                "Pass one of these.",
             )
         return tasks[task_index]
 
+    @called("ClusterSpec.job_tasks")
     def job_tasks(self, job_name: str) -> list[str | None]:
         """Return the addresses of a job, indexed by task number; None for numbers without a task.
 
@@ -144,22 +147,24 @@ class ClusterSpec:
         """
         tasks = self._get_tasks("job_tasks", job_name)
         if not tasks:
-            raise NotFoundError(
-                f"ClusterSpec.job_tasks was given job_name={job_name!r}, and this job has no tasks."
-                "\n\nIt lists the addresses of a job with one task or more.\n\n"
-                f"Make the cluster with an address: ClusterSpec({{{job_name!r}: ['host0:2222']}})."
+            raise refuse(
+                NotFoundError,
+                f"job_name={job_name!r}, and this job has no tasks.",
+                "It lists the addresses of a job with one task or more.",
+                f"Make the cluster with an address: ClusterSpec({{{job_name!r}: ['host0:2222']}}).",
             )
         return [tasks.get(i) for i in range(max(tasks) + 1)]
 
+    @called(lambda method: f"ClusterSpec.{method}")
     def _get_tasks(self, method: str, job_name: str) -> dict[int, str]:
-        caller = f"ClusterSpec.{method}"
         remedy = f"Pass one of {self.jobs}."
-        check_instance(caller, "job_name", job_name, str, "the name of a job", remedy)
+        check_instance("job_name", job_name, str, "the name of a job", remedy)
         if job_name not in self._jobs:
-            raise NotFoundError(
-                f"{caller} was given job_name={job_name!r}, and there is no such job in the "
-                "cluster."
-                f"\n\nIts jobs are {self.jobs}.\n\nPass one of these."
+            raise refuse(
+                NotFoundError,
+                f"job_name={job_name!r}, and there is no such job in the cluster.",
+                f"Its jobs are {self.jobs}.",
+                "Pass one of these.",
             )
         return self._jobs[job_name]
 
@@ -183,26 +188,31 @@ class ClusterSpec:
         return f"ClusterSpec({{{', '.join(f'{job!r}: {jobs[job]!r}' for job in sorted(jobs))}}})"
 
 
+@called("ClusterSpec")
 def _parse_tasks(job: str, tasks: Any) -> Iterator[tuple[int, str]]:
     if isinstance(tasks, Mapping):
         pairs = [(_parse_index(job, i), address) for i, address in tasks.items()]
     elif isinstance(tasks, (list, tuple)):
         pairs = list(enumerate(tasks))
     else:
-        raise ArgumentTypeError(
-            f"ClusterSpec was given cluster[{job!r}]={show(tasks)}.\n\n"
-            "The tasks of a job are addresses.\n\n"
-            "Pass a list of addresses, or a dict from the number of a task to its address."
+        raise refuse(
+            ArgumentTypeError,
+            f"cluster[{job!r}]={show(tasks)}.",
+            "The tasks of a job are addresses.",
+            "Pass a list of addresses, or a dict from the number of a task to its address.",
         )
     for index, address in sorted(pairs):
         if not isinstance(address, str):
-            raise ArgumentTypeError(
-                f"ClusterSpec was given cluster[{job!r}][{index}]={show(address)}.\n\n"
-                "The address of a task is a text.\n\nPass a string such as 'host:2222'."
+            raise refuse(
+                ArgumentTypeError,
+                f"cluster[{job!r}][{index}]={show(address)}.",
+                "The address of a task is a text.",
+                "Pass a string such as 'host:2222'.",
             )
         yield index, address
 
 
+@called("ClusterSpec")
 def _parse_index(job: str, index: Any) -> int:
     given = f"ClusterSpec was given cluster[{job!r}] with the task {show(index)}.\n\n"
     rest = "Tasks are numbered from 0.\n\nUse integers as keys: {0: 'host:2222'}."
@@ -211,7 +221,7 @@ def _parse_index(job: str, index: Any) -> int:
         if not index.strip().isdecimal():
             raise ArgumentError(given + rest)
         return int(index)
-    number = as_integer("ClusterSpec", f"a task of cluster[{job!r}]", index, remedy=rest)
+    number = as_integer(f"a task of cluster[{job!r}]", index, remedy=rest)
     if number < 0:
         raise ArgumentError(given + rest)
     return number

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxdist import _devices, _processes
+from jaxdist._called import called
 from jaxdist._validate import CallerRename, as_integer, check_text, show
 from jaxdist.cluster_resolver._cluster_def import ClusterDef
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
@@ -19,6 +20,7 @@ _CALLER = "experimental_connect_to_cluster"
 _GIVEN = f"{_CALLER} was given cluster_spec_or_resolver"
 
 
+@called(_CALLER)
 def experimental_connect_to_cluster(
     cluster_spec_or_resolver: ClusterResolver | ClusterSpec | Mapping[str, Any] | ClusterDef,
     job_name: str | None = None,
@@ -52,9 +54,9 @@ def experimental_connect_to_cluster(
         `tf.config.experimental_connect_to_cluster`; clusters as in `tf.distribute.Server`.
     """
     if job_name is not None:
-        check_text(_CALLER, "job_name", job_name, "worker")
+        check_text("job_name", job_name, "worker")
     if task_index is not None:
-        task_index = as_integer(_CALLER, "task_index", task_index, least=0)
+        task_index = as_integer("task_index", task_index, least=0)
     resolver = _read_resolver(cluster_spec_or_resolver, job_name, task_index)
     # JAX raises an error if it is initialized a second time.
     if _processes.is_connected():
@@ -71,9 +73,9 @@ def experimental_connect_to_cluster(
         return
     if not any(resolver.cluster_spec().as_dict().values()):
         return
-    own = find_own_task(_CALLER, resolver, job_name, task_index)
+    own = find_own_task(resolver, job_name, task_index)
     if own is not None and is_training_job(own[0]) and len(tasks) > 1:
-        _processes.join(_CALLER, list(tasks.values()), list(tasks).index(own))
+        _processes.join(list(tasks.values()), list(tasks).index(own))
 
 
 def _read_resolver(given: Any, job_name: str | None, task_index: int | None) -> ClusterResolver:

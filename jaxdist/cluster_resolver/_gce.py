@@ -5,6 +5,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any, final
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, check_callable, check_text, show
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._resolver import ClusterResolver, check_task, find_own_master
@@ -59,6 +60,7 @@ class GCEClusterResolver(ClusterResolver):
         `tf.distribute.cluster_resolver.GCEClusterResolver`.
     """
 
+    @called(_CALLER)
     def __init__(
         self,
         project: str,
@@ -73,14 +75,14 @@ class GCEClusterResolver(ClusterResolver):
         *,
         metadata: Callable[[str], str] | None = None,
     ) -> None:
-        check_text(_CALLER, "project", project, "my-project")
-        check_text(_CALLER, "zone", zone, "us-west1-a")
-        check_text(_CALLER, "instance_group", instance_group, "my-group")
-        self._port = as_integer(_CALLER, "port", port, least=1, most=65535, example=8470)
-        check_text(_CALLER, "task_type", task_type, "worker")
-        check_task(_CALLER, task_type, task_id, rpc_layer)
+        check_text("project", project, "my-project")
+        check_text("zone", zone, "us-west1-a")
+        check_text("instance_group", instance_group, "my-group")
+        self._port = as_integer("port", port, least=1, most=65535, example=8470)
+        check_text("task_type", task_type, "worker")
+        check_task(task_type, task_id, rpc_layer)
         if metadata is not None:
-            check_callable(_CALLER, metadata, "metadata")
+            check_callable(metadata, "metadata")
         self._where = {"project": project, "zone": zone}
         self._group = instance_group
         self._task_type = task_type
@@ -90,10 +92,11 @@ class GCEClusterResolver(ClusterResolver):
         if service is None:
             service = _make_service(credentials)
         elif not hasattr(service, "instanceGroups") or not hasattr(service, "instances"):
-            raise ArgumentError(
-                f"{_CALLER} was given service={show(service)}.\n\n"
-                "service is a client of the Compute Engine API.\n\n"
-                "Pass googleapiclient.discovery.build('compute', 'v1')."
+            raise refuse(
+                ArgumentError,
+                f"service={show(service)}.",
+                "service is a client of the Compute Engine API.",
+                "Pass googleapiclient.discovery.build('compute', 'v1').",
             )
         self._service = service
 
@@ -102,6 +105,7 @@ class GCEClusterResolver(ClusterResolver):
         addresses = sorted(f"{ip}:{self._port}" for ip in self._list_addresses())
         return ClusterSpec({str(self._task_type): addresses})
 
+    @called(f"{_CALLER}.master")
     def master(
         self,
         task_type: str | None = None,
@@ -109,7 +113,7 @@ class GCEClusterResolver(ClusterResolver):
         rpc_layer: str | None = None,
     ) -> str:
         """Return the address of a task, by default that of this machine."""
-        return find_own_master(f"{_CALLER}.master", self, task_type, task_id, rpc_layer)
+        return find_own_master(self, task_type, task_id, rpc_layer)
 
     @property
     def task_type(self) -> str | None:
@@ -168,15 +172,17 @@ class GCEClusterResolver(ClusterResolver):
             )
 
 
+@called(_CALLER)
 def _make_service(credentials: Any) -> Any:
     try:
         discovery: Any = importlib.import_module("googleapiclient.discovery")
     except ImportError:
-        raise MissingExtraError(
-            f"{_CALLER} was given no service, so it asks Google's API itself, and the package "
-            "google-api-python-client is not installed.\n\n"
-            "jaxdist is installed without its optional packages.\n\n"
-            "Install it with: pip install google-api-python-client"
+        raise refuse(
+            MissingExtraError,
+            "no service, so it asks Google's API itself, and the package google-api-python-client "
+            "is not installed.",
+            "jaxdist is installed without its optional packages.",
+            "Install it with: pip install google-api-python-client",
         ) from None
     is_default = isinstance(credentials, str) and credentials == "default"
     # The library itself finds the account of the machine.

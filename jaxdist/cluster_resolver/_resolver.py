@@ -6,17 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxdist import _devices
+from jaxdist._called import called, name_call
 from jaxdist._validate import CallerRename, as_integer, check_instance, log_without_effect
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 
 
+@called("num_accelerators")
 def log_unused_arguments(config_proto: Any, task_type: Any = None, task_id: Any = None) -> None:
     """Log once which of the arguments passed to `num_accelerators` have no effect."""
     if config_proto is not None:
-        log_without_effect("num_accelerators", "config_proto", "JAX has no sessions")
+        log_without_effect("config_proto", "JAX has no sessions")
     for name, given in (("task_type", task_type), ("task_id", task_id)):
         if given is not None:
-            log_without_effect("num_accelerators", name, "all tasks have equally many")
+            log_without_effect(name, "all tasks have equally many")
 
 
 class ClusterResolver(abc.ABC):
@@ -98,22 +100,22 @@ class ClusterResolver(abc.ABC):
         self._task_id = task_id
 
 
-def read_environ(caller: str, environ: Any) -> Mapping[str, str]:
+def read_environ(environ: Any) -> Mapping[str, str]:
     """Return the given environment, or that of this process."""
     if environ is None:
         return os.environ
     remedy = "Leave environ out: then it is the environment of this process."
-    check_instance(caller, "environ", environ, Mapping, "a dict from texts to texts", remedy)
+    check_instance("environ", environ, Mapping, "a dict from texts to texts", remedy)
     return environ
 
 
 def find_master(
-    caller: str,
     spec: ClusterSpec,
     task: tuple[Any, Any],
     rpc_layer: str | None,
 ) -> str:
     """Return the address of `task` with its protocol; errors name the arguments of `caller`."""
+    caller = name_call()
     inner = "ClusterSpec.task_address was given"
     with (
         CallerRename(f"{inner} job_name", f"{caller} was given task_type"),
@@ -122,20 +124,18 @@ def find_master(
         return master_url(spec.task_address(*task), rpc_layer)
 
 
-def find_own_master(
-    caller: str, resolver: Any, task_type: Any, task_id: Any, rpc_layer: Any
-) -> str:
+def find_own_master(resolver: Any, task_type: Any, task_id: Any, rpc_layer: Any) -> str:
     """Return the address of a task, by default of this process; empty if it is unknown."""
-    check_task(caller, task_type, task_id, rpc_layer)
+    check_task(task_type, task_id, rpc_layer)
     task_type = resolver.task_type if task_type is None else task_type
     task_id = resolver.task_id if task_id is None else task_id
     if task_type is None or task_id is None:
         return ""
     layer = rpc_layer or resolver.rpc_layer
-    return find_master(caller, resolver.cluster_spec(), (task_type, task_id), layer)
+    return find_master(resolver.cluster_spec(), (task_type, task_id), layer)
 
 
-def check_task(caller: str, task_type: Any, task_id: Any, rpc_layer: Any = None) -> None:
+def check_task(task_type: Any, task_id: Any, rpc_layer: Any = None) -> None:
     """Raise if the job or protocol is not a string, or the task is not an integer of 0 or more.
 
     Each of them may be None.
@@ -143,9 +143,9 @@ def check_task(caller: str, task_type: Any, task_id: Any, rpc_layer: Any = None)
     for name, value in (("task_type", task_type), ("rpc_layer", rpc_layer)):
         if value is not None:
             remedy = f"Pass for instance {name}={'worker' if name == 'task_type' else 'grpc'!r}."
-            check_instance(caller, name, value, str, "a text or None", remedy)
+            check_instance(name, value, str, "a text or None", remedy)
     if task_id is not None:
-        as_integer(caller, "task_id", task_id, least=0)
+        as_integer("task_id", task_id, least=0)
 
 
 def master_url(address: str, rpc_layer: str | None) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, final
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, check_instance, show
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._resolver import (
@@ -49,6 +50,7 @@ class SimpleClusterResolver(ClusterResolver):
         `tf.distribute.cluster_resolver.SimpleClusterResolver`.
     """
 
+    @called(_CALLER)
     def __init__(
         self,
         cluster_spec: ClusterSpec,
@@ -60,20 +62,21 @@ class SimpleClusterResolver(ClusterResolver):
         rpc_layer: str | None = None,
     ) -> None:
         if not isinstance(cluster_spec, ClusterSpec):
-            raise ArgumentTypeError(
-                f"{_CALLER} was given cluster_spec={show(cluster_spec)}.\n\n"
-                "cluster_spec is a ClusterSpec.\n\nWrap it: ClusterSpec({'worker': "
-                "['host0:2222']})."
+            raise refuse(
+                ArgumentTypeError,
+                f"cluster_spec={show(cluster_spec)}.",
+                "cluster_spec is a ClusterSpec.",
+                "Wrap it: ClusterSpec({'worker': ['host0:2222']}).",
             )
         remedy = "Pass '' for this process."
-        check_instance(_CALLER, "master", master, str, "an address as a text", remedy)
-        check_instance(_CALLER, "environment", environment, str, "a text", "Pass ''.")
-        check_task(_CALLER, task_type, task_id, rpc_layer)
+        check_instance("master", master, str, "an address as a text", remedy)
+        check_instance("environment", environment, str, "a text", "Pass ''.")
+        check_task(task_type, task_id, rpc_layer)
         if num_accelerators is not None:
-            check_instance(_CALLER, "num_accelerators", num_accelerators, Mapping, *_NUMBERS)
+            check_instance("num_accelerators", num_accelerators, Mapping, *_NUMBERS)
             for kind, number in num_accelerators.items():
-                check_instance(_CALLER, "num_accelerators", kind, str, *_NUMBERS)
-                as_integer(_CALLER, f"num_accelerators[{kind!r}]", number, least=0)
+                check_instance("num_accelerators", kind, str, *_NUMBERS)
+                as_integer(f"num_accelerators[{kind!r}]", number, least=0)
         self._cluster_spec = cluster_spec
         self._master = master
         self._task_type = task_type
@@ -86,6 +89,7 @@ class SimpleClusterResolver(ClusterResolver):
         """Return the tasks of the cluster."""
         return self._cluster_spec
 
+    @called(f"{_CALLER}.master")
     def master(
         self,
         task_type: str | None = None,
@@ -94,13 +98,13 @@ class SimpleClusterResolver(ClusterResolver):
     ) -> str:
         """Return the address of the given task; without a task, the stored address."""
         address = self._master
-        caller = f"{_CALLER}.master"
-        check_task(caller, task_type, task_id, rpc_layer)
+        check_task(task_type, task_id, rpc_layer)
         if task_type is not None and task_id is not None:
             task = (task_type, task_id)
-            return find_master(caller, self._cluster_spec, task, rpc_layer or self.rpc_layer)
+            return find_master(self._cluster_spec, task, rpc_layer or self.rpc_layer)
         return master_url(address, rpc_layer or self.rpc_layer)
 
+    @called(f"{_CALLER}.num_accelerators")
     def num_accelerators(
         self,
         task_type: str | None = None,
@@ -108,7 +112,7 @@ class SimpleClusterResolver(ClusterResolver):
         config_proto: Any = None,
     ) -> dict[str, int]:
         """Return the numbers given to the constructor."""
-        check_task(f"{_CALLER}.num_accelerators", task_type, task_id)
+        check_task(task_type, task_id)
         log_unused_arguments(config_proto, task_type, task_id)
         return dict(self._num_accelerators)
 

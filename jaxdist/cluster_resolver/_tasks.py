@@ -2,6 +2,7 @@
 
 from typing import TypeAlias
 
+from jaxdist._called import name_call, refuse
 from jaxdist.cluster_resolver._resolver import ClusterResolver
 from jaxdist.errors import ClusterError
 
@@ -34,7 +35,6 @@ def list_training_tasks(resolver: ClusterResolver) -> dict[Task, str]:
 
 
 def find_own_task(
-    caller: str,
     resolver: ClusterResolver,
     job_name: str | None = None,
     task_index: int | None = None,
@@ -44,7 +44,6 @@ def find_own_task(
     An evaluator need not be in the cluster. Without a cluster and a task, the job is one process.
 
     Args:
-        caller: What the user called, for errors.
         resolver: The resolver.
         job_name: The job of this process, instead of the resolver's.
         task_index: Its number, instead of the resolver's.
@@ -60,7 +59,7 @@ def find_own_task(
         >>> from jaxdist import cluster_resolver
         >>> spec = cluster_resolver.ClusterSpec({"worker": ["a:1", "b:1"]})
         >>> resolver = cluster_resolver.SimpleClusterResolver(spec)
-        >>> cluster_resolver.find_own_task("train", resolver, "worker", 1)
+        >>> cluster_resolver.find_own_task(resolver, "worker", 1)
         ('worker', 1)
     """
     # Slurm's resolver knows its task only after this call.
@@ -77,12 +76,12 @@ def find_own_task(
     if strange:
         instead = "chief" if strange[0] == "master" else "worker"
         raise ClusterError(
-            f"{caller} found a job of the unknown type {strange[0]!r}{quote}.\n\n"
+            f"{name_call()} found a job of the unknown type {strange[0]!r}{quote}.\n\n"
             f"The jobs of a cluster are {', '.join(known)}.\n\nCall it {instead!r}."
         )
     if "chief" in spec.jobs and spec.num_tasks("chief") > 1:
         raise ClusterError(
-            f"{caller} found {spec.num_tasks('chief')} chiefs{quote}.\n\n"
+            f"{name_call()} found {spec.num_tasks('chief')} chiefs{quote}.\n\n"
             "A cluster has at most one chief.\n\nMake the others workers."
         )
     tasks = [(name, i) for name in spec.jobs for i in spec.task_indices(name)]
@@ -91,7 +90,7 @@ def find_own_task(
         if hasattr(resolver, "tpu_name") or (not spec and job is None and index is None):
             return None
         raise ClusterError(
-            f"{caller} found no cluster, and this process is {job!r} {index!r}{quote}.\n\n"
+            f"{name_call()} found no cluster, and this process is {job!r} {index!r}{quote}.\n\n"
             "A task is one of a cluster, which lists the addresses of all tasks.\n\n"
             'Add the cluster, for instance "cluster": {"worker": ["host0:2222", "host1:2222"]}, or '
             "leave out the task for a job of one process."
@@ -100,12 +99,14 @@ def find_own_task(
         return tasks[0]
     if job is None or index is None or ((job, index) not in tasks and job != "evaluator"):
         shown = f"{tasks[0][0]!r}, {tasks[0][1]}"
-        raise ClusterError(
-            f"{caller} was given a cluster of {len(tasks)} tasks, {tasks[:8]}, and this process is "
-            f"{job!r} {index!r}{quote}.\n\nEach process is one of the tasks of the cluster.\n\n"
+        raise refuse(
+            ClusterError,
+            f"a cluster of {len(tasks)} tasks, {tasks[:8]}, and this process is {job!r} {index!r}"
+            f"{quote}.",
+            "Each process is one of the tasks of the cluster.",
             f"Say which, for instance {shown}: SimpleClusterResolver(..., task_type="
-            f"{tasks[0][0]!r}, task_id={tasks[0][1]}), or in TF_CONFIG "
-            f'"task": {{"type": "{tasks[0][0]}", "index": {tasks[0][1]}}}.'
+            f'{tasks[0][0]!r}, task_id={tasks[0][1]}), or in TF_CONFIG "task": {{"type": "'
+            f'{tasks[0][0]}", "index": {tasks[0][1]}}}.',
         )
     return job, index
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, final
 
+from jaxdist._called import called
 from jaxdist._validate import CallerRename, check_instance, show
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._resolver import (
@@ -50,6 +51,7 @@ class TFConfigClusterResolver(ClusterResolver):
         `tf.distribute.cluster_resolver.TFConfigClusterResolver`.
     """
 
+    @called(_CALLER)
     def __init__(
         self,
         task_type: str | None = None,
@@ -59,11 +61,11 @@ class TFConfigClusterResolver(ClusterResolver):
         *,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        check_task(_CALLER, task_type, task_id, rpc_layer)
+        check_task(task_type, task_id, rpc_layer)
         if environment is not None:
             remedy = "Leave environment out."
-            check_instance(_CALLER, "environment", environment, str, "a text or None", remedy)
-        self._environ = read_environ(_CALLER, environ)
+            check_instance("environment", environment, str, "a text or None", remedy)
+        self._environ = read_environ(environ)
         self._task_type = task_type
         self._task_id = task_id
         self._rpc_layer = rpc_layer
@@ -88,6 +90,7 @@ class TFConfigClusterResolver(ClusterResolver):
                 type(error) is ArgumentTypeError,
             ) from None
 
+    @called(f"{_CALLER}.master")
     def master(
         self,
         task_type: str | None = None,
@@ -105,8 +108,7 @@ class TFConfigClusterResolver(ClusterResolver):
             ClusterError: `TF_CONFIG` is not valid, or does not say which task this process is.
             NotFoundError: The cluster has no such task.
         """
-        caller = f"{_CALLER}.master"
-        check_task(caller, task_type, task_id, rpc_layer)
+        check_task(task_type, task_id, rpc_layer)
         given = self._read_text("session_master")
         if given is not None:
             return given
@@ -121,8 +123,9 @@ class TFConfigClusterResolver(ClusterResolver):
                 "In a cluster of several tasks, 'task' says which one this process is.",
             )
         layer = self.rpc_layer if rpc_layer is None else rpc_layer
-        return find_master(caller, spec, (task_type, task_id), layer)
+        return find_master(spec, (task_type, task_id), layer)
 
+    @called(f"{_CALLER}.num_accelerators")
     def num_accelerators(
         self,
         task_type: str | None = None,
@@ -130,7 +133,7 @@ class TFConfigClusterResolver(ClusterResolver):
         config_proto: Any = None,
     ) -> dict[str, int]:
         """Return the number of accelerators of a task, by kind; by default of this process."""
-        check_task(f"{_CALLER}.num_accelerators", task_type, task_id)
+        check_task(task_type, task_id)
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
         return super().num_accelerators(task_type, task_id, config_proto)

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, final
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import (
     CallerRename,
     check_instance,
@@ -71,6 +72,7 @@ class TPUClusterResolver(ClusterResolver):
         `tf.distribute.cluster_resolver.TPUClusterResolver`.
     """
 
+    @called("TPUClusterResolver")
     def __init__(
         self,
         tpu: str | None = None,
@@ -92,14 +94,14 @@ class TPUClusterResolver(ClusterResolver):
         ):
             if text is not None:
                 remedy = f"Leave {key} out."
-                check_instance("TPUClusterResolver", key, text, str, "a text or None", remedy)
-        check_text("TPUClusterResolver", "job_name", job_name, "worker")
+                check_instance(key, text, str, "a text or None", remedy)
+        check_text("job_name", job_name, "worker")
         if coordinator_name and not coordinator_address:
-            raise ArgumentError(
-                f"TPUClusterResolver was given coordinator_name={coordinator_name!r} and no "
-                "coordinator_address.\n\n"
-                "jaxdist starts no server for a coordinator, and cannot look up its address.\n\n"
-                "Pass coordinator_address='host:port' too, or leave both out."
+            raise refuse(
+                ArgumentError,
+                f"coordinator_name={coordinator_name!r} and no coordinator_address.",
+                "jaxdist starts no server for a coordinator, and cannot look up its address.",
+                "Pass coordinator_address='host:port' too, or leave both out.",
             )
         asked = {"zone": zone, "project": project, "service": service}
         asked |= {"discovery_url": discovery_url}
@@ -107,7 +109,7 @@ class TPUClusterResolver(ClusterResolver):
         without_effect = [name for name, value in asked.items() if value is not None]
         for name in without_effect:
             why = "the TPU is that of this machine, and no Cloud service is asked"
-            log_without_effect("TPUClusterResolver", name, why)
+            log_without_effect(name, why)
         self._name = _resolve_name(tpu, os.environ)
         self._task_type = job_name
         self._task_id = _find_task_id(os.environ)
@@ -115,6 +117,7 @@ class TPUClusterResolver(ClusterResolver):
         self._topology: Topology | None = None
 
     @staticmethod
+    @called("TPUClusterResolver.connect", replaces="TPUClusterResolver")
     def connect(
         tpu: str | None = None, zone: str | None = None, project: str | None = None
     ) -> "TPUClusterResolver":
@@ -142,7 +145,6 @@ class TPUClusterResolver(ClusterResolver):
         caller = "TPUClusterResolver.connect"
         inner = "No TPU was found for initialize_tpu_system(cluster_resolver=...)"
         with (
-            CallerRename("TPUClusterResolver ", f"{caller} "),
             CallerRename(inner, f"No TPU was found for {caller}(tpu={tpu!r})"),
         ):
             resolver = TPUClusterResolver(tpu, zone, project)
@@ -181,6 +183,7 @@ class TPUClusterResolver(ClusterResolver):
             jobs[name] = [address]
         return ClusterSpec(jobs)
 
+    @called("TPUClusterResolver.master")
     def master(
         self,
         task_type: str | None = None,
@@ -194,7 +197,7 @@ class TPUClusterResolver(ClusterResolver):
             task_id: The number of the host.
             rpc_layer: The protocol prefix of the address; the default is `grpc`.
         """
-        check_task("TPUClusterResolver.master", task_type, task_id, rpc_layer)
+        check_task(task_type, task_id, rpc_layer)
         spec = self.cluster_spec()
         if task_type is None or task_id is None:
             task_type, task_id = self.task_type, self.task_id
@@ -233,6 +236,7 @@ class TPUClusterResolver(ClusterResolver):
         """The topology, or None before the TPUs are initialized."""
         return self._topology
 
+    @called("TPUClusterResolver.num_accelerators")
     def num_accelerators(
         self,
         task_type: str | None = None,
@@ -241,7 +245,7 @@ class TPUClusterResolver(ClusterResolver):
     ) -> dict[str, int]:
         """Return the number of TPU cores of each host; all hosts have the same number."""
         log_unused_arguments(config_proto, task_type, task_id)
-        check_task("TPUClusterResolver.num_accelerators", task_type, task_id)
+        check_task(task_type, task_id)
         return {"TPU": self.tpu_system.topology.num_tpus_per_task}
 
     def __enter__(self) -> "TPUClusterResolver":
@@ -258,21 +262,25 @@ def _is_default(credentials: Any) -> bool:
     return isinstance(credentials, str) and credentials == "default"
 
 
+@called("TPUClusterResolver")
 def _resolve_name(tpu: Any, environ: Mapping[str, str]) -> str:
     if tpu is not None and not isinstance(tpu, str):
-        raise ArgumentTypeError(
-            f"TPUClusterResolver was given tpu={show(tpu)}.\n\ntpu is a text or None.\n\n"
-            "Pass '' for the TPUs of this machine."
+        raise refuse(
+            ArgumentTypeError,
+            f"tpu={show(tpu)}.",
+            "tpu is a text or None.",
+            "Pass '' for the TPUs of this machine.",
         )
     if not tpu or tpu == "local" or tpu == environ.get("TPU_NAME"):
         return "local"
     prefix, _, rest = tpu.partition(":")
     if prefix in ("virtual", "described"):
         if not rest:
-            raise ArgumentError(
-                f"TPUClusterResolver was given tpu={tpu!r}, without the name of a slice.\n\n"
-                f"After '{prefix}:' the name of a slice follows.\n\n"
-                f"Pass for instance tpu='{prefix}:v5e:2x4'."
+            raise refuse(
+                ArgumentError,
+                f"tpu={tpu!r}, without the name of a slice.",
+                f"After '{prefix}:' the name of a slice follows.",
+                f"Pass for instance tpu='{prefix}:v5e:2x4'.",
             )
         # Only the name is validated: devices are searched at their first use.
         outer = f"TPUClusterResolver was given tpu={tpu!r}, and the slice "
@@ -281,14 +289,15 @@ def _resolve_name(tpu: Any, environ: Mapping[str, str]) -> str:
         return tpu
     named = environ.get("TPU_NAME")
     own = f"is {named!r}" if named else "is not set"
-    raise NotFoundError(
-        f"TPUClusterResolver was given tpu={tpu!r}, which was not found. What was looked for: a "
-        "TPU VM of that name, and this must be "
-        f"it; where: TPU_NAME of the environment, which {own}.\n\n"
+    raise refuse(
+        NotFoundError,
+        f"tpu={tpu!r}, which was not found. What was looked for: a TPU VM of that name, and this "
+        f"must be it; where: TPU_NAME of the environment, which {own}.",
         "A program for TPUs runs on the TPU VM itself: TPUs of other machines, by name or by grpc "
-        "address, cannot be reached from here.\n\n"
+        "address, cannot be reached from here.",
         "Start the program on that TPU VM and pass tpu='' there. Without a TPU pass "
-        "'virtual:v5e:2x4' (CPU devices laid out as a slice) or 'described:v5e:2x4' (compile only)."
+        "'virtual:v5e:2x4' (CPU devices laid out as a slice) or 'described:v5e:2x4' (compile "
+        "only).",
     )
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any, final
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import show
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._resolver import ClusterResolver, check_task, find_master
@@ -40,6 +41,7 @@ class UnionResolver(ClusterResolver):
         `tf.distribute.cluster_resolver.UnionResolver`.
     """
 
+    @called(_CALLER)
     def __init__(
         self,
         *resolvers: ClusterResolver,
@@ -49,16 +51,16 @@ class UnionResolver(ClusterResolver):
     ) -> None:
         remedy = "Pass resolvers: UnionResolver(TFConfigClusterResolver())."
         if not resolvers:
-            raise ArgumentError(
-                f"{_CALLER} was given no resolvers.\n\nIt joins one or more.\n\n{remedy}"
-            )
+            raise refuse(ArgumentError, "no resolvers.", "It joins one or more.", remedy)
         for number, resolver in enumerate(resolvers):
             if not isinstance(resolver, ClusterResolver):
-                raise ArgumentTypeError(
-                    f"{_CALLER} was given resolvers[{number}]={show(resolver)}.\n\n"
-                    f"Each one is a ClusterResolver.\n\n{remedy}"
+                raise refuse(
+                    ArgumentTypeError,
+                    f"resolvers[{number}]={show(resolver)}.",
+                    "Each one is a ClusterResolver.",
+                    remedy,
                 )
-        check_task(_CALLER, task_type, task_id, rpc_layer)
+        check_task(task_type, task_id, rpc_layer)
         self._resolvers = resolvers
         self._rpc_layer = rpc_layer
         self._task_type = task_type
@@ -79,6 +81,7 @@ class UnionResolver(ClusterResolver):
             {job: self._join(job, [p[job] for p in parts if job in p]) for job in jobs}
         )
 
+    @called(f"{_CALLER}.master")
     def master(
         self,
         task_type: str | None = None,
@@ -86,12 +89,13 @@ class UnionResolver(ClusterResolver):
         rpc_layer: str | None = None,
     ) -> str:
         """Return the address of the given task; without a task, that of the first resolver."""
-        check_task(f"{_CALLER}.master", task_type, task_id, rpc_layer)
+        check_task(task_type, task_id, rpc_layer)
         if task_type is None or task_id is None:
             return self._resolvers[0].master(rpc_layer=rpc_layer)
         layer = rpc_layer or self._rpc_layer
-        return find_master(f"{_CALLER}.master", self.cluster_spec(), (task_type, task_id), layer)
+        return find_master(self.cluster_spec(), (task_type, task_id), layer)
 
+    @called(f"{_CALLER}.num_accelerators")
     def num_accelerators(
         self,
         task_type: str | None = None,
@@ -99,7 +103,7 @@ class UnionResolver(ClusterResolver):
         config_proto: Any = None,
     ) -> dict[str, int]:
         """Return the number of accelerators of the first resolver."""
-        check_task(f"{_CALLER}.num_accelerators", task_type, task_id)
+        check_task(task_type, task_id)
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 
     @property

@@ -1,6 +1,7 @@
 """Functions of `tf.contrib.distribute` that return or check the context of the caller."""
 
 from jaxdist import _replica
+from jaxdist._called import called, refuse
 from jaxdist._replica import ReplicaContext
 from jaxdist._strategies import Strategy, get_replica_context
 from jaxdist.errors import ContextError
@@ -27,6 +28,7 @@ def get_cross_replica_context() -> Strategy | None:
     return strategy
 
 
+@called("require_replica_context")
 def require_replica_context(replica_ctx: ReplicaContext) -> None:
     """Raise an error if `replica_ctx` is not the context of the caller.
 
@@ -43,10 +45,9 @@ def require_replica_context(replica_ctx: ReplicaContext) -> None:
     """
     found = get_replica_context()
     if found is not replica_ctx:
-        raise ContextError(
-            f"require_replica_context was given replica_ctx={replica_ctx!r}, and the context of "
-            "the caller is "
-            f"{found!r}.\n\n"
-            "A replica context belongs to the step that asked for it, and ends with it.\n\n"
-            "Call jaxdist.get_replica_context() inside the function that you pass to strategy.run."
+        raise refuse(
+            ContextError,
+            f"replica_ctx={replica_ctx!r}, and the context of the caller is {found!r}.",
+            "A replica context belongs to the step that asked for it, and ends with it.",
+            "Call jaxdist.get_replica_context() inside the function that you pass to strategy.run.",
         )

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, check_callable
 from jaxdist.errors import ArgumentError, OutOfRangeError
 
@@ -29,15 +30,19 @@ class Monitor:
         `tf.contrib.distribute.Monitor`.
     """
 
+    @called("contrib.Monitor")
     def __init__(self, step_callable: Callable[[], Any], session: Any = None) -> None:
-        check_callable("contrib.Monitor", step_callable, "step_callable")
+        check_callable(step_callable, "step_callable")
         if session is not None:
-            raise ArgumentError(
-                f"contrib.Monitor was given session={session!r}.\n\n"
-                "There are no sessions: steps run when they are called.\n\nLeave it out."
+            raise refuse(
+                ArgumentError,
+                f"session={session!r}.",
+                "There are no sessions: steps run when they are called.",
+                "Leave it out.",
             )
         self._step = step_callable
 
+    @called("Monitor.run_steps")
     def run_steps(self, num_steps: int | None = None) -> None:
         """Call the step `num_steps` times, or until it raises `OutOfRangeError`.
 
@@ -48,7 +53,7 @@ class Monitor:
             ArgumentTypeError: `num_steps` is neither an int nor None.
         """
         if num_steps is not None:
-            num_steps = as_integer("Monitor.run_steps", "num_steps", num_steps, least=0, example=1)
+            num_steps = as_integer("num_steps", num_steps, least=0, example=1)
         done = 0
         while num_steps is None or done < num_steps:
             try:

@@ -4,6 +4,7 @@ import math
 import numbers
 from typing import Any
 
+from jaxdist._called import name_call
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
@@ -19,8 +20,9 @@ _EXAMPLES = {
 }
 
 
-def check_positive(caller: str, name: str, value: Any, *, or_zero: bool = False) -> None:
+def check_positive(name: str, value: Any, *, or_zero: bool = False) -> None:
     """Refuse a value that is not a finite number above 0 (with `or_zero`, of 0 or more)."""
+    caller = name_call()
     rule = f"{name} is a finite number {'from 0 up' if or_zero else 'above 0'}."
     example = _EXAMPLES.get(name, "1e9")
     text = (

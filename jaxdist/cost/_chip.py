@@ -8,6 +8,7 @@ import dataclasses
 import math
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, as_list, check_instance, check_text, show
 from jaxdist.cost._gpu_rows import GPU_ROWS, Target
 from jaxdist.errors import ArgumentError, ArgumentTypeError
@@ -89,6 +90,7 @@ class Chip:
         """
         return math.prod(self.pod)
 
+    @called("Chip.flops_of")
     def flops_of(self, dtype: str) -> float:
         """Return the peak of matrix products of a dtype, named as in HLO or as in NumPy.
 
@@ -100,13 +102,14 @@ class Chip:
             >>> [h100.flops_of(dtype) / 1e12 for dtype in ("bf16", "f8e4m3fn", "f32")]
             [989.0, 1979.0, 494.5]
         """
-        check_text("Chip.flops_of", "dtype", dtype, "bf16")
+        check_text("dtype", dtype, "bf16")
         if dtype.startswith(("f8", "float8")) and self.fp8_flops is not None:
             return self.fp8_flops
         if dtype in ("f32", "float32") and self.tf32_flops is not None:
             return self.tf32_flops
         return self.flops
 
+    @called("Chip.per_device")
     def per_device(self, devices: int) -> "Chip":
         """Return the peaks of one device if `devices` devices share the chip.
 
@@ -115,7 +118,7 @@ class Chip:
             >>> cost.CHIPS["v4"].per_device(2).flops / 1e12
             137.5
         """
-        devices = as_integer("Chip.per_device", "devices", devices, least=1)
+        devices = as_integer("devices", devices, least=1)
         return dataclasses.replace(
             self,
             flops=self.flops / devices,
@@ -225,6 +228,7 @@ _KINDS = (
 )
 
 
+@called("cost.generation_of")
 def generation_of(kind: str) -> str | None:
     """Return the name of the table's row for a `device_kind` of JAX, or None.
 
@@ -233,13 +237,12 @@ def generation_of(kind: str) -> str | None:
         >>> cost.generation_of("TPU v5 lite"), cost.generation_of("cpu")
         ('v5e', None)
     """
-    check_instance(
-        "cost.generation_of", "kind", kind, str, "a device_kind of JAX", "Pass device.device_kind."
-    )
+    check_instance("kind", kind, str, "a device_kind of JAX", "Pass device.device_kind.")
     lower = kind.lower()
     return next((name for words, name in _KINDS if words in lower), None)
 
 
+@called("cost.chip_of")
 def chip_of(device: Any) -> Chip:
     """Return the chip of a TPU device or a GPU.
 
@@ -261,14 +264,16 @@ def chip_of(device: Any) -> Chip:
     # A `device_kind` that is passed as a string has no platform.
     name = generation_of(kind)
     if name is None or getattr(device, "platform", CHIPS[name].platform) != CHIPS[name].platform:
-        raise ArgumentError(
-            f"cost.chip_of was given device={device}, of the kind "
-            f"{kind!r}.\n\nThe table of chips has {', '.join(CHIPS)}.\n\n"
-            "Pass a device of a TPU or a GPU of the table."
+        raise refuse(
+            ArgumentError,
+            f"device={device}, of the kind {kind!r}.",
+            f"The table of chips has {', '.join(CHIPS)}.",
+            "Pass a device of a TPU or a GPU of the table.",
         )
     return CHIPS[name]
 
 
+@called("cost.devices_per_chip")
 def devices_per_chip(devices: Any) -> int:
     """Return how many of these TPU devices share a chip; libtpu describes a v4 chip as two.
 
@@ -278,11 +283,10 @@ def devices_per_chip(devices: Any) -> int:
         2
     """
     what, remedy = "a list of TPU devices", "Pass for instance jax.devices('tpu')."
-    listed = as_list("cost.devices_per_chip", "devices", devices, what, remedy)
+    listed = as_list("devices", devices, what, remedy)
     for device in listed:
         if not hasattr(device, "process_index"):
-            raise ArgumentTypeError(
-                f"cost.devices_per_chip was given devices with {show(device)}.\n\n"
-                f"devices is {what}.\n\n{remedy}"
+            raise refuse(
+                ArgumentTypeError, f"devices with {show(device)}.", f"devices is {what}.", remedy
             )
     return max((int(getattr(d, "core_on_chip", 0) or 0) for d in listed), default=0) + 1

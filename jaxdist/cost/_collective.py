@@ -1,5 +1,6 @@
 """Predicts the time of one collective of a compiled program."""
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, as_number, check_instance, show
 from jaxdist.cost._link import Link, Links
 from jaxdist.cost._model import MOST, log2, predict_flat
@@ -8,6 +9,7 @@ from jaxdist.errors import ArgumentError
 from jaxdist.hlo import KINDS
 
 
+@called("cost.collective_seconds")
 def collective_seconds(
     kind: str,
     group_size: int,
@@ -39,20 +41,21 @@ def collective_seconds(
         >>> f"{cost.collective_seconds('all-gather', 32, 1 << 30, links, local=8):.2e}"
         '2.99e-03'
     """
-    caller = "cost.collective_seconds"
     if not isinstance(kind, str) or kind not in KINDS:
-        raise ArgumentError(
-            f"{caller} was given kind={show(kind)}.\n\n"
-            f"kind is one of {', '.join(KINDS)}.\n\nPass for instance kind='all-gather'."
+        raise refuse(
+            ArgumentError,
+            f"kind={show(kind)}.",
+            f"kind is one of {', '.join(KINDS)}.",
+            "Pass for instance kind='all-gather'.",
         )
-    n = as_integer(caller, "group_size", group_size, least=1, most=MOST)
-    as_number(caller, "num_bytes", num_bytes, least=0)
+    n = as_integer("group_size", group_size, least=1, most=MOST)
+    as_number("num_bytes", num_bytes, least=0)
     remedy = "Pass a row of cost.TABLE, or cost.links_of(layout)."
-    check_instance(caller, "link", link, (Link, Links), "a cost.Link or cost.Links", remedy)
+    check_instance("link", link, (Link, Links), "a cost.Link or cost.Links", remedy)
     links = Links(link) if isinstance(link, Link) else link
-    num_operands = as_integer(caller, "num_operands", num_operands, least=1, most=MOST)
-    num_groups = as_integer(caller, "num_groups", num_groups, least=1, most=MOST)
-    inside = n if local is None else as_integer(caller, "local", local, least=1, most=n)
+    num_operands = as_integer("num_operands", num_operands, least=1, most=MOST)
+    num_groups = as_integer("num_groups", num_groups, least=1, most=MOST)
+    inside = n if local is None else as_integer("local", local, least=1, most=n)
     if n == 1:
         return 0.0
     by_nccl = predict_nccl(kind, n, num_bytes, links, inside)

@@ -10,6 +10,7 @@ all-reduce, trees, and a protocol for few bytes. `SizeCurve` holds the numbers o
 
 import dataclasses
 
+from jaxdist._called import called
 from jaxdist._validate import as_integer, check_instance
 from jaxdist.cost._checks import check_positive
 
@@ -47,16 +48,16 @@ class SizeCurve:
     small_step_seconds: float | None = None
     chain: int = 1
 
+    @called("cost.SizeCurve")
     def __post_init__(self) -> None:
-        caller = "cost.SizeCurve"
         for name in ("step_seconds", "part"):
-            check_positive(caller, name, getattr(self, name))
+            check_positive(name, getattr(self, name))
         for name in ("switch_part", "small_step_seconds"):
             if getattr(self, name) is not None:
-                check_positive(caller, name, getattr(self, name))
-        as_integer(caller, "chain", self.chain, least=1)
+                check_positive(name, getattr(self, name))
+        as_integer("chain", self.chain, least=1)
         remedy = "Pass for instance source='measured'."
-        check_instance(caller, "source", self.source, str, "a text", remedy)
+        check_instance("source", self.source, str, "a text", remedy)
 
     @property
     def all_reduce_part(self) -> float:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from jaxdist._called import called
 from jaxdist._validate import check_instance
 from jaxdist.cost._chip import Chip
 
@@ -107,6 +108,7 @@ _OF_GPUS = {
 }
 
 
+@called("cost.efficiency_of")
 def efficiency_of(chip: Chip) -> Efficiency:
     """Return the fractions of a chip's peaks that a program reaches.
 
@@ -118,5 +120,5 @@ def efficiency_of(chip: Chip) -> Efficiency:
         True
     """
     remedy = "Pass for instance cost.CHIPS['h100']."
-    check_instance("cost.efficiency_of", "chip", chip, Chip, "a cost.Chip", remedy)
+    check_instance("chip", chip, Chip, "a cost.Chip", remedy)
     return _OF_GPUS.get(chip.name, EFFICIENCY)

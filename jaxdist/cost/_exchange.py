@@ -5,10 +5,12 @@ from typing import Any
 
 import jax
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_list, show
 from jaxdist.errors import ArgumentTypeError
 
 
+@called("cost.exchange_factor")
 def exchange_factor(devices: Sequence[Any]) -> float:
     """Return the time of an all-to-all as a multiple of that of an all-gather of as many bytes.
 
@@ -31,13 +33,15 @@ def exchange_factor(devices: Sequence[Any]) -> float:
         >>> cost.exchange_factor(jax.devices())
         1.0
     """
-    caller, remedy = "cost.exchange_factor", "Pass for instance jax.devices()."
-    group = as_list(caller, "devices", devices, "a list of devices", remedy)
+    remedy = "Pass for instance jax.devices()."
+    group = as_list("devices", devices, "a list of devices", remedy)
     for device in group:
         if isinstance(device, jax.Array) or not hasattr(device, "platform"):
-            raise ArgumentTypeError(
-                f"{caller} was given devices with {show(device)}.\n\n"
-                f"devices are those of jax.\n\n{remedy}"
+            raise refuse(
+                ArgumentTypeError,
+                f"devices with {show(device)}.",
+                "devices are those of jax.",
+                remedy,
             )
     coords = [getattr(d, "coords", None) for d in group if d.platform == "tpu"]
     if not coords or None in coords:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, as_list, check_instance
 from jaxdist.cost._checks import check_positive
 from jaxdist.cost._link import Link, Medium
@@ -24,10 +25,11 @@ class Sample:
     num_bytes: int
     seconds: float
 
+    @called("cost.Sample")
     def __post_init__(self) -> None:
-        as_integer("cost.Sample", "count", self.count, least=1)
-        as_integer("cost.Sample", "num_bytes", self.num_bytes, least=0)
-        check_positive("cost.Sample", "seconds", self.seconds)
+        as_integer("count", self.count, least=1)
+        as_integer("num_bytes", self.num_bytes, least=0)
+        check_positive("seconds", self.seconds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Fit:
     error: float  # median of |predicted - measured| / measured
 
 
+@called("cost.fitted")
 def fitted(
     known: Link,
     samples: Sequence[Sample],
@@ -63,20 +66,19 @@ def fitted(
         >>> round(fit.link.alpha * 1e6, 3), round(fit.link.bytes_per_second)
         (1.0, 1000000000)
     """
-    caller = "cost.fitted"
-    check_instance(caller, "known", known, Link, "a cost.Link", "Pass a row of cost.TABLE.")
-    samples = as_list(caller, "samples", samples, *_SAMPLES, kind=Sample)
-    num_devices = as_integer(caller, "num_devices", num_devices, least=1, most=_MOST_DEVICES)
-    check_positive(caller, "memory_bytes_per_second", memory_bytes_per_second)
-    check_positive(caller, "scatter_gather", scatter_gather)
-    check_instance(caller, "source", source, str, "a text", "Pass for instance source='measured'.")
+    check_instance("known", known, Link, "a cost.Link", "Pass a row of cost.TABLE.")
+    samples = as_list("samples", samples, *_SAMPLES, kind=Sample)
+    num_devices = as_integer("num_devices", num_devices, least=1, most=_MOST_DEVICES)
+    check_positive("memory_bytes_per_second", memory_bytes_per_second)
+    check_positive("scatter_gather", scatter_gather)
+    check_instance("source", source, str, "a text", "Pass for instance source='measured'.")
     if len({s.num_bytes for s in samples}) < 2 or len({s.count for s in samples}) < 2:
-        raise ArgumentError(
-            f"cost.fitted was given {len(samples)} samples of "
-            f"{len({s.num_bytes for s in samples})} size(s) and "
-            f"{len({s.count for s in samples})} count(s).\n\n"
-            "Latency and bandwidth can be told apart from two sizes and two counts or more.\n\n"
-            "Pass samples of another size, and of another count."
+        raise refuse(
+            ArgumentError,
+            f"{len(samples)} samples of {len({s.num_bytes for s in samples})} size(s) and "
+            f"{len({s.count for s in samples})} count(s).",
+            "Latency and bandwidth can be told apart from two sizes and two counts or more.",
+            "Pass samples of another size, and of another count.",
         )
     n = num_devices
     waits, moved = _count_per_array(known.medium, n)

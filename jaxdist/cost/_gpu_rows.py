@@ -7,6 +7,7 @@ their newer fields.
 
 import dataclasses
 
+from jaxdist._called import called
 from jaxdist._validate import as_integer
 
 _XLA = "https://github.com/openxla/xla, xla/backends/gpu/target_config/specs"
@@ -64,6 +65,7 @@ class Target:
     memory_bytes_per_second: float
     source: str = _XLA
 
+    @called("Target.to_text")
     def to_text(self, cuda: int = 12) -> str:
         """Return the description as text of the protocol buffer `GpuTargetConfigProto`.
 
@@ -78,7 +80,7 @@ class Target:
         Source:
             `stream_executor.GpuTargetConfigProto` of XLA.
         """
-        cuda = as_integer("Target.to_text", "cuda", cuda, least=11, most=99, example=12)
+        cuda = as_integer("cuda", cuda, least=11, most=99, example=12)
         runtime_minor = 8 if cuda == 12 else 0
         major, minor = self.capability
         features = " feature_extension: ACCELERATED_FEATURES" if self.is_accelerated else ""

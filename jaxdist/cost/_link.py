@@ -11,6 +11,7 @@ together.
 import dataclasses
 import enum
 
+from jaxdist._called import called
 from jaxdist._validate import check_instance, check_text
 from jaxdist.cost._checks import check_positive
 from jaxdist.cost._curve import SizeCurve
@@ -64,19 +65,20 @@ class Link:
     scatter_gather: float = 1.0
     curve: SizeCurve | None = None
 
+    @called("cost.Link")
     def __post_init__(self) -> None:
-        check_text("cost.Link", "name", self.name, "nvlink-4")
+        check_text("name", self.name, "nvlink-4")
         source = "Pass for instance source='measured'."
-        check_instance("cost.Link", "source", self.source, str, "a text", source)
-        check_positive("cost.Link", "alpha", self.alpha, or_zero=True)
+        check_instance("source", self.source, str, "a text", source)
+        check_positive("alpha", self.alpha, or_zero=True)
         for name in ("bytes_per_second", "memory_bytes_per_second", "scatter_gather"):
-            check_positive("cost.Link", name, getattr(self, name))
+            check_positive(name, getattr(self, name))
         remedy = "Pass for instance medium=cost.Medium.WIRE."
-        check_instance("cost.Link", "medium", self.medium, Medium, "a cost.Medium", remedy)
+        check_instance("medium", self.medium, Medium, "a cost.Medium", remedy)
         if self.curve is not None:
             remedy = "Pass for instance cost.TABLE['nvlink-4'].curve."
             what = "a cost.SizeCurve or None"
-            check_instance("cost.Link", "curve", self.curve, SizeCurve, what, remedy)
+            check_instance("curve", self.curve, SizeCurve, what, remedy)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,11 +91,12 @@ class Links:
     inner: Link
     outer: Link | None = None
 
+    @called("cost.Links")
     def __post_init__(self) -> None:
         remedy = "Pass for instance cost.TABLE['nvlink-4']."
-        check_instance("cost.Links", "inner", self.inner, Link, "a cost.Link", remedy)
+        check_instance("inner", self.inner, Link, "a cost.Link", remedy)
         if self.outer is not None:
-            check_instance("cost.Links", "outer", self.outer, Link, "a cost.Link or None", remedy)
+            check_instance("outer", self.outer, Link, "a cost.Link or None", remedy)
 
     @property
     def across(self) -> Link:

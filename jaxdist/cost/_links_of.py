@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from jaxdist._called import called, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_integer, check_instance, show
 from jaxdist.cost._chip import CHIPS, devices_per_chip, generation_of
@@ -39,6 +40,7 @@ _GPU_COORDS = 3  # domain, host of the domain, GPU of the host
 _GUESSES = {"tpu": ("tpu-v5e-ici", "tpu-v5e-dcn"), "gpu": ("pcie-4", "ethernet-100")}
 
 
+@called("cost.links_of")
 def links_of(layout: ReplicaMesh) -> Links:
     """Return the link between the replicas of one worker, and the link between its workers.
 
@@ -54,9 +56,11 @@ def links_of(layout: ReplicaMesh) -> Links:
     # Check the attributes, so that any mesh with them works. An array has both attributes too, but
     # its `devices` is a method.
     if callable(getattr(layout, "devices", str)) or not hasattr(layout, "platform"):
-        raise ArgumentTypeError(
-            f"cost.links_of was given layout={show(layout)}.\n\n"
-            "layout is a ReplicaMesh.\n\nPass strategy.layout."
+        raise refuse(
+            ArgumentTypeError,
+            f"layout={show(layout)}.",
+            "layout is a ReplicaMesh.",
+            "Pass strategy.layout.",
         )
     workers = {worker_of(d) for d in layout.devices}
     device = layout.devices[0]
@@ -79,6 +83,7 @@ def links_of(layout: ReplicaMesh) -> Links:
     return Links(inner, outer if len(workers) > 1 else None)
 
 
+@called("cost.for_devices")
 def for_devices(link: Link, count: int) -> Link:
     """Return a link of the table for `count` devices, since CPU devices wait for each other.
 
@@ -88,14 +93,15 @@ def for_devices(link: Link, count: int) -> Link:
         24
     """
     remedy = "Pass for instance cost.TABLE['cpu-threads']."
-    check_instance("cost.for_devices", "link", link, Link, "a cost.Link", remedy)
-    count = as_integer("cost.for_devices", "count", count, least=1)
+    check_instance("link", link, Link, "a cost.Link", remedy)
+    count = as_integer("count", count, least=1)
     # See Note [Shared media].
     if not link.medium.is_shared:
         return link
     return dataclasses.replace(link, alpha=link.alpha * count)
 
 
+@called("cost.worker_of")
 def worker_of(device: Any) -> int:
     """Return the number of the worker of a device.
 
@@ -104,9 +110,11 @@ def worker_of(device: Any) -> int:
     described has `slice_index` 0.
     """
     if isinstance(device, jax.Array) or not hasattr(device, "platform"):
-        raise ArgumentTypeError(
-            f"cost.worker_of was given device={show(device)}.\n\n"
-            "device is a jax.Device.\n\nPass for instance jax.devices()[0]."
+        raise refuse(
+            ArgumentTypeError,
+            f"device={show(device)}.",
+            "device is a jax.Device.",
+            "Pass for instance jax.devices()[0].",
         )
     if device.platform == "cpu":
         # JAX puts all processes of one machine into one slice. They still communicate by gloo.

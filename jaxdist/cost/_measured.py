@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import ErrorNote, as_list, as_path, check_instance, show
 from jaxdist.cost._link import Link
 from jaxdist.cost._table import TABLE
@@ -28,6 +29,7 @@ class _Settings:
     of_environment: tuple[str, tuple[Link, ...]] = ("", ())
 
 
+@called("jaxdist.config.links")
 def links(path_or_links: Path | Iterable[Link] | None) -> tuple[Link, ...]:
     """Use measured links instead of those of the table.
 
@@ -58,7 +60,7 @@ def links(path_or_links: Path | Iterable[Link] | None) -> tuple[Link, ...]:
     if path_or_links is None:
         _Settings.given = None
     elif isinstance(path_or_links, (str, os.PathLike)):
-        path = as_path("jaxdist.config.links", "path_or_links", path_or_links, "links.json")
+        path = as_path("path_or_links", path_or_links, "links.json")
         with ErrorNote(f"jaxdist.config.links was given path_or_links={path!r}."):
             _Settings.given = load_links(path)
     else:
@@ -83,16 +85,19 @@ def _find_current_links() -> tuple[Link, ...]:
     return _Settings.of_environment[1]
 
 
+@called("jaxdist.config.links")
 def _check_links(given: Any) -> tuple[Link, ...]:
     """Return links from an iterable, checked."""
     what = "the path of a file of links, or a list of jaxdist.cost.Link"
     remedy = "Pass None to go back to the table."
-    found = tuple(as_list("jaxdist.config.links", "path_or_links", given, what, remedy))
+    found = tuple(as_list("path_or_links", given, what, remedy))
     if not all(isinstance(link, Link) for link in found):
-        raise ArgumentTypeError(
-            f"jaxdist.config.links was given path_or_links={show(given)}.\n\n"
+        raise refuse(
+            ArgumentTypeError,
+            f"path_or_links={show(given)}.",
             "path_or_links is the path of a file that `jaxdist bench collectives --save PATH` "
-            "wrote, or a list of jaxdist.cost.Link.\n\nPass None to go back to the table."
+            "wrote, or a list of jaxdist.cost.Link.",
+            "Pass None to go back to the table.",
         )
     for link in found:
         _check_name("jaxdist.config.links", link.name)
@@ -101,13 +106,14 @@ def _check_links(given: Any) -> tuple[Link, ...]:
     return found
 
 
+@called("cost.load_links")
 def load_links(path: Path) -> tuple[Link, ...]:
     """Return the links of a file.
 
     Raises:
         ConfigError: The file does not exist, is not JSON, or has an invalid entry.
     """
-    where = as_path("cost.load_links", "path", path, "links.json")
+    where = as_path("path", path, "links.json")
     try:
         content = json.loads(pathlib.Path(where).read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -128,15 +134,15 @@ def load_links(path: Path) -> tuple[Link, ...]:
     return tuple(_read_link(where, number, row) for number, row in enumerate(rows))
 
 
+@called("cost.save_links")
 def save_links(path: Path, measured: Iterable[Link], notes: dict[str, Any] | None = None) -> None:
     """Write links to a file that `load_links` reads; the file also gets `notes`."""
-    caller = "cost.save_links"
-    path = as_path(caller, "path", path, "links.json")
+    path = as_path("path", path, "links.json")
     what, remedy = "a list of cost.Link", "Pass for instance measured=[fit.link]."
-    links_to_write = as_list(caller, "measured", measured, what, remedy, kind=Link)
+    links_to_write = as_list("measured", measured, what, remedy, kind=Link)
     if notes is not None:
         rule = "a dict that JSON can hold, or None"
-        check_instance(caller, "notes", notes, dict, rule, "Pass for instance {'host': 'a'}.")
+        check_instance("notes", notes, dict, rule, "Pass for instance {'host': 'a'}.")
     rows = [{**dataclasses.asdict(x), "medium": x.medium.value} for x in links_to_write]
     for row in rows:
         del row["curve"]  # a measured link has none
@@ -144,17 +150,20 @@ def save_links(path: Path, measured: Iterable[Link], notes: dict[str, Any] | Non
         # Before the file is opened: notes that JSON cannot write then leave an old file unchanged.
         content = json.dumps({"version": VERSION, "links": rows, **(notes or {})}, indent=2)
     except (TypeError, ValueError) as error:
-        raise ArgumentTypeError(
-            f"{caller} was given notes={show(notes)}: {error}.\n\n"
-            "notes are what JSON can hold.\n\nTurn arrays into lists or numbers."
+        raise refuse(
+            ArgumentTypeError,
+            f"notes={show(notes)}: {error}.",
+            "notes are what JSON can hold.",
+            "Turn arrays into lists or numbers.",
         ) from error
     try:
         pathlib.Path(path).write_text(content + "\n")
     except OSError as error:
-        raise ConfigError(
-            f"cost.save_links was given path={path!r}, which cannot be written: {error}.\n\n"
-            "path is a file in a folder that exists and can be written to.\n\n"
-            "Pass another path, such as path='links.json'."
+        raise refuse(
+            ConfigError,
+            f"path={path!r}, which cannot be written: {error}.",
+            "path is a file in a folder that exists and can be written to.",
+            "Pass another path, such as path='links.json'.",
         ) from error
 
 

@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import (
     CallerRename,
     as_integer,
@@ -43,6 +44,7 @@ class _Traffic:
     total: float
 
 
+@called("cost.pack_below")
 def pack_below(link: Link) -> int:
     """Return the size in bytes below which copying a leaf into a common buffer saves time.
 
@@ -53,10 +55,11 @@ def pack_below(link: Link) -> int:
         >>> cost.pack_below(cost.links_of(MirroredStrategy().layout).inner)
         159600
     """
-    _check_link("cost.pack_below", link)
+    _check_link(link)
     return int(link.alpha * link.memory_bytes_per_second / 2)
 
 
+@called("cost.seconds")
 def seconds(
     algorithm: str,
     num_replicas: int,
@@ -89,13 +92,12 @@ def seconds(
         Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in
         MPICH (2005).
     """
-    caller = "cost.seconds"
-    n = as_integer(caller, "num_replicas", num_replicas, least=1, most=MOST)
-    inside = n if local is None else as_integer(caller, "local", local, least=1, most=n)
-    as_number(caller, "num_bytes", num_bytes, least=0)
-    check_instance(caller, "links", links, Links, "a cost.Links", "Pass cost.links_of(layout).")
-    num_operands = as_integer(caller, "num_operands", num_operands, least=1, most=MOST)
-    _check_algorithm(caller, algorithm, n, inside)
+    n = as_integer("num_replicas", num_replicas, least=1, most=MOST)
+    inside = n if local is None else as_integer("local", local, least=1, most=n)
+    as_number("num_bytes", num_bytes, least=0)
+    check_instance("links", links, Links, "a cost.Links", "Pass cost.links_of(layout).")
+    num_operands = as_integer("num_operands", num_operands, least=1, most=MOST)
+    _check_algorithm(algorithm, n, inside)
     if n == 1:
         return 0.0
     first, _, second = algorithm.partition("/")
@@ -112,6 +114,7 @@ def seconds(
     return max(by_nccl, _predict(first, second, n, num_bytes, links, inside, num_operands))
 
 
+@called("cost.cheapest")
 def cheapest(
     num_replicas: int,
     num_bytes: int,
@@ -131,12 +134,12 @@ def cheapest(
         'xla'
     """
     caller = "cost.cheapest"
-    num_replicas = as_integer(caller, "num_replicas", num_replicas, least=1, most=MOST)
+    num_replicas = as_integer("num_replicas", num_replicas, least=1, most=MOST)
     remedy = "Pass for instance algorithms=cost.ALGORITHMS."
-    algorithms = as_list(caller, "algorithms", algorithms, "a list of names", remedy, kind=str)
+    algorithms = as_list("algorithms", algorithms, "a list of names", remedy, kind=str)
     inside = num_replicas
     if local is not None:
-        inside = as_integer(caller, "local", local, least=1, most=num_replicas)
+        inside = as_integer("local", local, least=1, most=num_replicas)
     two_levels = 1 < inside < num_replicas
     possible = [a for a in algorithms if two_levels or "/" not in a]
     with (
@@ -273,24 +276,27 @@ def log2(n: int) -> int:
     return math.ceil(math.log2(n)) if n > 1 else 0
 
 
-def _check_link(caller: str, link: Any) -> None:
+def _check_link(link: Any) -> None:
     """Refuse a value that is not a link."""
-    check_instance(caller, "link", link, Link, "a cost.Link", "Pass a row of cost.TABLE.")
+    check_instance("link", link, Link, "a cost.Link", "Pass a row of cost.TABLE.")
 
 
-def _check_algorithm(caller: str, algorithm: str, num_replicas: int, local: int) -> None:
+def _check_algorithm(algorithm: str, num_replicas: int, local: int) -> None:
     """Refuse an unknown algorithm, and workers of different sizes."""
-    check_text(caller, "algorithm", algorithm, "xla")
+    check_text("algorithm", algorithm, "xla")
     parts = [_ALIASES.get(p, p) for p in algorithm.split("/")]
     if len(parts) > 2 or not all(p in _FLAT for p in parts):
-        raise ArgumentError(
-            f"{caller} was given algorithm={algorithm!r}, and there is no all-reduce of that name."
-            f"\n\nAn algorithm is one of {list(ALGORITHMS)}, or two of {list(_FLAT)} with a / "
-            "between them.\n\nPass for instance 'xla'."
+        raise refuse(
+            ArgumentError,
+            f"algorithm={algorithm!r}, and there is no all-reduce of that name.",
+            f"An algorithm is one of {list(ALGORITHMS)}, or two of {list(_FLAT)} with a / between "
+            "them.",
+            "Pass for instance 'xla'.",
         )
     if num_replicas % local:
-        raise ArgumentError(
-            f"{caller} was given num_replicas={num_replicas} and local={local}.\n\n"
-            "All workers have the same number of replicas, local.\n\n"
-            f"Pass a divisor of {num_replicas} as local."
+        raise refuse(
+            ArgumentError,
+            f"num_replicas={num_replicas} and local={local}.",
+            "All workers have the same number of replicas, local.",
+            f"Pass a divisor of {num_replicas} as local.",
         )

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from jaxdist._called import called
 from jaxdist._validate import as_integer
 from jaxdist.errors import ArgumentError
 
@@ -33,12 +34,13 @@ class InputContext:
     input_pipeline_id: int = 0
     num_replicas_in_sync: int = 1
 
+    @called("InputContext")
     def __post_init__(self) -> None:
-        caller = "InputContext"
-        as_integer(caller, "num_input_pipelines", self.num_input_pipelines, least=1)
-        as_integer(caller, "input_pipeline_id", self.input_pipeline_id, least=0)
-        as_integer(caller, "num_replicas_in_sync", self.num_replicas_in_sync, least=1)
+        as_integer("num_input_pipelines", self.num_input_pipelines, least=1)
+        as_integer("input_pipeline_id", self.input_pipeline_id, least=0)
+        as_integer("num_replicas_in_sync", self.num_replicas_in_sync, least=1)
 
+    @called("InputContext.get_per_replica_batch_size")
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
         """Return the number of rows that one replica takes of a global batch.
 
@@ -52,9 +54,8 @@ class InputContext:
             >>> InputContext(num_replicas_in_sync=6).get_per_replica_batch_size(12)
             2
         """
-        caller = "InputContext.get_per_replica_batch_size"
         remedy = "Pass the rows of one step, over all replicas."
-        as_integer(caller, "global_batch_size", global_batch_size, least=0, remedy=remedy)
+        as_integer("global_batch_size", global_batch_size, least=0, remedy=remedy)
         rows, rest = divmod(global_batch_size, self.num_replicas_in_sync)
         if rest:
             # Never suggest a batch size of 0.
@@ -98,10 +99,10 @@ class ValueContext:
     replica_id_in_sync_group: int = 0
     num_replicas_in_sync: int = 1
 
+    @called("ValueContext")
     def __post_init__(self) -> None:
-        caller = "ValueContext"
-        as_integer(caller, "replica_id_in_sync_group", self.replica_id_in_sync_group, least=0)
-        as_integer(caller, "num_replicas_in_sync", self.num_replicas_in_sync, least=1)
+        as_integer("replica_id_in_sync_group", self.replica_id_in_sync_group, least=0)
+        as_integer("num_replicas_in_sync", self.num_replicas_in_sync, least=1)
 
     def __repr__(self) -> str:
         return (

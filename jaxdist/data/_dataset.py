@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from jaxdist import _validate
+from jaxdist._called import called
 from jaxdist._typing import PyTree
 from jaxdist.data._assembler import Assembler
 from jaxdist.data._iterator import DistributedIterator
@@ -112,6 +113,7 @@ class DistributedDataset(Iterable[PyTree]):
         # unknown length would raise in `if dataset:`.
         return True
 
+    @called("DistributedDataset.reduce")
     def reduce(self, initial_state: S, reduce_func: Callable[[S, PyTree], S]) -> S:
         """Combine the batches of one pass into one state, batch by batch.
 
@@ -128,7 +130,7 @@ class DistributedDataset(Iterable[PyTree]):
             >>> data.reduce(0, lambda count, batch: count + 1)
             4
         """
-        _validate.check_callable("DistributedDataset.reduce", reduce_func, "reduce_func")
+        _validate.check_callable(reduce_func, "reduce_func")
         state = initial_state
         # `with` stops the prefetch thread also when `reduce_func` raises.
         with iter(self) as iterator:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from jaxdist import _validate
+from jaxdist._called import called
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._processes import Agreement
 from jaxdist.data._context import InputContext
@@ -37,6 +38,7 @@ from jaxdist.data._sharing.distribute import (
 from jaxdist.data._split import Splitter
 
 
+@called(SPLIT_CALLER)
 def distribute_dataset(
     dataset: Any,
     layout: ReplicaMesh,
@@ -90,10 +92,10 @@ def distribute_dataset(
     Source:
         `tf.distribute.Strategy.experimental_distribute_dataset`.
     """
-    options = checked_options(SPLIT_CALLER, options)
+    options = checked_options(options)
     check_is_shared(options)
-    check_placement(SPLIT_CALLER, options)
-    source = Source(SPLIT_CALLER, dataset)
+    check_placement(options)
+    source = Source(dataset, "dataset")
     policy = check_policy(options, source.dataset, layout)
     # One `Placer` and one `Drops` for all passes: a dropped batch is logged once, not once in
     # each epoch. The `Splitter` is new in each pass, since the first batch decides its shapes.
@@ -104,11 +106,12 @@ def distribute_dataset(
         balanced=options.balance_rows,
     )
     num_replicas = layout.num_replicas
-    drops = Drops(SPLIT_CALLER, num_replicas)
+    drops = Drops(num_replicas)
 
+    @called(SPLIT_CALLER)
     def make_splitter(_: Any, rows: int) -> Splitter:
-        read = ElementReader(SPLIT_CALLER)
-        fixed = FixedRows(SPLIT_CALLER, num_replicas, source.batch_size or rows)
+        read = ElementReader()
+        fixed = FixedRows(num_replicas, source.batch_size or rows)
         return Splitter(read, placer, num_replicas, options.partial_batch, drops, fixed)
 
     shared = Shared(source.open, make_splitter, is_countable=True)
@@ -129,6 +132,7 @@ def distribute_dataset(
     )
 
 
+@called(GROUP_CALLER)
 def distribute_datasets_from_function(
     dataset_fn: Callable[[InputContext], Any],
     layout: ReplicaMesh,
@@ -179,10 +183,10 @@ def distribute_datasets_from_function(
     Source:
         `tf.distribute.Strategy.distribute_datasets_from_function`.
     """
-    options = checked_options(GROUP_CALLER, options)
-    check_placement(GROUP_CALLER, options)
+    options = checked_options(options)
+    check_placement(options)
     check_is_not_sharded(options)
-    _validate.check_callable(GROUP_CALLER, dataset_fn, "dataset_fn")
+    _validate.check_callable(dataset_fn, "dataset_fn")
     num_replicas, is_per_replica = layout.num_replicas, options.is_per_replica
     devices = _default_devices(layout, options)
     sources = _make_sources(dataset_fn, layout, options, devices)
@@ -193,7 +197,7 @@ def distribute_datasets_from_function(
         layout, fetches=fetches, has_exclusive_arrays=all(s.has_exclusive_arrays for s in sources)
     )
 
-    drops = Drops(GROUP_CALLER, num_replicas)
+    drops = Drops(num_replicas)
     batch_size = max(s.batch_size for s in sources)
 
     def open_reader() -> Reader:
@@ -202,9 +206,10 @@ def distribute_datasets_from_function(
         readers = [_open_on(s, d) for s, d in zip(sources, devices, strict=True)]
         return ParallelReader(readers, devices, placer.snapshot)
 
+    @called(GROUP_CALLER)
     def make_grouper(_: Any, rows: int) -> Grouper:
-        read = ElementReader(GROUP_CALLER)
-        fixed = FixedRows(GROUP_CALLER, 1, batch_size or rows)
+        read = ElementReader()
+        fixed = FixedRows(1, batch_size or rows)
         policy = options.partial_batch
         return Grouper(read, placer, num_replicas, policy, drops, fixed, is_per_replica)
 
@@ -244,6 +249,7 @@ def _default_devices(layout: ReplicaMesh, options: InputOptions) -> list[jax.Dev
     return [layout.device_grid[replica, 0] for _, replica in pipelines]
 
 
+@called(GROUP_CALLER)
 def _make_sources(
     dataset_fn: Callable[[InputContext], Any],
     layout: ReplicaMesh,
@@ -255,7 +261,7 @@ def _make_sources(
     for (count, number), device in zip(pipelines, devices, strict=True):
         context = InputContext(count, number, layout.num_replicas)
         with use_default_device(device):
-            sources.append(Source(GROUP_CALLER, dataset_fn(context)))
+            sources.append(Source(dataset_fn(context), "dataset_fn()"))
     return sources
 
 

@@ -7,6 +7,7 @@ from typing import Any, NoReturn, NotRequired, TypedDict, cast
 
 import numpy as np
 
+from jaxdist._called import called, refuse
 from jaxdist._typing import PyTree
 from jaxdist._validate import show
 from jaxdist._values import BatchSource, current_binding, mark_with_steps_ahead
@@ -347,15 +348,18 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
         self._close("its with block was left", waits=kind is not KeyboardInterrupt)
 
 
+@called("DistributedIterator.set_state")
 def _check_state(state: Any) -> IteratorState:
     """Check a state, and return a copy whose counts are plain ints."""
     # A checkpoint may have turned ints into NumPy scalars.
     is_state = isinstance(state, dict) and _NEEDED <= set(state) <= _NEEDED | set(_COUNTS)
     counts = {n: state[n] for n in _COUNTS if n in state} if is_state else {}
     if not is_state or not all(_is_count(n) for n in counts.values()):
-        raise ArgumentError(
-            f"DistributedIterator.set_state was given state={show(state)}.\n\n"
-            "A state is a dict with 'steps' and 'source'.\n\nPass what get_state() returned."
+        raise refuse(
+            ArgumentError,
+            f"state={show(state)}.",
+            "A state is a dict with 'steps' and 'source'.",
+            "Pass what get_state() returned.",
         )
     return cast(IteratorState, {**state, **{name: int(n) for name, n in counts.items()}})
 

@@ -3,6 +3,7 @@
 import enum
 from typing import Any, NamedTuple
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_flag, as_integer, check_instance, show
 from jaxdist.data._reading.partial_batch import PartialBatch
 from jaxdist.data._reading.shard_policy import AutoShardPolicy
@@ -77,6 +78,7 @@ class InputOptions(_Fields):
 
     __slots__ = ()
 
+    @called("InputOptions")
     def __new__(
         cls,
         experimental_fetch_to_device: bool | None = None,
@@ -99,7 +101,7 @@ class InputOptions(_Fields):
             balance_rows,
         )
         for name in _FLAGS:
-            as_flag("InputOptions", name, getattr(options, name))
+            as_flag(name, getattr(options, name))
         _check_buffer_size(options.experimental_per_replica_buffer_size)
         for name, kind in _ENUMS.items():
             _check_member(name, getattr(options, name), kind)
@@ -123,12 +125,14 @@ _ENUMS: dict[str, type[enum.Enum]] = {
 }
 
 
+@called("InputOptions")
 def _check_member(name: str, value: Any, kind: type[enum.Enum]) -> None:
     if not isinstance(value, kind):
-        raise ArgumentError(
-            f"InputOptions was given {name}={show(value)}.\n\n"
-            f"{name} is one of {', '.join(map(str, kind))}.\n\n"
-            f"Pass for instance {name}={_path_of(kind)}{next(iter(kind))}."
+        raise refuse(
+            ArgumentError,
+            f"{name}={show(value)}.",
+            f"{name} is one of {', '.join(map(str, kind))}.",
+            f"Pass for instance {name}={_path_of(kind)}{next(iter(kind))}.",
         )
 
 
@@ -136,9 +140,9 @@ def _path_of(kind: type[enum.Enum]) -> str:
     return "jaxdist.experimental." if kind is AutoShardPolicy else "jaxdist."
 
 
+@called("InputOptions")
 def _check_buffer_size(value: Any) -> None:
     as_integer(
-        "InputOptions",
         "experimental_per_replica_buffer_size",
         value,
         least=-1,
@@ -147,12 +151,11 @@ def _check_buffer_size(value: Any) -> None:
     )
 
 
-def checked_options(caller: str, options: Any) -> InputOptions:
+def checked_options(options: Any) -> InputOptions:
     """Return `options`, or the default options for None."""
     if options is None:
         return InputOptions()
     check_instance(
-        caller,
         "options",
         options,
         InputOptions,
@@ -162,59 +165,65 @@ def checked_options(caller: str, options: Any) -> InputOptions:
     return options
 
 
+@called("experimental_distribute_dataset")
 def check_is_shared(options: InputOptions) -> None:
     """Check that `options` select one dataset, whose batches the replicas share."""
     if options.is_per_replica:
-        raise UnsupportedError(
-            "experimental_distribute_dataset was given options with "
-            "experimental_replication_mode=PER_REPLICA.\n\n"
-            "It distributes one dataset, whose batches the replicas share.\n\n"
+        raise refuse(
+            UnsupportedError,
+            "options with experimental_replication_mode=PER_REPLICA.",
+            "It distributes one dataset, whose batches the replicas share.",
             "Use distribute_datasets_from_function, which calls its function once for each "
-            "replica."
+            "replica.",
         )
 
 
+@called("distribute_datasets_from_function")
 def check_is_not_sharded(options: InputOptions) -> None:
     """Check that `options` leave the sharding of the data to the user's function."""
     if options.balance_rows:
-        raise ArgumentError(
-            "distribute_datasets_from_function was given options with balance_rows=True.\n\n"
+        raise refuse(
+            ArgumentError,
+            "options with balance_rows=True.",
             "Each replica takes a whole element of the dataset of its function, and no element is "
-            "divided.\n\n"
+            "divided.",
             "Leave balance_rows out; or use experimental_distribute_dataset, which divides global "
-            "batches."
+            "batches.",
         )
     policy = options.auto_shard_policy
     if policy not in (None, AutoShardPolicy.OFF):
-        raise ArgumentError(
-            "distribute_datasets_from_function was given options with "
-            f"auto_shard_policy={policy.name}.\n\n"
-            "Its function makes the dataset of each process, and nothing shards that further.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"options with auto_shard_policy={policy.name}.",
+            "Its function makes the dataset of each process, and nothing shards that further.",
             "Leave auto_shard_policy out, and shard the dataset in the function by "
             "context.num_input_pipelines and context.input_pipeline_id; or use "
-            "experimental_distribute_dataset."
+            "experimental_distribute_dataset.",
         )
 
 
-def check_placement(caller: str, options: InputOptions) -> None:
+def check_placement(options: InputOptions) -> None:
     """Check that datasets can be made on the devices, if `options` request it."""
     if not options.experimental_place_dataset_on_device:
         return
     if not options.is_per_replica:
-        raise ArgumentError(
-            f"{caller} was given InputOptions(experimental_place_dataset_on_device=True, "
-            f"experimental_replication_mode={options.experimental_replication_mode}).\n\n"
+        raise refuse(
+            ArgumentError,
+            "InputOptions(experimental_place_dataset_on_device=True, "
+            f"experimental_replication_mode={options.experimental_replication_mode}).",
             "A dataset is placed on the device of a replica only where that replica has its own "
-            "dataset: InputReplicationMode.PER_REPLICA.\n\n"
+            "dataset: InputReplicationMode.PER_REPLICA.",
             "Leave experimental_place_dataset_on_device out, or call "
             "distribute_datasets_from_function with "
             "experimental_replication_mode=InputReplicationMode.PER_REPLICA and "
-            "experimental_fetch_to_device=False."
+            "experimental_fetch_to_device=False.",
         )
     if options.experimental_fetch_to_device:
-        raise ArgumentError(
-            f"{caller} was given InputOptions(experimental_place_dataset_on_device=True, "
-            f"experimental_fetch_to_device={options.experimental_fetch_to_device}).\n\n"
+        raise refuse(
+            ArgumentError,
+            "InputOptions(experimental_place_dataset_on_device=True, experimental_fetch_to_device="
+            f"{options.experimental_fetch_to_device}).",
             "A dataset that is on the device has its batches there already, so they cannot be "
-            "fetched to it. None means True.\n\nPass experimental_fetch_to_device=False."
+            "fetched to it. None means True.",
+            "Pass experimental_fetch_to_device=False.",
         )

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist._called import name_call
 from jaxdist.data._reading.elements import Element, Leaf, describe_array, device_dtype, format_lines
 from jaxdist.data._reading.host import copy_padded
 from jaxdist.data._reading.partial_batch import round_up
@@ -28,7 +29,8 @@ class FixedRows:
         rows: The least number of rows if it is known; with 0 the first batch decides.
     """
 
-    def __init__(self, caller: str, multiple: int, rows: int) -> None:
+    def __init__(self, multiple: int, rows: int) -> None:
+        caller = name_call()
         self._caller = caller
         self._multiple = multiple
         self.rows = round_up(rows, multiple)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxdist._called import called, name_call
 from jaxdist._integers import find_cut_off
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import AgreedShapes, PerReplica, mark_with_shapes
@@ -75,6 +76,7 @@ class Placer:
         is_copy = padded is not given
         return self._put_from_host(padded, is_exclusive=is_copy or self.has_exclusive_arrays)
 
+    @called(SPLIT_CALLER)
     def scatter(self, leaf: Leaf) -> PerReplica:
         """Return one array, split over the replicas along dim 0 into pieces of different sizes.
 
@@ -86,23 +88,24 @@ class Placer:
         if isinstance(whole, np.ndarray):
             whole = self._prepare_on_host(whole, is_exclusive=self.has_exclusive_arrays)
         pieces = [whole[rows] for rows in self.divide(whole.shape[0])]
-        return self._put_each(SPLIT_CALLER, pieces)
+        return self._put_each(pieces)
 
+    @called(GROUP_CALLER)
     def place_each(self, pieces: Sequence[Leaf]) -> PerReplica:
         """Place arrays of different shapes, one for each replica, that `snapshot` returned."""
         kept = [self._keep_on_device(p) for p in pieces]
         converted = [x if isinstance(x, jax.Array) else _convert_dtype(x) for x in kept]
-        return self._put_each(GROUP_CALLER, converted)
+        return self._put_each(converted)
 
     def _keep_on_device(self, leaf: Leaf) -> Leaf:
         """Return a device array unchanged if batches are put on devices; else a NumPy array."""
         # A copy to the host and back would be slower.
         return leaf if isinstance(leaf, jax.Array) and self._fetches else np.asarray(leaf)
 
-    def _put_each(self, caller: str, pieces: Sequence[Leaf]) -> PerReplica:
+    def _put_each(self, pieces: Sequence[Leaf]) -> PerReplica:
         """Put each piece, to which no other code refers, on the devices of its replica."""
         if not self._layout.is_local:
-            raise _uneven_spanning_error(caller, pieces, self._layout)
+            raise _uneven_spanning_error(pieces, self._layout)
         if not self._fetches:
             return PerReplica(pieces)
         places = [self._device_of_replica(replica) for replica in range(len(pieces))]
@@ -239,10 +242,10 @@ class Placer:
         return PerReplica.of_global(array, scalars=ndim == 0, replicas_per_shard=shared)
 
 
-def _uneven_spanning_error(caller: str, pieces: Sequence[Leaf], layout: ReplicaMesh) -> ShapeError:
+def _uneven_spanning_error(pieces: Sequence[Leaf], layout: ReplicaMesh) -> ShapeError:
     processes = sorted({*layout.device_owners.values()})
     return ShapeError(
-        f"{caller} cannot give replicas whose devices belong to several of the processes "
+        f"{name_call()} cannot give replicas whose devices belong to several of the processes "
         f"{processes} arrays of different shapes: {[p.shape for p in pieces]}.\n\n"
         "Replicas that span several processes take arrays of one shape in one step.\n\n"
         "Use partial_batch=PAD, which adds rows of zeros and a mask, or DROP."

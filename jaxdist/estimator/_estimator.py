@@ -10,6 +10,7 @@ from typing import Any
 import optax
 
 from jaxdist import data
+from jaxdist._called import call_as, called, name_call, refuse
 from jaxdist._strategies import Strategy, get_strategy, has_strategy
 from jaxdist._validate import (
     as_flag,
@@ -105,6 +106,7 @@ class Estimator:
         `tf.estimator.Estimator`, `tensorflow_estimator` 1.15.
     """
 
+    @called(_CALLER)
     def __init__(
         self,
         model_fn: Any,
@@ -119,16 +121,16 @@ class Estimator:
     ) -> None:
         if params is not None:
             remedy = "Pass for instance params={'hidden': 16}."
-            check_instance(_CALLER, "params", params, Mapping, "a dict", remedy)
+            check_instance("params", params, Mapping, "a dict", remedy)
         self._model_fn = make_model_fn(model_fn, params, loss, optimizer, metrics)
         if config is not None:
             remedy = "Pass jaxdist.estimator.RunConfig(...)."
-            check_instance(_CALLER, "config", config, RunConfig, "a RunConfig", remedy)
+            check_instance("config", config, RunConfig, "a RunConfig", remedy)
         config = RunConfig() if config is None else config
         self._folder = _find_folder(model_dir, config)
         self._config = config.move_to(str(self._folder.path))
         self._params = None if params is None else dict(params)
-        self._warm_start = read_settings(_CALLER, warm_start_from)
+        self._warm_start = read_settings(warm_start_from)
         # Evaluations and predictions are built once, and get the values of each checkpoint.
         self._built: dict[str, Built] = {}
 
@@ -147,6 +149,7 @@ class Estimator:
         """The params that `model_fn` and `input_fn` get."""
         return None if self._params is None else dict(self._params)
 
+    @called("Estimator.train")
     def train(
         self,
         input_fn: Callable[..., Any],
@@ -179,21 +182,20 @@ class Estimator:
             `tf.estimator.Estimator.train`.
         """
         caller = "Estimator.train"
-        own_hooks = check_hooks(caller, "hooks", hooks)
-        listeners = check_hooks(
-            caller, "saving_listeners", saving_listeners, CheckpointSaverListener
-        )
+        own_hooks = check_hooks("hooks", hooks)
+        listeners = check_hooks("saving_listeners", saving_listeners, CheckpointSaverListener)
         for name, value in (("steps", steps), ("max_steps", max_steps)):
             if value is not None:
-                as_integer(caller, name, value, least=1)
+                as_integer(name, value, least=1)
         if steps is not None and max_steps is not None:
-            raise ArgumentError(
-                f"{caller} was given steps={steps} and max_steps={max_steps}.\n\n"
-                "steps counts the steps of this call, and max_steps those of all calls.\n\n"
-                "Pass one of the two."
+            raise refuse(
+                ArgumentError,
+                f"steps={steps} and max_steps={max_steps}.",
+                "steps counts the steps of this call, and max_steps those of all calls.",
+                "Pass one of the two.",
             )
-        read = self._make_input(caller, input_fn, ModeKeys.TRAIN)
-        strategy = self._find_strategy(caller, self._config.train_distribute)
+        read = self._make_input(input_fn, ModeKeys.TRAIN)
+        strategy = self._find_strategy(self._config.train_distribute)
         latest = self._folder.find_latest()
         if max_steps is not None and latest is not None and latest.step >= max_steps:
             _LOG.info("%s: step %d of %d is reached.", caller, latest.step, max_steps)
@@ -215,6 +217,7 @@ class Estimator:
         )
         return self
 
+    @called("Estimator.evaluate")
     def evaluate(
         self,
         input_fn: Callable[..., Any],
@@ -246,28 +249,27 @@ class Estimator:
         Source:
             `tf.estimator.Estimator.evaluate`.
         """
-        caller = "Estimator.evaluate"
-        chain = check_hooks(caller, "hooks", hooks)
+        chain = check_hooks("hooks", hooks)
         if steps is not None:
-            as_integer(caller, "steps", steps, least=1)
+            as_integer("steps", steps, least=1)
         # A number above sys.maxsize means all batches, too.
         most = None if steps is None else min(steps, sys.maxsize)
-        check_name(caller, name)
-        read = self._make_input(caller, input_fn, ModeKeys.EVAL)
-        strategy = self._find_strategy(caller, self._config.eval_distribute)
+        check_name(name)
+        read = self._make_input(input_fn, ModeKeys.EVAL)
+        strategy = self._find_strategy(self._config.eval_distribute)
         if count_processes(strategy) > 1:
             raise UnsupportedError(
-                f"{caller} was called with config.eval_distribute over "
+                f"{name_call()} was called with config.eval_distribute over "
                 f"{count_processes(strategy)} processes.\n\n"
                 "An evaluation runs in one process, usually that of the job 'evaluator'.\n\n"
                 "Leave eval_distribute out, or pass a jaxdist.MirroredStrategy()."
             )
-        choice = self._choose(caller, checkpoint_path)
+        choice = self._choose(checkpoint_path)
         HookChain(chain).begin()
-        batches = _open_elements(caller, read)
+        batches = _open_elements(read)
         first, rest = next(batches, None), batches
         if first is None:
-            raise _make_empty_error(caller)
+            raise _make_empty_error()
         built, choice = self._build(ModeKeys.EVAL, strategy, first, choice)
         own = built.spec.evaluation_hooks or ()
         HookChain(own).begin()
@@ -279,6 +281,7 @@ class Estimator:
         write_summary(folder, choice.step, {n: v for n, v in result.items() if n != "global_step"})
         return result
 
+    @called("Estimator.predict")
     def predict(
         self,
         input_fn: Callable[..., Any],
@@ -307,23 +310,23 @@ class Estimator:
         Source:
             `tf.estimator.Estimator.predict`.
         """
-        caller = "Estimator.predict"
-        given = check_hooks(caller, "hooks", hooks)
-        as_flag(caller, "yield_single_examples", yield_single_examples)
+        given = check_hooks("hooks", hooks)
+        as_flag("yield_single_examples", yield_single_examples)
         if predict_keys is not None:
             remedy = "Pass for instance predict_keys=['logits']."
-            as_list(caller, "predict_keys", predict_keys, "a list of names", remedy, kind=str)
-        read = self._make_input(caller, input_fn, ModeKeys.PREDICT)
-        strategy = self._find_strategy(caller, None)
-        choice = self._choose(caller, checkpoint_path)
+            as_list("predict_keys", predict_keys, "a list of names", remedy, kind=str)
+        read = self._make_input(input_fn, ModeKeys.PREDICT)
+        strategy = self._find_strategy(None)
+        choice = self._choose(checkpoint_path)
 
         # The call itself makes the checks above, rather than the first `next`.
+        @called("Estimator.predict")
         def generate() -> Iterator[Any]:
             HookChain(given).begin()
-            batches = _open_elements(caller, read)
+            batches = _open_elements(read)
             first = next(batches, None)
             if first is None:
-                raise _make_empty_error(caller)
+                raise _make_empty_error()
             built, restored = self._build(ModeKeys.PREDICT, strategy, first, choice)
             own = built.spec.prediction_hooks or ()
             HookChain(own).begin()
@@ -338,6 +341,7 @@ class Estimator:
 
         return generate()
 
+    @called("Estimator.export")
     def export(
         self,
         export_dir_base: Any,
@@ -365,24 +369,24 @@ class Estimator:
         Source:
             `tf.estimator.Estimator.export_saved_model`.
         """
-        caller = "Estimator.export"
-        base = pathlib.Path(as_path(caller, "export_dir_base", export_dir_base, "runs/a/export"))
-        any_batch = as_flag(caller, "any_batch", any_batch)
-        check_features(caller, features, any_batch=any_batch)
-        strategy = self._find_strategy(caller, None)
-        choice = self._choose(caller, checkpoint_path)
+        base = pathlib.Path(as_path("export_dir_base", export_dir_base, "runs/a/export"))
+        any_batch = as_flag("any_batch", any_batch)
+        check_features(features, any_batch=any_batch)
+        strategy = self._find_strategy(None)
+        choice = self._choose(checkpoint_path)
         try:
             built, choice = self._build(ModeKeys.PREDICT, strategy, features, choice)
             return str(write_export(built, features, base, choice.step, any_batch=any_batch))
         except (TypeError, ValueError) as error:
             if isinstance(error, JaxdistError):
                 raise
-            raise ArgumentError(
-                f"{caller} was given features={show(features)}, and the model raised "
-                f"{type(error).__name__}: {str(error).splitlines()[0]}.\n\n"
+            raise refuse(
+                ArgumentError,
+                f"features={show(features)}, and the model raised {type(error).__name__}: "
+                f"{str(error).splitlines()[0]}.",
                 "The model is traced with features of these shapes and dtypes, and, with "
-                "any_batch, of any number of rows.\n\n"
-                "Pass features as those of input_fn, or any_batch=False."
+                "any_batch, of any number of rows.",
+                "Pass features as those of input_fn, or any_batch=False.",
             ) from error
 
     # What is in the folder
@@ -396,6 +400,7 @@ class Estimator:
         latest = self._folder.find_latest()
         return None if latest is None else str(latest.path)
 
+    @called("Estimator.get_variable_names")
     def get_variable_names(self) -> list[str]:
         """Return the names of the arrays in the newest checkpoint.
 
@@ -405,9 +410,10 @@ class Estimator:
         Source:
             `tf.estimator.Estimator.get_variable_names`.
         """
-        choice = self._choose("Estimator.get_variable_names", None)
+        choice = self._choose(None)
         return sorted(choice.follow(lambda found: found.read_leaves())[1])
 
+    @called("Estimator.get_variable_value")
     def get_variable_value(self, name: str) -> Any:
         """Return an array of the newest checkpoint.
 
@@ -420,10 +426,11 @@ class Estimator:
         Source:
             `tf.estimator.Estimator.get_variable_value`.
         """
-        check_text("Estimator.get_variable_value", "name", name, "modules.model.kernel")
-        choice = self._choose("Estimator.get_variable_value", None)
+        check_text("name", name, "modules.model.kernel")
+        choice = self._choose(None)
         return choice.follow(lambda found: found.read(name))[1]
 
+    @called("Estimator.eval_dir")
     def eval_dir(self, name: str | None = None) -> str:
         """Return the folder of the summaries of evaluations.
 
@@ -433,32 +440,34 @@ class Estimator:
         Source:
             `tf.estimator.Estimator.eval_dir`.
         """
-        check_name("Estimator.eval_dir", name)
+        check_name(name)
         return str(self._folder.path / (f"eval_{name}" if name else "eval"))
 
     # Parts of the calls above
 
-    def _make_input(self, caller: str, input_fn: Any, mode: str) -> Callable[[Any], Any]:
-        return make_input_fn(caller, input_fn, mode=mode, params=self._params, config=self._config)
+    def _make_input(self, input_fn: Any, mode: str) -> Callable[[Any], Any]:
+        return make_input_fn(input_fn, mode=mode, params=self._params, config=self._config)
 
     def _make_call(self, mode: str) -> Callable[[Any, Any], Any]:
         params: dict[str, Any] = self._params or {}
         return lambda features, labels: self._model_fn(features, labels, mode, params, self._config)
 
-    def _find_strategy(self, caller: str, given: Strategy | None) -> Strategy:
+    def _find_strategy(self, given: Strategy | None) -> Strategy:
         if has_strategy():
             raise ContextError(
-                f"{caller} was called in the scope of a strategy.\n\n"
+                f"{name_call()} was called in the scope of a strategy.\n\n"
                 "An estimator enters the scope of its own strategy.\n\n"
                 "Pass the strategy to RunConfig(train_distribute=strategy), and call it outside."
             )
         return get_strategy() if given is None else given
 
-    def _choose(self, caller: str, path: Any) -> CheckpointChoice:
+    def _choose(self, path: Any) -> CheckpointChoice:
         if path is not None:
-            path = as_path(caller, "checkpoint_path", path, "runs/a/checkpoints/100")
-            return find_checkpoint(f"{caller} was given checkpoint_path={path!r}, and", path)
-        return find_checkpoint(caller, self._folder.path)
+            path = as_path("checkpoint_path", path, "runs/a/checkpoints/100")
+            return call_as(
+                f"{name_call()} was given checkpoint_path={path!r}, and", find_checkpoint, path
+            )
+        return find_checkpoint(self._folder.path)
 
     def _build(
         self, mode: str, strategy: Strategy, element: Any, choice: CheckpointChoice
@@ -475,12 +484,15 @@ class Estimator:
         return built, choice
 
 
+@called(_CALLER)
 def _find_folder(given: Any, config: RunConfig) -> ModelFolder:
-    folder = None if given is None else as_path(_CALLER, "model_dir", given, "runs/a")
+    folder = None if given is None else as_path("model_dir", given, "runs/a")
     if folder is not None and config.model_dir not in (None, folder):
-        raise ArgumentError(
-            f"{_CALLER} was given model_dir={show(folder)}, and config.model_dir is "
-            f"{config.model_dir!r}.\n\nA model has one folder.\n\nPass it in one of the two places."
+        raise refuse(
+            ArgumentError,
+            f"model_dir={show(folder)}, and config.model_dir is {config.model_dir!r}.",
+            "A model has one folder.",
+            "Pass it in one of the two places.",
         )
     folder = folder or config.model_dir
     if folder is None:
@@ -490,10 +502,10 @@ def _find_folder(given: Any, config: RunConfig) -> ModelFolder:
     return ModelFolder(pathlib.Path(folder).absolute(), keep, config.keep_checkpoint_every_n_hours)
 
 
-def _open_elements(caller: str, read: Callable[[Any], Any]) -> Iterator[Any]:
+def _open_elements(read: Callable[[Any], Any]) -> Iterator[Any]:
     """Yield the batches of an input function, one after another."""
     options = data.InputOptions(experimental_fetch_to_device=False)
-    with rename_input(caller):
+    with rename_input():
         dataset = get_strategy().distribute_datasets_from_function(read, options)
         with iter(dataset) as batches:
             yield from batches
@@ -504,9 +516,10 @@ def _chain_first(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
     yield from rest
 
 
-def _make_empty_error(caller: str) -> ShapeError:
-    return ShapeError(
-        f"{caller} was given input_fn, whose dataset has no element.\n\n"
-        "Each element of the dataset is a batch.\n\n"
-        "Let input_fn return a dataset with at least one batch."
+def _make_empty_error() -> ShapeError:
+    return refuse(
+        ShapeError,
+        "input_fn, whose dataset has no element.",
+        "Each element of the dataset is a batch.",
+        "Let input_fn return a dataset with at least one batch.",
     )

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, as_number, check_callable, check_text
 from jaxdist.errors import ArgumentError
 from jaxdist.estimator._exporting import check_exporters
@@ -39,15 +40,13 @@ class TrainSpec:
     hooks: Sequence[SessionRunHook] | None = None
     saving_listeners: Sequence[CheckpointSaverListener] | None = None
 
+    @called("estimator.TrainSpec")
     def __post_init__(self) -> None:
-        caller = "estimator.TrainSpec"
-        check_callable(caller, self.input_fn, "input_fn", INPUT)
+        check_callable(self.input_fn, "input_fn", INPUT)
         if self.max_steps is not None:
-            as_integer(caller, "max_steps", self.max_steps, least=1)
-        object.__setattr__(self, "hooks", tuple(check_hooks(caller, "hooks", self.hooks)))
-        listeners = check_hooks(
-            caller, "saving_listeners", self.saving_listeners, CheckpointSaverListener
-        )
+            as_integer("max_steps", self.max_steps, least=1)
+        object.__setattr__(self, "hooks", tuple(check_hooks("hooks", self.hooks)))
+        listeners = check_hooks("saving_listeners", self.saving_listeners, CheckpointSaverListener)
         object.__setattr__(self, "saving_listeners", tuple(listeners))
 
 
@@ -84,19 +83,19 @@ class EvalSpec:
     start_delay_secs: float = 120
     throttle_secs: float = 600
 
+    @called("estimator.EvalSpec")
     def __post_init__(self) -> None:
-        caller = "estimator.EvalSpec"
-        check_callable(caller, self.input_fn, "input_fn", INPUT)
+        check_callable(self.input_fn, "input_fn", INPUT)
         if self.steps is not None:
-            as_integer(caller, "steps", self.steps, least=1)
-        check_name(caller, self.name)
-        object.__setattr__(self, "hooks", tuple(check_hooks(caller, "hooks", self.hooks)))
-        object.__setattr__(self, "exporters", check_exporters(caller, self.exporters))
-        as_number(caller, "start_delay_secs", self.start_delay_secs, least=0)
-        as_number(caller, "throttle_secs", self.throttle_secs, least=0)
+            as_integer("steps", self.steps, least=1)
+        check_name(self.name)
+        object.__setattr__(self, "hooks", tuple(check_hooks("hooks", self.hooks)))
+        object.__setattr__(self, "exporters", check_exporters(self.exporters))
+        as_number("start_delay_secs", self.start_delay_secs, least=0)
+        as_number("throttle_secs", self.throttle_secs, least=0)
 
 
-def check_name(caller: str, name: Any) -> None:
+def check_name(name: Any) -> None:
     """Check the name of an evaluation, which becomes part of the name of a folder.
 
     Raises:
@@ -105,9 +104,11 @@ def check_name(caller: str, name: Any) -> None:
     """
     if name is None:
         return
-    check_text(caller, "name", name, "test")
+    check_text("name", name, "test")
     if "/" in name or "\0" in name:
-        raise ArgumentError(
-            f"{caller} was given name={name!r}.\n\n"
-            "The name is part of the name of a folder: eval_NAME.\n\nPass for instance name='test'."
+        raise refuse(
+            ArgumentError,
+            f"name={name!r}.",
+            "The name is part of the name of a folder: eval_NAME.",
+            "Pass for instance name='test'.",
         )

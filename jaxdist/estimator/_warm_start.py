@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
 
+from jaxdist._called import call_as, name_call, refuse
 from jaxdist._checkpoints import Checkpoints, put_into, to_plain
 from jaxdist._validate import as_local_path, as_path, check_instance, check_text
 from jaxdist.errors import ArgumentError, CheckpointError, ShapeError
@@ -36,7 +37,7 @@ class WarmStartSettings(NamedTuple):
     var_name_to_prev_var_name: dict[str, str] | None = None
 
 
-def read_settings(caller: str, given: Any) -> WarmStartSettings | None:
+def read_settings(given: Any) -> WarmStartSettings | None:
     """Return the settings from the argument `warm_start_from`.
 
     Raises:
@@ -45,33 +46,38 @@ def read_settings(caller: str, given: Any) -> WarmStartSettings | None:
     """
     if given is None:
         return None
-    settings = given if isinstance(given, WarmStartSettings) else WarmStartSettings(given)
-    is_settings = isinstance(given, WarmStartSettings)
-    name = "ckpt_to_initialize_from" if is_settings else "warm_start_from"
-    caller = "estimator.WarmStartSettings" if is_settings else caller
-    as_path(caller, name, settings.ckpt_to_initialize_from, "runs/a")
-    check_text(caller, "vars_to_warm_start", settings.vars_to_warm_start, ".*")
+    if isinstance(given, WarmStartSettings):
+        name = "ckpt_to_initialize_from"
+        return call_as("estimator.WarmStartSettings", _check_settings, given, name)
+    return _check_settings(WarmStartSettings(given), "warm_start_from")
+
+
+def _check_settings(settings: WarmStartSettings, name: str) -> WarmStartSettings:
+    as_path(name, settings.ckpt_to_initialize_from, "runs/a")
+    check_text("vars_to_warm_start", settings.vars_to_warm_start, ".*")
     try:
         re.compile(settings.vars_to_warm_start)
     except re.error as error:
-        raise ArgumentError(
-            f"{caller} was given vars_to_warm_start={settings.vars_to_warm_start!r}: {error}.\n\n"
-            "It is a regular expression, which the whole name of a variable matches.\n\n"
-            "Pass for instance vars_to_warm_start=r'model\\.dense.*'."
+        raise refuse(
+            ArgumentError,
+            f"vars_to_warm_start={settings.vars_to_warm_start!r}: {error}.",
+            "It is a regular expression, which the whole name of a variable matches.",
+            "Pass for instance vars_to_warm_start=r'model\\.dense.*'.",
         ) from None
     names = settings.var_name_to_prev_var_name
     if names is not None:
         remedy = "Pass {'model.kernel': 'model.dense.kernel'}."
-        check_instance(caller, "var_name_to_prev_var_name", names, dict, "a dict of names", remedy)
+        check_instance("var_name_to_prev_var_name", names, dict, "a dict of names", remedy)
     return settings
 
 
-def find_checkpoint(caller: str, path: Any) -> CheckpointChoice:
+def find_checkpoint(path: Any) -> CheckpointChoice:
     """Return the checkpoint of a path: the folder of a model, or a checkpoint itself.
 
     Raises:
         CheckpointError: There is no checkpoint at the path.
     """
+    caller = name_call()
     folder = pathlib.Path(as_local_path(f"{caller} was given {path!r}", str(path)))
     if folder.name.isdigit() and folder.is_dir():
         return CheckpointChoice(folder.parent, int(folder.name))
@@ -102,8 +108,10 @@ def warm_start(settings: WarmStartSettings, built: Built) -> None:
     """
     caller = "Estimator.train"
     given = settings.ckpt_to_initialize_from
-    choice = find_checkpoint(
-        f"estimator.WarmStartSettings was given ckpt_to_initialize_from={given!r}, and", given
+    choice = call_as(
+        f"estimator.WarmStartSettings was given ckpt_to_initialize_from={given!r}, and",
+        find_checkpoint,
+        given,
     )
     target = {"modules": built.modules}
     flat, treedef = tree_flatten_with_path(to_plain(target))
@@ -134,11 +142,14 @@ def warm_start(settings: WarmStartSettings, built: Built) -> None:
             )
         values.append(found)
     if not taken:
-        raise ArgumentError(
-            "estimator.WarmStartSettings was given vars_to_warm_start="
-            f"{settings.vars_to_warm_start!r}, which matches no variable.\n\n"
-            f"The model has {', '.join(keystr(p, simple=True, separator='.')[8:] for p, _ in flat)}"
-            ".\n\nPass for instance '.*', which matches all."
+        raise call_as(
+            "estimator.WarmStartSettings",
+            refuse,
+            ArgumentError,
+            f"vars_to_warm_start={settings.vars_to_warm_start!r}, which matches no variable.",
+            "The model has "
+            f"{', '.join(keystr(p, simple=True, separator='.')[8:] for p, _ in flat)}.",
+            "Pass for instance '.*', which matches all.",
         )
     put_into(target, tree_unflatten(treedef, values))
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from jaxdist._called import called, refuse
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer, respell, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
@@ -55,6 +56,7 @@ class Compiled:
     predict_step: PredictStep
 
 
+@called(CALLER)
 def compile_model(
     module: nnx.Module,
     strategy: Strategy,
@@ -71,21 +73,20 @@ def compile_model(
 ) -> Compiled:
     """Check the arguments of `compile`, and make the parts that the steps need."""
     losses = find_losses(loss, loss_weights)
-    plain = find_output_metrics(CALLER, "metrics", metrics, loss)
-    weighted = find_output_metrics(CALLER, "weighted_metrics", weighted_metrics, loss)
-    count = as_integer(CALLER, "steps_per_execution", steps_per_execution, least=1)
-    is_looking = as_flag(CALLER, "find_nonfinite", find_nonfinite)
+    plain = find_output_metrics("metrics", metrics, loss)
+    weighted = find_output_metrics("weighted_metrics", weighted_metrics, loss)
+    count = as_integer("steps_per_execution", steps_per_execution, least=1)
+    is_looking = as_flag("find_nonfinite", find_nonfinite)
     if is_looking and count > 1:
-        raise ArgumentError(
-            f"{CALLER} was given find_nonfinite=True and steps_per_execution={count}.\n\n"
-            "find_nonfinite looks at the model between two steps, and these are one dispatch.\n\n"
-            "Pass steps_per_execution=1 while you look."
+        raise refuse(
+            ArgumentError,
+            f"find_nonfinite=True and steps_per_execution={count}.",
+            "find_nonfinite looks at the model between two steps, and these are one dispatch.",
+            "Pass steps_per_execution=1 while you look.",
         )
     transform = _find_optimizer(optimizer)
     if gradient_accumulation_steps is not None:
-        every = as_integer(
-            CALLER, "gradient_accumulation_steps", gradient_accumulation_steps, least=2
-        )
+        every = as_integer("gradient_accumulation_steps", gradient_accumulation_steps, least=2)
         transform = optax.MultiSteps(transform, every).gradient_transformation()
     steps = Steps(module, losses, plain, weighted, _find_dtype(mixed_precision))
     with strategy.scope():
@@ -106,38 +107,45 @@ def make_predict_step(module: nnx.Module) -> PredictStep:
     return PredictStep(Steps(module, find_losses("mse", None), (), (), None))
 
 
+@called(CALLER)
 def _find_optimizer(optimizer: Any) -> optax.GradientTransformation:
     if isinstance(optimizer, str):
         if optimizer not in _OPTIMIZERS:
-            raise ArgumentError(
-                f"{CALLER} was given optimizer={optimizer!r}.\n\n"
-                f"Optimizers with a name are {', '.join(_OPTIMIZERS)}.\n\n"
-                "Pass one of these, or a transformation of optax: optax.adam(1e-3)."
+            raise refuse(
+                ArgumentError,
+                f"optimizer={optimizer!r}.",
+                f"Optimizers with a name are {', '.join(_OPTIMIZERS)}.",
+                "Pass one of these, or a transformation of optax: optax.adam(1e-3).",
             )
         return _OPTIMIZERS[optimizer]()
     if isinstance(optimizer, nnx.Optimizer) or not (
         hasattr(optimizer, "init") and hasattr(optimizer, "update")
     ):
-        raise ArgumentTypeError(
-            f"{CALLER} was given optimizer={show(optimizer)}.\n\n"
+        raise refuse(
+            ArgumentTypeError,
+            f"optimizer={show(optimizer)}.",
             "optimizer is a transformation of optax; compile makes the nnx.Optimizer of the "
-            "module.\n\nPass for instance optimizer=optax.adam(1e-3)."
+            "module.",
+            "Pass for instance optimizer=optax.adam(1e-3).",
         )
     return optimizer
 
 
+@called(CALLER)
 def _find_dtype(name: Any) -> Any:
     if isinstance(name, str) and name in ("float16", "mixed_float16"):
-        raise ArgumentError(
-            f"{CALLER} was given mixed_precision={name!r}.\n\n"
-            "Gradients in float16 underflow without a loss scale, which jaxdist does not keep.\n\n"
-            "Pass mixed_precision='bfloat16', which has the range of float32."
+        raise refuse(
+            ArgumentError,
+            f"mixed_precision={name!r}.",
+            "Gradients in float16 underflow without a loss scale, which jaxdist does not keep.",
+            "Pass mixed_precision='bfloat16', which has the range of float32.",
         )
     found = respell(name, _PRECISIONS)
     if not isinstance(found, str | None) or found not in _PRECISIONS:
-        raise ArgumentError(
-            f"{CALLER} was given mixed_precision={show(name)}.\n\n"
-            "It is the dtype in which layers compute; parameters and losses stay in float32.\n\n"
-            "Pass 'bfloat16' or None."
+        raise refuse(
+            ArgumentError,
+            f"mixed_precision={show(name)}.",
+            "It is the dtype in which layers compute; parameters and losses stay in float32.",
+            "Pass 'bfloat16' or None.",
         )
     return _PRECISIONS[found]

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from jaxdist._called import called
 from jaxdist._checkpoints import replace_file
 from jaxdist._validate import as_path
 from jaxdist.errors import ContextError
@@ -54,6 +55,7 @@ class History:
         ]
         return f"History of {len(self.epoch)} epochs" + (": " if ends else "") + ", ".join(ends)
 
+    @called("fit.History.plot")
     def plot(self, path: str | Path | None = None) -> Any:
         """Draw each value over the epochs; training and validation share a plot.
 
@@ -77,7 +79,7 @@ class History:
                 "Call fit first, or pass a higher epochs to it."
             )
         if path is not None:
-            path = as_path("fit.History.plot", "path", path, "history.png")
+            path = as_path("path", path, "history.png")
         require_extra("matplotlib", "draw the history")
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -9,9 +9,10 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jaxdist._called import called
 from jaxdist._processes import get_current_process
 from jaxdist._strategies import Strategy, get_strategy, has_strategy
-from jaxdist._validate import CallerRename, as_flag, as_number, check_instance
+from jaxdist._validate import as_flag, as_number, check_instance
 from jaxdist.errors import ContextError
 from jaxdist.fit import _files
 from jaxdist.fit._callbacks.base import Callback
@@ -58,15 +59,16 @@ class Model:
         `keras.Model`.
     """
 
+    @called("fit.Model")
     def __init__(self, module: nnx.Module, strategy: Strategy | None = None) -> None:
         what, remedy = (
             "a Flax NNX module",
             "Pass for instance fit.Model(nnx.Linear(2, 1, rngs=...)).",
         )
-        check_instance("fit.Model", "module", module, nnx.Module, what, remedy)
+        check_instance("module", module, nnx.Module, what, remedy)
         if strategy is not None:
             what, remedy = "a strategy", "Pass jaxdist.MirroredStrategy(), or None."
-            check_instance("fit.Model", "strategy", strategy, Strategy, what, remedy)
+            check_instance("strategy", strategy, Strategy, what, remedy)
         if strategy is None and not has_strategy():
             _log_one_device()
         self.module = module
@@ -278,6 +280,7 @@ class Model:
             ),
         )
 
+    @called("fit.Model.evaluate")
     def evaluate(
         self,
         x: Any = None,
@@ -308,7 +311,7 @@ class Model:
             ContextError: `compile` has not been called.
             ShapeError: As for `fit`, or there are no examples.
         """
-        as_dict = as_flag("fit.Model.evaluate", "return_dict", return_dict)
+        as_dict = as_flag("return_dict", return_dict)
         logs = evaluation.evaluate(
             self,
             "evaluate",
@@ -349,6 +352,7 @@ class Model:
             self, x, batch_size=batch_size, steps=steps, verbose=verbose, callbacks=callbacks
         )
 
+    @called("fit.Model.train_on_batch")
     def train_on_batch(
         self,
         x: Any,
@@ -369,25 +373,25 @@ class Model:
         Returns:
             As for `evaluate`.
         """
-        as_dict = as_flag("fit.Model.train_on_batch", "return_dict", return_dict)
+        as_dict = as_flag("return_dict", return_dict)
         logs = training.train_on_batch(self, x, y, sample_weight, class_weight)
         return _choose_result(logs, as_dict)
 
+    @called("fit.Model.test_on_batch", replaces="fit.Model.evaluate")
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
         """Return the loss and the metrics of one global batch, as `evaluate` does."""
         batch_size = training.count_examples("test_on_batch", x, y, sample_weight)
-        with CallerRename("fit.Model.evaluate", "fit.Model.test_on_batch"):
-            return self.evaluate(
-                x, y, batch_size, verbose=0, sample_weight=sample_weight, return_dict=return_dict
-            )
+        return self.evaluate(
+            x, y, batch_size, verbose=0, sample_weight=sample_weight, return_dict=return_dict
+        )
 
+    @called("fit.Model.predict_on_batch", replaces="fit.Model.predict")
     def predict_on_batch(self, x: Any) -> Any:
         """Return the outputs for one global batch, as `predict` does."""
         batch_size = training.count_examples("predict_on_batch", x, None, None)
-        with CallerRename("fit.Model.predict", "fit.Model.predict_on_batch"):
-            return self.predict(x, batch_size, verbose=0)
+        return self.predict(x, batch_size, verbose=0)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module, as it is, on one device."""
@@ -408,8 +412,9 @@ class Model:
         return get_rate(self.optimizer)
 
     @learning_rate.setter
+    @called("fit.Model")
     def learning_rate(self, rate: float) -> None:
-        set_rate(self.optimizer, as_number("fit.Model", "learning_rate", rate, least=0.0))
+        set_rate(self.optimizer, as_number("learning_rate", rate, least=0.0))
 
     def summary(self) -> Summary:
         """Return a table of layers: shapes, parameters, shardings, and bytes per device."""

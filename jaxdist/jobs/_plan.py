@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from jaxdist._called import called
 from jaxdist._planning import SLICES, Source, count_slices, list_logical_counts, make_target, plan
 from jaxdist._program import format_options
 from jaxdist._reports import Candidate, SlicePlan, Sweep
-from jaxdist._validate import CallerRename, as_integer, check_callable, check_instance
+from jaxdist._validate import as_integer, check_callable, check_instance
 from jaxdist.errors import JaxdistError
 from jaxdist.jobs._config.checks import MOST_ROWS, check_rules
 from jaxdist.jobs._partitions import find_partition
@@ -21,6 +22,7 @@ _MOST_LOGICAL = 16
 Report = Callable[[str], None]
 
 
+@called("jobs.plan_job", replaces="compile_for")
 def plan_job(
     job: Task[Any],
     topology: Any,
@@ -68,22 +70,21 @@ def plan_job(
         >>> plan.global_rows, plan.memory.fits
         (64, True)
     """
-    caller = "jobs.plan_job"
-    _check_arguments(caller, job, report)
-    chosen = job.rules[0] if rules is None else check_rules(caller, rules, job.rules)
+    _check_arguments(job, report)
+    chosen = job.rules[0] if rules is None else check_rules(rules, job.rules)
     wanted = job.config.strategy.logical_devices if logical is None else logical
-    with CallerRename("compile_for", caller):
-        return plan(
-            _make_source(job, chosen),
-            topology,
-            wanted,
-            global_batch=global_batch,
-            quick=quick,
-            save=save,
-            report=report,
-        )
+    return plan(
+        _make_source(job, chosen),
+        topology,
+        wanted,
+        global_batch=global_batch,
+        quick=quick,
+        save=save,
+        report=report,
+    )
 
 
+@called("jobs.sweep_job", replaces="compile_for")
 def sweep_job(
     job: Task[Any],
     topology: Any,
@@ -121,15 +122,13 @@ def sweep_job(
         >>> {"replicated", "sharded_update", "fsdp"} <= {c.rules for c in found.ranked}
         True
     """
-    caller = "jobs.sweep_job"
-    _check_arguments(caller, job, report)
+    _check_arguments(job, report)
     asked = job.config.strategy.logical_devices if logical is None else logical
-    with CallerRename("compile_for", caller):
-        configured = make_target(topology, asked)
+    configured = make_target(topology, asked)
     if global_batch is None:
         rows = job.rows_per_replica * configured.strategy.num_replicas_in_sync
     else:
-        rows = as_integer(caller, "global_batch", global_batch, least=1, most=MOST_ROWS, example=64)
+        rows = as_integer("global_batch", global_batch, least=1, most=MOST_ROWS, example=64)
     found: list[Candidate] = []
     layouts = list(_list_layouts(job, topology, logical))
     for number, (rules, count) in enumerate(layouts, 1):
@@ -140,9 +139,9 @@ def sweep_job(
     return Sweep(job.config.task, configured.name, rows, tuple(found), notes)
 
 
-def _check_arguments(caller: str, job: Any, report: Any) -> None:
-    check_instance(caller, "job", job, Task, "a jobs.Task", "Pass jobs.load_job(path).")
-    check_callable(caller, report, "report", "Pass a function of one text, such as print.")
+def _check_arguments(job: Any, report: Any) -> None:
+    check_instance("job", job, Task, "a jobs.Task", "Pass jobs.load_job(path).")
+    check_callable(report, "report", "Pass a function of one text, such as print.")
 
 
 def _add_prefix(report: Report, before: str) -> Report:

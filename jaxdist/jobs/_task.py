@@ -11,10 +11,11 @@ import numpy as np
 from flax import nnx
 
 from jaxdist import partition
+from jaxdist._called import called, refuse
 from jaxdist._program import Program, RunOptions
 from jaxdist._strategies import Strategy, check_strategy
 from jaxdist._typing import PyTree
-from jaxdist._validate import CallerRename, as_integer, check_instance, show
+from jaxdist._validate import as_integer, check_instance, show
 from jaxdist._values import PerReplica
 from jaxdist.errors import ArgumentError, UnsupportedError
 from jaxdist.jobs._config.checks import MOST_ROWS, check_choice, check_rules
@@ -111,11 +112,11 @@ class Task(abc.ABC, Generic[C]):
     evaluation_step: ClassVar[Callable[..., Any]]
     """`(model, batch, mask) -> weighted_sums(...)`; the weights are numbers of units."""
 
+    @called(lambda self: type(self).__name__)
     def __init__(self, config: C) -> None:
         kind = self.config_type.__name__
         remedy = "Pass load_job_config(path).values."
-        caller = type(self).__name__
-        check_instance(caller, "config", config, self.config_type, f"a {kind}", remedy)
+        check_instance("config", config, self.config_type, f"a {kind}", remedy)
         self.config: C = config
 
     @classmethod
@@ -181,14 +182,14 @@ class Task(abc.ABC, Generic[C]):
         every = ("replicated", "sharded_update", *fitting)
         return tuple(dict.fromkeys((own, *every)))
 
+    @called(lambda self: f"{type(self).__name__}.with_rules")
     def with_rules(self, rules: str) -> Self:
         """Return the task with its state placed by `rules`: one of `self.rules`, or an update.
 
         Raises:
             ArgumentError: The task does not have these rules.
         """
-        caller = f"{type(self).__name__}.with_rules"
-        check_rules(caller, rules, tuple(dict.fromkeys((*self.rules, *UPDATES))))
+        check_rules(rules, tuple(dict.fromkeys((*self.rules, *UPDATES))))
         config, placed = self.config, "replicated" if rules in UPDATES else rules
         update = UPDATES.get(rules, "replicated")
         return type(self)(
@@ -199,19 +200,21 @@ class Task(abc.ABC, Generic[C]):
             )
         )
 
+    @called(lambda self: f"{type(self).__name__}.with_remat")
     def with_remat(self, remat: str) -> Self:
         """Return the task with another one of `remats` as its entry `model.remat`.
 
         Raises:
             ArgumentError: The task does not have this value, or has no remats.
         """
-        caller = f"{type(self).__name__}.with_remat"
         if not self.remats:
-            raise ArgumentError(
-                f"{caller} was given remat={show(remat)}, and the task has no remat.\n\n"
-                "Only tasks with an entry model.remat have one.\n\nUse the task as it is."
+            raise refuse(
+                ArgumentError,
+                f"remat={show(remat)}, and the task has no remat.",
+                "Only tasks with an entry model.remat have one.",
+                "Use the task as it is.",
             )
-        check_choice(caller, "remat", remat, self.remats)
+        check_choice("remat", remat, self.remats)
         config: Any = self.config
         model = dataclasses.replace(config.model, remat=remat)
         return type(self)(dataclasses.replace(config, model=model))
@@ -255,6 +258,10 @@ class Task(abc.ABC, Generic[C]):
             partition.place(strategy, (model, optimizer), placed.make_rules(asked.whole_below))
         return model, optimizer
 
+    @called(
+        lambda self: f"{type(self).__name__}.lower",
+        replaces=lambda self: f"{type(self).__name__}.with_rules",
+    )
     def lower(self, strategy: Strategy, rows: int, rules: str) -> Program:
         """Lower the train step, with the model, its optimizer and a batch as shapes.
 
@@ -263,11 +270,9 @@ class Task(abc.ABC, Generic[C]):
             rows: The rows of a batch for each replica.
             rules: As for `with_rules`.
         """
-        caller = f"{type(self).__name__}.lower"
-        check_strategy(caller, strategy)
-        rows = as_integer(caller, "rows", rows, least=1, most=MOST_ROWS)
-        with CallerRename(f"{type(self).__name__}.with_rules", caller):
-            task = self.with_rules(rules)
+        check_strategy(strategy)
+        rows = as_integer("rows", rows, least=1, most=MOST_ROWS)
+        task = self.with_rules(rules)
         shapes = task.batch(rows * strategy.num_replicas_in_sync)
         args = (*task.build(strategy, abstract=True), jax.tree.map(PerReplica.of_global, shapes))
         return strategy.lower(type(task).train_step, args, options=task.options)

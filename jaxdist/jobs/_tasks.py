@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from jaxdist._called import called, name_call
 from jaxdist._examples import find_config
 from jaxdist._validate import ErrorNote
 from jaxdist.errors import ConfigError
@@ -32,6 +33,7 @@ _DEFAULT = "digits"
 TASKS = _find_tasks()
 
 
+@called("jobs.kind_of")
 def kind_of(config: JobConfig) -> type[Task[Any]]:
     """Return the class of the task of a configuration.
 
@@ -40,10 +42,11 @@ def kind_of(config: JobConfig) -> type[Task[Any]]:
         >>> kind_of(DigitsConfig()).title
         'digits'
     """
-    check_config("jobs.kind_of", config)
+    check_config(config)
     return TASKS[config.task]
 
 
+@called("jobs.load_job_config")
 def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig[Any]:
     """Read the configuration of a job. Its entry `task` determines its sections.
 
@@ -68,9 +71,10 @@ def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedCo
         >>> loaded.values.task, loaded.values.data.batch_size
         ('digits', 32)
     """
-    return _load("jobs.load_job_config", path, overrides)
+    return _load(path, overrides)
 
 
+@called("jobs.load_job")
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Task[Any]:
     """Read a configuration as a task that can be planned. Reads no data.
 
@@ -90,12 +94,13 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Task[Any]:
         >>> job.title, job.rows_per_replica, job.rules[0]
         ('digits', 16, 'replicated')
     """
-    config = _load("jobs.load_job", path, overrides).values
+    config = _load(path, overrides).values
     return kind_of(config)(config)
 
 
-def _load(caller: str, path: Any, overrides: Any) -> LoadedConfig[Any]:
-    source, texts = check_sources(caller, path, overrides)
+def _load(path: Any, overrides: Any) -> LoadedConfig[Any]:
+    caller = name_call()
+    source, texts = check_sources(path, overrides)
     with ErrorNote(f"{caller} was given path={source!r} and overrides={texts!r}."):
         file = find_config(source)
         kind = TASKS[_read_task_name(file)]

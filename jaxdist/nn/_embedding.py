@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_floating, is_array, show
 from jaxdist._values import Sharded, check_ids, take_known_rows
 from jaxdist.errors import ArgumentTypeError, ShapeError
@@ -15,6 +16,7 @@ from jaxdist.nn._sharded_rows import look_up
 _CALLER = "nn.embedding_lookup"
 
 
+@called(_CALLER)
 def embedding_lookup(table: Any, ids: Any, *, dtype: Any = None) -> jax.Array:
     """Return rows of a table, in the order of `ids`.
 
@@ -77,20 +79,23 @@ def embedding_lookup(table: Any, ids: Any, *, dtype: Any = None) -> jax.Array:
     # `read_rows` moves rows; `sparse_read` of a variable on this machine moves nothing.
     read = getattr(table, "read_rows", None) or getattr(table, "sparse_read", None)
     if read is None and not is_array(table):
-        raise ArgumentTypeError(
-            f"{_CALLER} was given table={show(table)}.\n\n"
-            "table is an array or a variable with a row for each id.\n\n"
-            "Pass for instance table=jaxdist.Variable(jnp.ones((100, 8)))."
+        raise refuse(
+            ArgumentTypeError,
+            f"table={show(table)}.",
+            "table is an array or a variable with a row for each id.",
+            "Pass for instance table=jaxdist.Variable(jnp.ones((100, 8))).",
         )
     if not np.shape(table) if read is None else not table.shape:
-        raise ShapeError(
-            f"{_CALLER} was given table={show(table)}, a scalar.\n\n"
-            "table has a row for each id.\n\nPass an array [rows, ...]."
+        raise refuse(
+            ShapeError,
+            f"table={show(table)}, a scalar.",
+            "table has a row for each id.",
+            "Pass an array [rows, ...].",
         )
     if dtype is not None:
-        dtype = as_floating(_CALLER, "dtype", dtype)
+        dtype = as_floating("dtype", dtype)
         dtype = dtype if jnp.issubdtype(table.dtype, jnp.floating) else None
-    found = check_ids(_CALLER, "ids", ids, table)
+    found = check_ids("ids", ids, table)
     if isinstance(table, Sharded):
         return look_up(table, jnp.asarray(found), dtype)
     rows = _read(table, read, found)

@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist import _replica
+from jaxdist._called import called, name_call, refuse
 from jaxdist._collectives import note_averaged
 from jaxdist._validate import as_array, show
 from jaxdist._values import PerReplica
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 
 
+@called("nn.compute_average_loss")
 def compute_average_loss(
     per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
 ) -> jax.Array:
@@ -57,13 +59,14 @@ def compute_average_loss(
     Source:
         `tf.nn.compute_average_loss`.
     """
-    loss = _as_float("compute_average_loss", "per_example_loss", per_example_loss)
+    loss = _as_float("per_example_loss", per_example_loss)
     if loss.ndim == 0:
-        raise ShapeError(
-            "nn.compute_average_loss was given a scalar as per_example_loss.\n\n"
+        raise refuse(
+            ShapeError,
+            "a scalar as per_example_loss.",
             "It takes one loss for each example, [b] or [b, ...]. Of a mean, the number of "
-            "examples is unknown.\n\n"
-            "Leave the mean out of the loss function."
+            "examples is unknown.",
+            "Leave the mean out of the loss function.",
         )
     size = _resolve_global_batch_size(loss.shape[0], global_batch_size)
     if sample_weight is not None:
@@ -75,6 +78,7 @@ def compute_average_loss(
     return jnp.where(size == 0, jnp.zeros_like(total), total / divisor).astype(loss.dtype)
 
 
+@called("nn.scale_regularization_loss")
 def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     """Return the sum of a loss that is equal on all replicas, divided by the number of replicas.
 
@@ -100,15 +104,13 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     Source:
         `tf.nn.scale_regularization_loss`.
     """
-    loss = _as_float("scale_regularization_loss", "regularization_loss", regularization_loss)
-    count = _num_replicas(
-        "scale_regularization_loss", "Call it inside the function that you pass to strategy.run."
-    )
+    loss = _as_float("regularization_loss", regularization_loss)
+    count = _num_replicas("Call it inside the function that you pass to strategy.run.")
     return (jnp.sum(_widen(loss)) / count).astype(loss.dtype)
 
 
-def _as_float(caller: str, name: str, loss: Any) -> jax.Array:
-    array = as_array(f"nn.{caller}", name, loss)
+def _as_float(name: str, loss: Any) -> jax.Array:
+    array = as_array(name, loss)
     return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(float)
 
 
@@ -118,18 +120,19 @@ def _widen(x: jax.Array) -> jax.Array:
     return x.astype(jnp.float32) if is_narrow else x
 
 
-def _num_replicas(caller: str, remedy: str) -> int:
+def _num_replicas(remedy: str) -> int:
     frame = _replica.current_frame()
     if frame is None:
         return 1
     if frame.replica is None:
         raise ContextError(
-            f"nn.{caller} was called {frame.describe()}.\n\n"
+            f"{name_call()} was called {frame.describe()}.\n\n"
             "It divides the loss of one replica, so it is called inside a replica.\n\n" + remedy
         )
     return frame.replica.num_replicas_in_sync
 
 
+@called("nn.compute_average_loss")
 def _resolve_global_batch_size(num_local: int, given: Any) -> jax.Array:
     # With None, `note_averaged` records the size, for the warning about uneven steps.
     if given is None:
@@ -138,40 +141,44 @@ def _resolve_global_batch_size(num_local: int, given: Any) -> jax.Array:
             "global_batch_size, the number of examples on all replicas."
         )
         note_averaged(num_local)
-        return jnp.asarray(num_local * _num_replicas("compute_average_loss", remedy))
+        return jnp.asarray(num_local * _num_replicas(remedy))
     if isinstance(given, PerReplica):
-        raise ArgumentTypeError(
-            f"nn.compute_average_loss was given global_batch_size={show(given)}.\n\n"
-            "It is one number for all replicas.\n\n"
-            "Pass the sum: all_reduce('sum', number_of_examples) in the step."
+        raise refuse(
+            ArgumentTypeError,
+            f"global_batch_size={show(given)}.",
+            "It is one number for all replicas.",
+            "Pass the sum: all_reduce('sum', number_of_examples) in the step.",
         )
     # NumPy, so that a plain number stays concrete inside a trace and can be checked.
     size = given if isinstance(given, jax.Array) else np.asarray(given)
     if not jnp.issubdtype(size.dtype, jnp.integer):
-        raise ArgumentTypeError(
-            f"nn.compute_average_loss was given global_batch_size={show(given)}."
-            "\n\nIt is a number of examples, an integer.\n\n"
-            "Pass int(...), or sum the mask of real examples in an integer dtype."
+        raise refuse(
+            ArgumentTypeError,
+            f"global_batch_size={show(given)}.",
+            "It is a number of examples, an integer.",
+            "Pass int(...), or sum the mask of real examples in an integer dtype.",
         )
     if size.ndim:
-        raise ShapeError(
-            "nn.compute_average_loss was given global_batch_size of shape "
-            f"{list(size.shape)}.\n\n"
-            "It is one number for all replicas, a scalar.\n\n"
-            "Pass its sum, such as jnp.sum(global_batch_size)."
+        raise refuse(
+            ShapeError,
+            f"global_batch_size of shape {list(size.shape)}.",
+            "It is one number for all replicas, a scalar.",
+            "Pass its sum, such as jnp.sum(global_batch_size).",
         )
     if not isinstance(size, jax.core.Tracer) and size < 0:
-        raise ArgumentError(
-            f"nn.compute_average_loss was given global_batch_size={int(size)}.\n\n"
-            "global_batch_size is the number of examples on all replicas, from 0 up.\n\n"
-            "Pass that number, or leave global_batch_size out."
+        raise refuse(
+            ArgumentError,
+            f"global_batch_size={int(size)}.",
+            "global_batch_size is the number of examples on all replicas, from 0 up.",
+            "Pass that number, or leave global_batch_size out.",
         )
     return jnp.asarray(size)
 
 
+@called("nn.compute_average_loss")
 def _apply_weights(loss: jax.Array, sample_weight: Any) -> jax.Array:
     """Multiply the loss by weights along its leading dims."""
-    weight = as_array("nn.compute_average_loss", "sample_weight", sample_weight)
+    weight = as_array("sample_weight", sample_weight)
     # TensorFlow also takes weights `[b, 1]` for losses `[b]`. Broadcasting would give `[b, b]`.
     while weight.ndim > loss.ndim and weight.shape[-1] == 1:
         weight = weight[..., 0]
@@ -180,10 +187,11 @@ def _apply_weights(loss: jax.Array, sample_weight: Any) -> jax.Array:
         w in (1, n) for w, n in zip(weight.shape, loss.shape[: weight.ndim], strict=True)
     )
     if not fits:
-        raise ShapeError(
-            f"nn.compute_average_loss was given per_example_loss of shape {list(loss.shape)} and "
-            f"sample_weight of shape {list(np.shape(sample_weight))}.\n\n"
-            "Weights stand for the leading dims of the loss; each is of the same size, or 1.\n\n"
-            f"Pass one weight for each example: shape [{loss.shape[0]}]."
+        raise refuse(
+            ShapeError,
+            f"per_example_loss of shape {list(loss.shape)} and sample_weight of shape "
+            f"{list(np.shape(sample_weight))}.",
+            "Weights stand for the leading dims of the loss; each is of the same size, or 1.",
+            f"Pass one weight for each example: shape [{loss.shape[0]}].",
         )
     return loss * weight.reshape(*weight.shape, *(1,) * rest).astype(loss.dtype)

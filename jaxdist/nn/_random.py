@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _replica
+from jaxdist._called import called, refuse
 from jaxdist._collectives import current_log
 from jaxdist._validate import as_integer, show
 from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
 
 
+@called("nn.example_keys")
 def example_keys(key: jax.Array, num_local_examples: int) -> jax.Array:
     """Return one random key for each example of this replica, by its index in the global batch.
 
@@ -54,7 +56,6 @@ def example_keys(key: jax.Array, num_local_examples: int) -> jax.Array:
     """
     is_typed = _check_key(key)
     as_integer(
-        "nn.example_keys",
         "num_local_examples",
         num_local_examples,
         least=0,
@@ -91,6 +92,7 @@ def _count_examples_before(replica_id: Any, num_local: int) -> Any:
     return jnp.asarray([sum(rows[:r]) for r in range(len(rows))])[replica_id]
 
 
+@called("nn.example_keys")
 def _check_key(key: Any) -> bool:
     """Check that `key` is one random key, and return whether its dtype is typed.
 
@@ -99,15 +101,17 @@ def _check_key(key: Any) -> bool:
     dtype = getattr(key, "dtype", None)
     is_typed = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
     if not is_typed and dtype != jnp.uint32:
-        raise ArgumentTypeError(
-            f"nn.example_keys was given key={show(key)}.\n\n"
-            "key is a random key of JAX.\n\n"
-            "Pass jax.random.key(seed), or one made from it."
+        raise refuse(
+            ArgumentTypeError,
+            f"key={show(key)}.",
+            "key is a random key of JAX.",
+            "Pass jax.random.key(seed), or one made from it.",
         )
     if jnp.ndim(key) != (0 if is_typed else 1):
-        raise ShapeError(
-            f"nn.example_keys was given key with the shape {list(key.shape)}.\n\n"
-            "It takes one key, and folds the number of each example into it.\n\n"
-            "Pass one key, for instance jax.random.key(seed)."
+        raise refuse(
+            ShapeError,
+            f"key with the shape {list(key.shape)}.",
+            "It takes one key, and folds the number of each example into it.",
+            "Pass one key, for instance jax.random.key(seed).",
         )
     return is_typed

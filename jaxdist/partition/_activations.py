@@ -6,11 +6,13 @@ import jax
 from jax.sharding import PartitionSpec
 
 from jaxdist import _replica
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_array, check_has_arrays, show
 from jaxdist.errors import ArgumentTypeError, ShapeError
 from jaxdist.partition._placements import Placement, Replicate, Split
 
 
+@called("partition.constrain")
 def constrain(value: Any, placement: Placement | int) -> Any:
     """Return an intermediate value with a layout over the logical devices of a replica.
 
@@ -42,8 +44,8 @@ def constrain(value: Any, placement: Placement | int) -> Any:
     """
     if isinstance(placement, int) and not isinstance(placement, bool):
         placement = Split(placement)
-    placement = check_activation("partition.constrain", placement)
-    check_has_arrays("partition.constrain", "value", value)
+    placement = check_activation(placement)
+    check_has_arrays("value", value)
     frame = _replica.current_frame()
     # Outside of a step there is no mesh context, and a model must still work when tested alone.
     if frame is None or not frame.is_inside_step or frame.strategy.layout.num_logical == 1:
@@ -53,32 +55,35 @@ def constrain(value: Any, placement: Placement | int) -> Any:
     return jax.tree.map(lambda x: _constrain_array(x, dim, axes), value)
 
 
-def check_activation(caller: str, placement: Any) -> Split | Replicate:
+def check_activation(placement: Any) -> Split | Replicate:
     """Check that `placement` is valid for intermediate values, and return it."""
     if isinstance(placement, (Split, Replicate)):
         return placement
-    raise ArgumentTypeError(
-        f"{caller} was given placement={show(placement)}.\n\n"
-        "An intermediate value belongs to its replica, and is split over the logical devices "
-        "or not.\n\nPass partition.Split(dim) or partition.Replicate()."
+    raise refuse(
+        ArgumentTypeError,
+        f"placement={show(placement)}.",
+        "An intermediate value belongs to its replica, and is split over the logical devices or "
+        "not.",
+        "Pass partition.Split(dim) or partition.Replicate().",
     )
 
 
+@called("partition.constrain")
 def _constrain_array(array: Any, dim: int | None, axes: tuple[str, ...]) -> Any:
     if not hasattr(array, "ndim"):
-        array = as_array("partition.constrain", "value", array)
+        array = as_array("value", array)
     spec: list[Any] = [None] * array.ndim
     if dim is not None:
         if not -array.ndim <= dim < array.ndim:
-            raise ShapeError(
-                f"partition.constrain was given placement=Split({dim}), and the value is "
-                f"{array.dtype}{list(array.shape)}.\n\n"
-                "Split names a dim of the value.\n\n"
-                + (
+            raise refuse(
+                ShapeError,
+                f"placement=Split({dim}), and the value is {array.dtype}{list(array.shape)}.",
+                "Split names a dim of the value.",
+                (
                     f"Pass Split with one of {[*range(-array.ndim, array.ndim)]}."
                     if array.ndim
                     else "Pass partition.Replicate() for a scalar."
-                )
+                ),
             )
         spec[dim] = axes
     # A `PartitionSpec` alone: inside `shard_map` the mesh of the context has manual replica axes,

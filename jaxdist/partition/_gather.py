@@ -9,6 +9,7 @@ from flax import nnx
 from jax.extend.core import Primitive
 
 from jaxdist import _compat, _replica
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_floating, check_has_arrays, check_instance, show
 from jaxdist._values import GATHERED, PerReplica, Sharded, gather_whole, is_sharded
 from jaxdist.errors import ArgumentTypeError
@@ -17,6 +18,7 @@ T = TypeVar("T")
 
 
 @_compat.outside_of_meshes
+@called("partition.gather")
 def gather(tree: T, *, dtype: Any = None) -> T:
     """Return a copy of `tree` with a whole array instead of each `Sharded` value.
 
@@ -53,17 +55,20 @@ def gather(tree: T, *, dtype: Any = None) -> T:
         Array(1., dtype=float32)
     """
     if dtype is not None:
-        dtype = as_floating("partition.gather", "dtype", dtype)
-    check_has_arrays("partition.gather", "tree", tree, "a pytree of arrays, or an NNX object")
+        dtype = as_floating("dtype", dtype)
+    check_has_arrays("tree", tree, "a pytree of arrays, or an NNX object")
     frame = _replica.current_frame()
     layout = None if frame is None or not frame.is_inside_step else frame.strategy.layout
 
+    @called("partition.gather")
     def gather_leaf(x: Any) -> Any:
         if isinstance(x, PerReplica):
-            raise ArgumentTypeError(
-                f"partition.gather was given tree with {show(x)}.\n\n"
-                "It puts the pieces of one array together; a PerReplica is a value of each replica."
-                "\n\nPass the parameters that partition.place returned."
+            raise refuse(
+                ArgumentTypeError,
+                f"tree with {show(x)}.",
+                "It puts the pieces of one array together; a PerReplica is a value of each "
+                "replica.",
+                "Pass the parameters that partition.place returned.",
             )
         to = dtype if jnp.issubdtype(getattr(x, "dtype", np.int32), jnp.floating) else None
         # A step may also close over a concrete `Sharded` value, which holds the whole array.
@@ -93,6 +98,7 @@ _DATA_MOVEMENT = frozenset(
 )
 
 
+@called("partition.remat_policy")
 def remat_policy(primitive: Any, *_: Any, **params: Any) -> bool:
     """Policy for `jax.checkpoint` that keeps all results except gathered parameters.
 
@@ -120,7 +126,6 @@ def remat_policy(primitive: Any, *_: Any, **params: Any) -> bool:
         `jax.checkpoint_policies`; ZeRO-3, arXiv:1910.02054.
     """
     check_instance(
-        "partition.remat_policy",
         "primitive",
         primitive,
         Primitive,

@@ -10,6 +10,7 @@ from flax import nnx
 from flax.core.meta import Partitioned
 
 from jaxdist import _compat
+from jaxdist._called import called, refuse
 from jaxdist._hooks import KERAS_VARIABLES
 from jaxdist._typing import PyTree
 from jaxdist._values import PerReplica, Sharded, Variable, is_sharded, refuse_ref
@@ -34,6 +35,7 @@ class Entry:
     is_of_keras: bool = False  # if so, it stays an ordinary array, whole on each replica
 
 
+@called("partition.place")
 def collect_entries(
     strategy: Any, tree: PyTree, is_param: Callable[[Any, Any], bool]
 ) -> tuple[list[Entry], Callable[[], PyTree]]:
@@ -50,11 +52,11 @@ def collect_entries(
     for path, node in states:
         prefix = _join_path(_key_name(k) for k in path)
         if isinstance(node, (PerReplica, Variable)):
-            raise ArgumentTypeError(
-                f"partition.place was given a tree with a {type(node).__name__} at "
-                f"{prefix or 'the root'}.\n\n"
-                "A PerReplica and a Variable are on the devices of a strategy already.\n\n"
-                "Leave it out of the tree, and place arrays and NNX objects."
+            raise refuse(
+                ArgumentTypeError,
+                f"a tree with a {type(node).__name__} at {prefix or 'the root'}.",
+                "A PerReplica and a Variable are on the devices of a strategy already.",
+                "Leave it out of the tree, and place arrays and NNX objects.",
             )
         # Optax's named tuples mark optimizer state; a `TrainState` of Flax Linen keeps it in a
         # field `opt_state`.

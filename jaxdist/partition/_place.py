@@ -15,6 +15,7 @@ import jax
 from flax import nnx
 
 from jaxdist import _compat
+from jaxdist._called import called, refuse
 from jaxdist._integers import check_fits
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import HasLayout, layout_of
@@ -44,6 +45,7 @@ T = TypeVar("T")
 
 
 @_compat.outside_of_meshes
+@called("partition.place")
 def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> T:
     """Put a model, its optimizer, or any pytree of them on the devices by rules.
 
@@ -90,46 +92,51 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
         (Sharded(float32[16, 3] cut along dim 0, held as [16, 3]), True)
     """
     remedy = "Pass the strategy first: partition.place(strategy, model, rules)."
-    layout = layout_of("partition.place", strategy, remedy)
-    own = as_rules("partition.place", rules)
+    layout = layout_of(strategy, remedy)
+    own = as_rules(rules)
     entries, rebuild = collect_entries(strategy, tree, _as_predicate(wrt))
     if not entries:
-        check_has_arrays("partition.place", "tree", tree, "a pytree of arrays, or an NNX object")
+        check_has_arrays("tree", tree, "a pytree of arrays, or an NNX object")
     _check_wrt(entries, wrt)
     # Resolve all leaves before moving the first one, so that an error leaves the model unchanged.
     where = _resolve_all(entries, own, layout)
     # Every process has made its own arrays, and places the parts for its own devices.
     named = name_entries(entries)
     for name, entry in named.items():
-        check_fits("partition.place", name, entry.value)
+        check_fits(name, entry.value)
     local = {name: e.value for name, e in named.items() if is_of_this_process(e.value)}
-    for name, value in make_equal("partition.place", local, layout).items():
+    for name, value in make_equal(local, layout).items():
         named[name].value = value
     for entry, found in zip(entries, where, strict=True):
         entry.assign(_place_leaf(entry, found, layout))
     return rebuild()
 
 
+@called("partition.place")
 def _as_predicate(wrt: Any) -> Callable[[Any, Any], bool]:
     """Convert a Flax filter to a function of a path and a variable."""
     try:
         return nnx.filterlib.to_predicate(wrt)
     except (TypeError, ValueError) as error:
-        raise ArgumentTypeError(
-            f"partition.place was given wrt={show(wrt)}.\n\n"
-            "wrt says which NNX variables are parameters: a class of variables, or another "
-            "filter of Flax.\n\nPass for instance wrt=nnx.Param, or leave it out."
+        raise refuse(
+            ArgumentTypeError,
+            f"wrt={show(wrt)}.",
+            "wrt says which NNX variables are parameters: a class of variables, or another filter "
+            "of Flax.",
+            "Pass for instance wrt=nnx.Param, or leave it out.",
         ) from error
 
 
+@called("partition.place")
 def _check_wrt(entries: Sequence[Entry], wrt: Any) -> None:
     """Check that `wrt` selects a variable; otherwise the rules would have nothing to match."""
     if wrt is not nnx.Param and entries and all(e.is_of_keras for e in entries):
-        raise ArgumentError(
-            f"partition.place was given wrt={show(wrt)} and an object of Keras.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"wrt={show(wrt)} and an object of Keras.",
             "wrt selects variables of Flax NNX. The parameters of a Keras model are the weights "
-            "that its layers train.\n\n"
-            "Leave wrt out."
+            "that its layers train.",
+            "Leave wrt out.",
         )
     others = [e.leaf.path for e in entries if e.role == "other" and e.leaf.shape]
     if wrt is nnx.Param or not others or any(e.role == "parameter" for e in entries):
@@ -142,6 +149,7 @@ def _check_wrt(entries: Sequence[Entry], wrt: Any) -> None:
     )
 
 
+@called("partition.place")
 def _resolve_all(
     entries: Sequence[Entry], rules: Rules, layout: ReplicaMesh
 ) -> list[ResolvedPlacement]:
@@ -166,11 +174,11 @@ def _resolve_all(
             why = "are whole on each replica, since layers of Keras compute with arrays"
             raise UnsupportedError(_describe_keras(entry, placement, why))
     if layout.num_virtual is not None and any(r.cut is not None for r in found.values()):
-        raise ArgumentError(
-            "partition.place was given rules that cut arrays into pieces, and a strategy with "
-            "deterministic=True.\n\n"
-            "Its virtual replicas share devices, and a piece is on the device of one replica.\n\n"
-            "Make the strategy without deterministic, or use rules with partition.Replicate()."
+        raise refuse(
+            ArgumentError,
+            "rules that cut arrays into pieces, and a strategy with deterministic=True.",
+            "Its virtual replicas share devices, and a piece is on the device of one replica.",
+            "Make the strategy without deterministic, or use rules with partition.Replicate().",
         )
     for entry in entries:
         if id(entry) not in found:
@@ -272,6 +280,7 @@ def _common_tail(path: str, own: str) -> str:
     return path
 
 
+@called(lambda entry: f"partition.place of an array ({entry.leaf})")
 def _place_leaf(entry: Entry, found: ResolvedPlacement, layout: ReplicaMesh) -> Any:
     value = entry.value
     # The array may be sharded for another strategy.
@@ -289,7 +298,7 @@ def _place_leaf(entry: Entry, found: ResolvedPlacement, layout: ReplicaMesh) -> 
         shape = found.padded_shape(tuple(value.shape), layout)
         abstract = jax.ShapeDtypeStruct(shape, value.dtype, sharding=found.sharding)
         return abstract if cut is None else Sharded(abstract, *cut)
-    layout.check_can_run(f"partition.place of an array ({entry.leaf})")
+    layout.check_can_run()
     try:
         if cut is None:
             # See Note [Who owns host memory]

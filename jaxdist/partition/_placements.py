@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_flag, as_list, check_size, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
@@ -43,9 +44,10 @@ class Split:
     dim: int
     must_divide: bool = dataclasses.field(default=True, kw_only=True)
 
+    @called("partition.Split")
     def __post_init__(self) -> None:
         _check_dim("Split", "dim", self.dim)
-        as_flag("partition.Split", "must_divide", self.must_divide)
+        as_flag("must_divide", self.must_divide)
 
     def __repr__(self) -> str:
         return _show_fields(self)
@@ -91,36 +93,39 @@ class Shard:
     min_bytes: float | None = dataclasses.field(default=0, kw_only=True)
     must_divide: bool = dataclasses.field(default=True, kw_only=True)
 
+    @called("partition.Shard")
     def __post_init__(self) -> None:
         for name in ("dim", "split"):
             if getattr(self, name) is not None:
                 _check_dim("Shard", name, getattr(self, name))
         if self.dim is not None and self.dim == self.split:
-            raise ArgumentError(
-                f"partition.Shard was given dim={self.dim} and split={self.split}.\n\n"
+            raise refuse(
+                ArgumentError,
+                f"dim={self.dim} and split={self.split}.",
                 "dim is cut over the replicas, and split is another dim, which is split over the "
-                "logical devices.\n\n"
+                "logical devices.",
                 f"Pass another split, or leave dim out, Shard(split={self.split}): the largest of "
-                "the other dims is cut."
+                "the other dims is cut.",
             )
         # A frozen dataclass sets its own fields with `object.__setattr__`. A string is iterable,
         # so `tuple("data")` would be four axes.
         if isinstance(self.axes, str):
             object.__setattr__(self, "axes", (self.axes,))
         elif self.axes is not None:
-            names = as_list("partition.Shard", "axes", self.axes, *_AXES)
+            names = as_list("axes", self.axes, *_AXES)
             object.__setattr__(self, "axes", tuple(names))
         given: Any = self.axes
         is_names = isinstance(given, tuple) and given and all(isinstance(a, str) for a in given)
         if given is not None and not is_names:
-            raise ArgumentTypeError(
-                f"partition.Shard was given axes={show(self.axes)}.\n\n"
-                "axes are names of replica axes of the strategy, or None for all of them.\n\n"
-                "Pass for instance axes=('data',)."
+            raise refuse(
+                ArgumentTypeError,
+                f"axes={show(self.axes)}.",
+                "axes are names of replica axes of the strategy, or None for all of them.",
+                "Pass for instance axes=('data',).",
             )
-        as_flag("partition.Shard", "pad", self.pad)
-        as_flag("partition.Shard", "must_divide", self.must_divide)
-        check_size("partition.Shard", "min_bytes", self.min_bytes)
+        as_flag("pad", self.pad)
+        as_flag("must_divide", self.must_divide)
+        check_size("min_bytes", self.min_bytes)
 
     def __repr__(self) -> str:
         return _show_fields(self)
@@ -147,25 +152,29 @@ class ByNames:
 
     axes: Mapping[str, str | None]
 
+    @called("partition.ByNames")
     def __post_init__(self) -> None:
         if not isinstance(self.axes, Mapping):
-            raise ArgumentTypeError(
-                f"partition.ByNames was given axes={show(self.axes)}.\n\n"
-                "axes is a mapping from names of dims to axes.\n\n"
-                'Write for instance ByNames({"embed": "replica", "mlp": "logical"}).'
+            raise refuse(
+                ArgumentTypeError,
+                f"axes={show(self.axes)}.",
+                "axes is a mapping from names of dims to axes.",
+                'Write for instance ByNames({"embed": "replica", "mlp": "logical"}).',
             )
         for name, axis in self.axes.items():
             if not isinstance(name, str):
-                raise ArgumentTypeError(
-                    f"partition.ByNames was given axes with the key {show(name)}.\n\n"
-                    "Keys are the names of dims.\n\n"
-                    'Write for instance ByNames({"embed": "replica", "mlp": "logical"}).'
+                raise refuse(
+                    ArgumentTypeError,
+                    f"axes with the key {show(name)}.",
+                    "Keys are the names of dims.",
+                    'Write for instance ByNames({"embed": "replica", "mlp": "logical"}).',
                 )
             if axis is not None and not isinstance(axis, str):
-                raise ArgumentTypeError(
-                    f"partition.ByNames was given axes[{name!r}]={show(axis)}, which is no "
-                    "axis.\n\nAn axis is a text or None.\n\n"
-                    'Give "replica", "logical", the name of an axis of the mesh, or None.'
+                raise refuse(
+                    ArgumentTypeError,
+                    f"axes[{name!r}]={show(axis)}, which is no axis.",
+                    "An axis is a text or None.",
+                    'Give "replica", "logical", the name of an axis of the mesh, or None.',
                 )
 
     # The hash of the dataclass would hash the mapping, and a dict is not hashable.
@@ -182,13 +191,15 @@ _AXES = (
 )
 
 
-def check_placement(caller: str, name: str, value: Any) -> Placement:
+def check_placement(name: str, value: Any) -> Placement:
     """Check that `value` is a placement, and return it."""
     if isinstance(value, (Replicate, Split, Shard, ByNames)):
         return value
-    raise ArgumentTypeError(
-        f"{caller} was given {name}={show(value)}.\n\n{name} is a placement.\n\n"
-        "Pass partition.Replicate(), Split(dim), Shard(...) or ByNames({...})."
+    raise refuse(
+        ArgumentTypeError,
+        f"{name}={show(value)}.",
+        f"{name} is a placement.",
+        "Pass partition.Replicate(), Split(dim), Shard(...) or ByNames({...}).",
     )
 
 
@@ -199,10 +210,12 @@ def _show_fields(placement: Split | Shard) -> str:
     return f"{type(placement).__name__}({', '.join(shown)})"
 
 
+@called(lambda what: f"partition.{what}")
 def _check_dim(what: str, name: str, dim: Any) -> None:
     if isinstance(dim, bool) or not isinstance(dim, int):
-        raise ArgumentTypeError(
-            f"partition.{what} was given {name}={show(dim)}.\n\n"
-            f"{name} is the number of a dim, from 0, or from -1 backwards.\n\n"
-            f"Pass for instance {name}=0."
+        raise refuse(
+            ArgumentTypeError,
+            f"{name}={show(dim)}.",
+            f"{name} is the number of a dim, from 0, or from -1 backwards.",
+            f"Pass for instance {name}=0.",
         )

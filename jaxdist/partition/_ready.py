@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxdist._validate import CallerRename
+from jaxdist._called import called
 from jaxdist.partition._patterns import TABLE
 from jaxdist.partition._placements import Placement, Replicate, Shard, Split
 from jaxdist.partition._rules import Rules
@@ -25,6 +25,7 @@ def replicated() -> Rules:
     return Rules([], otherwise=Replicate())
 
 
+@called("partition.fsdp", replaces="partition.Shard")
 def fsdp(*, min_bytes: float | None = None, axes: tuple[str, ...] | None = None) -> Rules:
     """Return the rules of fully sharded data parallelism (ZeRO-3).
 
@@ -43,8 +44,7 @@ def fsdp(*, min_bytes: float | None = None, axes: tuple[str, ...] | None = None)
     Source:
         ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277.
     """
-    with CallerRename("partition.Shard", "partition.fsdp"):
-        return Rules([("*", Shard(axes=axes, min_bytes=min_bytes))])
+    return Rules([("*", Shard(axes=axes, min_bytes=min_bytes))])
 
 
 def tensor_parallel() -> Rules:
@@ -76,6 +76,7 @@ def tensor_parallel() -> Rules:
     return Rules(rules, otherwise=Replicate(), must_match=False)
 
 
+@called("partition.fsdp_tensor_parallel", replaces="partition.Shard")
 def fsdp_tensor_parallel(
     *, min_bytes: float | None = None, axes: tuple[str, ...] | None = None
 ) -> Rules:
@@ -95,8 +96,7 @@ def fsdp_tensor_parallel(
     """
 
     def shard(split: int | None) -> Shard:
-        with CallerRename("partition.Shard", "partition.fsdp_tensor_parallel"):
-            return Shard(None, split, axes, min_bytes=min_bytes)
+        return Shard(None, split, axes, min_bytes=min_bytes)
 
     table = dataclasses.replace(shard(0), must_divide=False)
     rules = [*_rules_of_blocks(shard(1), shard(0)), (TABLE, table)]

@@ -10,6 +10,7 @@ order, and lists of rules can be joined.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
+from jaxdist._called import call_as, called, name_call, refuse
 from jaxdist._validate import CallerRename, as_flag, as_list, check_has_arrays, format_lines, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 from jaxdist.partition._activations import check_activation, constrain
@@ -51,6 +52,7 @@ class Rules:
 
     __slots__ = ("activations", "must_match", "otherwise", "rules")
 
+    @called(_CALLER)
     def __init__(
         self,
         rules: Iterable[tuple[str, Placement]] | Mapping[str, Placement],
@@ -62,12 +64,11 @@ class Rules:
         self.rules = _as_pairs("rules", rules)
         self.activations = _as_pairs("activations", activations)
         for pattern, placement in self.activations:
-            check_activation(f"{_CALLER}(activations=[({pattern!r}, ...)])", placement)
-        self.otherwise = (
-            None if otherwise is None else check_placement(_CALLER, "otherwise", otherwise)
-        )
-        self.must_match = as_flag(_CALLER, "must_match", must_match)
+            call_as(f"{_CALLER}(activations=[({pattern!r}, ...)])", check_activation, placement)
+        self.otherwise = None if otherwise is None else check_placement("otherwise", otherwise)
+        self.must_match = as_flag("must_match", must_match)
 
+    @called("Rules.placement_of")
     def placement_of(self, path: str) -> Placement | None:
         """Return the placement of one path; None if no rule matches and `otherwise` is None.
 
@@ -78,9 +79,10 @@ class Rules:
             >>> print(partition.Rules([("bias", partition.Replicate())]).placement_of("a/kernel"))
             None
         """
-        path = _check_path("Rules.placement_of", "path", path)
+        path = _check_path("path", path)
         return _find_match(self.rules, path) or self.otherwise
 
+    @called("Rules.constrain")
     def constrain(self, value: Any, name: str) -> Any:
         """Return an activation with the layout that the rules give its name.
 
@@ -102,16 +104,16 @@ class Rules:
             >>> rules.constrain(jnp.ones((2, 4)), "layers/0/mlp/hidden").shape
             (2, 4)
         """
-        name = _check_path("Rules.constrain", "name", name)
-        check_has_arrays("Rules.constrain", "value", value)
+        name = _check_path("name", name)
+        check_has_arrays("value", value)
         placement = _find_match(self.activations, name)
         if placement is None:
             known = find_nearest(name, [p for p, _ in self.activations])
-            raise ArgumentError(
-                f"Rules.constrain was given name={name!r}, which no rule for activations matches."
-                "\n\n"
-                + (f"The nearest one is {known!r}." if known else "There are none.")
-                + f"\n\nAdd it: Rules(..., activations=[({name!r}, partition.Split(-1))])."
+            raise refuse(
+                ArgumentError,
+                f"name={name!r}, which no rule for activations matches.",
+                (f"The nearest one is {known!r}." if known else "There are none."),
+                f"Add it: Rules(..., activations=[({name!r}, partition.Split(-1))]).",
             )
         return constrain(value, placement)
 
@@ -123,8 +125,9 @@ class Rules:
         return "\n".join(["Rules(", *lines, ")"])
 
 
-def as_rules(caller: str, rules: Any) -> Rules:
+def as_rules(rules: Any) -> Rules:
     """Convert pairs, a mapping, or one `ByNames` for all leaves to `Rules`."""
+    caller = name_call()
     if isinstance(rules, Rules):
         return rules
     # Errors name the function that the user called.
@@ -133,11 +136,12 @@ def as_rules(caller: str, rules: Any) -> Rules:
             return Rules(rules)
     if isinstance(rules, ByNames):
         return Rules([("*", rules)])
-    raise ArgumentTypeError(
-        f"{caller} was given rules={show(rules)}.\n\n"
-        "rules are partition.Rules, pairs of a pattern and a placement, or a mapping.\n\n"
+    raise refuse(
+        ArgumentTypeError,
+        f"rules={show(rules)}.",
+        "rules are partition.Rules, pairs of a pattern and a placement, or a mapping.",
         "Pass partition.Rules([(pattern, placement), ...]), or ready ones such as "
-        "partition.fsdp()."
+        "partition.fsdp().",
     )
 
 
@@ -161,19 +165,21 @@ def describe_conflicts(found: Sequence[tuple[str, Sequence[str]]]) -> str:
     )
 
 
-def _check_path(caller: str, name: str, path: Any) -> str:
+def _check_path(name: str, path: Any) -> str:
     if isinstance(path, str):
         return path
-    raise ArgumentTypeError(
-        f"{caller} was given {name}={show(path)}.\n\n{name} is a path.\n\n"
-        'Write it with slashes: "layers/0/mlp/up/kernel".'
+    raise refuse(
+        ArgumentTypeError,
+        f"{name}={show(path)}.",
+        f"{name} is a path.",
+        'Write it with slashes: "layers/0/mlp/up/kernel".',
     )
 
 
+@called(_CALLER)
 def _as_pairs(name: str, rules: Any) -> tuple[tuple[str, Placement], ...]:
     is_mapping = isinstance(rules, Mapping)
     given = as_list(
-        _CALLER,
         name,
         list(rules.items()) if is_mapping else rules,
         "a list of (pattern, placement) pairs, or a mapping",
@@ -183,18 +189,21 @@ def _as_pairs(name: str, rules: Any) -> tuple[tuple[str, Placement], ...]:
     pairs = []
     for pair in given:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise ArgumentTypeError(
-                f"{_CALLER} was given {name} with {show(pair)}.\n\n"
-                f"Each entry of {name} is a pair: (pattern, placement).\n\n"
-                'Write for instance ("mlp/up/kernel", partition.Split(1)).'
+            raise refuse(
+                ArgumentTypeError,
+                f"{name} with {show(pair)}.",
+                f"Each entry of {name} is a pair: (pattern, placement).",
+                'Write for instance ("mlp/up/kernel", partition.Split(1)).',
             )
-        pairs.append((pair[0], check_placement(_CALLER, f"{name}[{pair[0]!r}]", pair[1])))
+        pairs.append((pair[0], check_placement(f"{name}[{pair[0]!r}]", pair[1])))
     # A mapping cannot hold a pattern twice, but a list can. See Note [Rules have no order].
     patterns = [p for p, _ in pairs]
     twice = sorted({p for p in patterns if patterns.count(p) > 1})
     if twice:
-        raise ArgumentError(
-            f"{_CALLER} was given {len(twice)} pattern(s) of {name} twice: {twice}.\n\n"
-            "Each pattern comes once.\n\nLeave one of each out."
+        raise refuse(
+            ArgumentError,
+            f"{len(twice)} pattern(s) of {name} twice: {twice}.",
+            "Each pattern comes once.",
+            "Leave one of each out.",
         )
     return tuple(pairs)

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist._launching import Job, Outcome, Patience, collect_signals, run_attempt, write_to
 from jaxdist._validate import as_integer, as_number, check_callable
 from jaxdist.errors import ArgumentError, DeadlineExceededError, LaunchError
@@ -16,6 +17,7 @@ from jaxdist.training import require_extra
 _CALLER = "testing.launch"
 
 
+@called(_CALLER)
 def launch(
     function: Callable[[], Any],
     n: int,
@@ -65,16 +67,16 @@ def launch(
     Source:
         `tf.__internal__.distribute.multi_process_runner.run`, and `accelerate.notebook_launcher`.
     """
-    check_callable(
-        _CALLER, function, "function", "Pass the function itself: launch(train, 2), not train()."
-    )
-    as_integer(_CALLER, "devices_per_process", devices_per_process, least=1, example=1)
+    check_callable(function, "function", "Pass the function itself: launch(train, 2), not train().")
+    as_integer("devices_per_process", devices_per_process, least=1, example=1)
     if timeout_seconds is not None:
-        as_number(_CALLER, "timeout_seconds", timeout_seconds, least=0, example=60)
+        as_number("timeout_seconds", timeout_seconds, least=0, example=60)
         if timeout_seconds == 0:
-            raise ArgumentError(
-                f"{_CALLER} was given timeout_seconds=0.\n\ntimeout_seconds is above 0, or None."
-                "\n\nPass for instance timeout_seconds=60."
+            raise refuse(
+                ArgumentError,
+                "timeout_seconds=0.",
+                "timeout_seconds is above 0, or None.",
+                "Pass for instance timeout_seconds=60.",
             )
     with tempfile.TemporaryDirectory(prefix="jaxdist-") as name:
         folder = pathlib.Path(name)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, TopologyError
 from jaxdist.tpu._options import DeviceOrderMode
@@ -19,6 +20,7 @@ _CALLER = "DeviceAssignment.build"
 Place: TypeAlias = tuple[int, int, int]
 
 
+@called("DeviceAssignment.build")
 def compute_core_assignment(
     topology: Topology,
     computation_shape: Any,
@@ -32,12 +34,13 @@ def compute_core_assignment(
     stride = _parse_sizes("computation_stride", computation_stride)
     footprint = shape * stride
     if (footprint > mesh).any():
-        raise TopologyError(
-            f"DeviceAssignment.build was given computation_shape {shape.tolist()} and "
-            f"computation_stride {stride.tolist()}, whose product is {footprint.tolist()} in "
-            f"{', '.join(AXES)}, and the mesh is {mesh.tolist()}.\n\n"
-            "A replica must fit into the mesh.\n\n"
-            f"Make each product of shape and stride at most {mesh.tolist()}."
+        raise refuse(
+            TopologyError,
+            f"computation_shape {shape.tolist()} and computation_stride {stride.tolist()}, whose "
+            f"product is {footprint.tolist()} in {', '.join(AXES)}, and the mesh is "
+            f"{mesh.tolist()}.",
+            "A replica must fit into the mesh.",
+            f"Make each product of shape and stride at most {mesh.tolist()}.",
         )
     # With a stride, the gaps between the cores of one replica hold other replicas.
     copies = mesh // footprint * stride
@@ -73,18 +76,23 @@ def _parse_sizes(name: str, value: Any) -> np.ndarray:
     return four
 
 
+@called(_CALLER)
 def _check_number(
     num_replicas: Any, most: int, shape: np.ndarray, stride: np.ndarray, mesh: np.ndarray
 ) -> None:
     if not isinstance(num_replicas, (int, np.integer)) or isinstance(num_replicas, bool):
-        raise ArgumentTypeError(
-            f"{_CALLER} was given num_replicas={show(num_replicas)}.\n\n"
-            f"num_replicas is one integer.\n\nPass a number from 0 to {most}."
+        raise refuse(
+            ArgumentTypeError,
+            f"num_replicas={show(num_replicas)}.",
+            "num_replicas is one integer.",
+            f"Pass a number from 0 to {most}.",
         )
     if num_replicas < 0:
-        raise ArgumentError(
-            f"{_CALLER} was given num_replicas={num_replicas}, which is negative.\n\n"
-            f"On this mesh from 0 to {most} fit.\n\nPass num_replicas={most}."
+        raise refuse(
+            ArgumentError,
+            f"num_replicas={num_replicas}, which is negative.",
+            f"On this mesh from 0 to {most} fit.",
+            f"Pass num_replicas={most}.",
         )
     if num_replicas > most:
         cores = int(np.prod(mesh))
@@ -92,11 +100,12 @@ def _check_number(
         smaller = (
             f", or make replicas smaller: {each} of the {cores} cores for each" if each else ""
         )
-        raise TopologyError(
-            f"{_CALLER} was given num_replicas={num_replicas}, and {most} of computation_shape "
-            f"{shape.tolist()} with computation_stride {stride.tolist()} fit into the mesh "
-            f"{mesh.tolist()}.\n\n"
-            f"Each core belongs to one replica.\n\nPass num_replicas={most} or less{smaller}."
+        raise refuse(
+            TopologyError,
+            f"num_replicas={num_replicas}, and {most} of computation_shape {shape.tolist()} with "
+            f"computation_stride {stride.tolist()} fit into the mesh {mesh.tolist()}.",
+            "Each core belongs to one replica.",
+            f"Pass num_replicas={most} or less{smaller}.",
         )
 
 
@@ -163,6 +172,7 @@ def _place_along_axes(
     return offsets[:, None] + inner
 
 
+@called(_CALLER)
 def _place_on_present_devices(
     topology: Topology,
     shape: np.ndarray,
@@ -181,12 +191,13 @@ def _place_on_present_devices(
             if mode is DeviceOrderMode.RING
             else f"computation_stride {stride.tolist()}"
         )
-        raise TopologyError(
-            f"{_CALLER} was given {what}, and {missing} device(s) of the mesh are missing, at "
-            f"{topology.missing_devices[:8].tolist()}.\n\n"
-            "A stride and a ring need a mesh without missing devices.\n\n"
-            "Leave computation_stride and device_order_mode out: replicas then get devices task by "
-            "task."
+        raise refuse(
+            TopologyError,
+            f"{what}, and {missing} device(s) of the mesh are missing, at "
+            f"{topology.missing_devices[:8].tolist()}.",
+            "A stride and a ring need a mesh without missing devices.",
+            "Leave computation_stride and device_order_mode out: replicas then get devices task "
+            "by task.",
         )
     if num_replicas * cores > len(devices):
         raise TopologyError(

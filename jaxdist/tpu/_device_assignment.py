@@ -5,6 +5,7 @@ from typing import Any, Final, final
 
 import numpy as np
 
+from jaxdist._called import call_as, called, refuse
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CoordinateError, TopologyError
 from jaxdist.tpu import _build
@@ -46,8 +47,9 @@ class DeviceAssignment:
         `tf.tpu.experimental.DeviceAssignment`.
     """
 
+    @called("DeviceAssignment")
     def __init__(self, topology: Topology, core_assignment: Any) -> None:
-        _check_topology("DeviceAssignment", topology)
+        _check_topology(topology)
         cores = as_integers("DeviceAssignment: core_assignment", core_assignment)
         if cores.ndim != 3 or cores.shape[2] != topology.mesh_rank:
             raise TopologyError(
@@ -69,7 +71,7 @@ class DeviceAssignment:
         for replica, logical in np.ndindex(*self._cores.shape[:2]):
             name = f"DeviceAssignment: core_assignment[{replica}][{logical}]"
             # Raises if the core is outside the mesh or missing.
-            place = self._topology.present(name, self._cores[replica, logical].tolist())
+            place = call_as(name, self._topology.present, self._cores[replica, logical].tolist())
             if place in seen:
                 first = "][".join(map(str, seen[place]))
                 raise TopologyError(
@@ -90,6 +92,7 @@ class DeviceAssignment:
         return found
 
     @staticmethod
+    @called("DeviceAssignment.build")
     def build(
         topology: Topology | bytes,
         computation_shape: Any = None,
@@ -130,15 +133,16 @@ class DeviceAssignment:
         # As in TensorFlow, a serialized topology may be passed.
         if isinstance(topology, bytes):
             topology = topology_of_bytes(topology, "DeviceAssignment.build(topology=...)")
-        _check_topology("DeviceAssignment.build", topology)
+        _check_topology(topology)
         try:
             mode = DeviceOrderMode(device_order_mode)
         except ValueError:
-            raise ArgumentError(
-                f"DeviceAssignment.build was given device_order_mode={show(device_order_mode)}."
-                "\n\ndevice_order_mode is one of "
-                f"{', '.join(f'DeviceOrderMode.{m.name} ({m.value})' for m in DeviceOrderMode)}."
-                "\n\nPass one of them, or leave it out for AUTO."
+            raise refuse(
+                ArgumentError,
+                f"device_order_mode={show(device_order_mode)}.",
+                "device_order_mode is one of "
+                f"{', '.join(f'DeviceOrderMode.{m.name} ({m.value})' for m in DeviceOrderMode)}.",
+                "Pass one of them, or leave it out for AUTO.",
             ) from None
         cores = _build.compute_core_assignment(
             topology, computation_shape, computation_stride, num_replicas, mode
@@ -165,6 +169,7 @@ class DeviceAssignment:
         """Coordinates of every used core; int32 `[replicas, logical devices, 4]`."""
         return self._cores
 
+    @called("coordinates")
     def coordinates(self, replica: int, logical_core: int) -> tuple[int, ...]:
         """Return the coordinates of logical device `logical_core` of `replica`.
 
@@ -177,8 +182,9 @@ class DeviceAssignment:
             >>> assignment.coordinates(0, 0)
             (0, 0, 0, 0)
         """
-        return self._get_coordinates("coordinates", replica, logical_core)
+        return self._get_coordinates(replica, logical_core)
 
+    @called("lookup_replicas")
     def lookup_replicas(self, task_id: int, logical_core: int) -> list[int]:
         """Return the replicas whose logical device `logical_core` is on task `task_id`.
 
@@ -192,20 +198,22 @@ class DeviceAssignment:
             >>> assignment.lookup_replicas(1, 0)
             [8, 9, 10, 11, 12, 13, 14, 15]
         """
-        _check_integer("lookup_replicas", "task_id", task_id)
-        _check_integer("lookup_replicas", "logical_core", logical_core)
+        _check_integer("task_id", task_id)
+        _check_integer("logical_core", logical_core)
         found = self._replicas_of.get((task_id, logical_core))
         if found is None:
             there = sorted({task for task, logical in self._replicas_of})
-            raise TopologyError(
-                f"lookup_replicas was given task_id={task_id} and logical_core={logical_core}, and "
-                f"no replica has its logical device {logical_core} on task {task_id}.\n\n"
+            raise refuse(
+                TopologyError,
+                f"task_id={task_id} and logical_core={logical_core}, and no replica has its "
+                f"logical device {logical_core} on task {task_id}.",
                 f"Tasks with replicas are {there[:8]}{' ...' if len(there) > 8 else ''}; logical "
-                f"devices are 0 to {self.num_cores_per_replica - 1}.\n\n"
-                + (f"Pass for instance task_id={there[0]}, logical_core=0." if there else _EMPTY)
+                f"devices are 0 to {self.num_cores_per_replica - 1}.",
+                (f"Pass for instance task_id={there[0]}, logical_core=0." if there else _EMPTY),
             )
         return list(found)
 
+    @called("tpu_ordinal")
     def tpu_ordinal(self, replica: int = 0, logical_core: int = 0) -> int:
         """Return the index of a logical device among the devices of its task.
 
@@ -219,9 +227,10 @@ class DeviceAssignment:
             >>> assignment.tpu_ordinal(2)
             3
         """
-        place = self._get_coordinates("tpu_ordinal", replica, logical_core)
+        place = self._get_coordinates(replica, logical_core)
         return self._topology.tpu_device_ordinal_at_coordinates(place)
 
+    @called("host_device")
     def host_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
         """Return the name of the host of a logical device.
 
@@ -234,10 +243,11 @@ class DeviceAssignment:
             >>> assignment.host_device(job="worker")
             '/job:worker/task:0/device:CPU:0'
         """
-        place = self._get_coordinates("host_device", replica, logical_core)
-        check_job("host_device", job)
+        place = self._get_coordinates(replica, logical_core)
+        check_job(job)
         return self._topology.cpu_device_name_at_coordinates(place, job)
 
+    @called("tpu_device")
     def tpu_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
         """Return the name of the TPU core of a logical device.
 
@@ -250,22 +260,23 @@ class DeviceAssignment:
             >>> assignment.tpu_device()
             '/task:0/device:TPU:0'
         """
-        place = self._get_coordinates("tpu_device", replica, logical_core)
-        check_job("tpu_device", job)
+        place = self._get_coordinates(replica, logical_core)
+        check_job(job)
         return self._topology.tpu_device_name_at_coordinates(place, job)
 
-    def _get_coordinates(self, caller: str, replica: int, logical_core: int) -> tuple[int, ...]:
+    def _get_coordinates(self, replica: int, logical_core: int) -> tuple[int, ...]:
         for name, index, size in (
             ("replica", replica, self.num_replicas),
             ("logical_core", logical_core, self.num_cores_per_replica),
         ):
-            _check_integer(caller, name, index)
+            _check_integer(name, index)
             if not 0 <= index < size:
-                raise CoordinateError(
-                    f"{caller} was given {name}={index}, and this assignment has "
-                    f"{self.num_replicas} replica(s) of {self.num_cores_per_replica} core(s).\n\n"
-                    f"{name} is a number from 0 to {size - 1}.\n\n"
-                    + (f"Pass for instance {name}=0." if size else _EMPTY)
+                raise refuse(
+                    CoordinateError,
+                    f"{name}={index}, and this assignment has {self.num_replicas} replica(s) of "
+                    f"{self.num_cores_per_replica} core(s).",
+                    f"{name} is a number from 0 to {size - 1}.",
+                    (f"Pass for instance {name}=0." if size else _EMPTY),
                 )
         return tuple(self._cores[replica, logical_core].tolist())
 
@@ -303,18 +314,21 @@ def _are_distinct_and_present(topology: Topology, places: np.ndarray) -> bool:
 _EMPTY = "Build the assignment with num_replicas=1 or more."
 
 
-def _check_integer(caller: str, name: str, index: Any) -> None:
+def _check_integer(name: str, index: Any) -> None:
     if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
-        raise ArgumentTypeError(
-            f"{caller} was given {name}={show(index)}.\n\n"
-            "Tasks, replicas and their logical devices are numbered from 0.\n\n"
-            f"Pass for instance {name}=0."
+        raise refuse(
+            ArgumentTypeError,
+            f"{name}={show(index)}.",
+            "Tasks, replicas and their logical devices are numbered from 0.",
+            f"Pass for instance {name}=0.",
         )
 
 
-def _check_topology(caller: str, topology: Any) -> None:
+def _check_topology(topology: Any) -> None:
     if not isinstance(topology, Topology):
-        raise TopologyError(
-            f"{caller} was given topology={show(topology)}.\n\ntopology is a Topology.\n\n"
-            "Pass what jaxdist.tpu.experimental.initialize_tpu_system(resolver) returned."
+        raise refuse(
+            TopologyError,
+            f"topology={show(topology)}.",
+            "topology is a Topology.",
+            "Pass what jaxdist.tpu.experimental.initialize_tpu_system(resolver) returned.",
         )

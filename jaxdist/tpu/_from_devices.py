@@ -5,6 +5,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_list, show
 from jaxdist.errors import ArgumentTypeError, TopologyError
 from jaxdist.tpu._topology import Topology
@@ -33,6 +34,7 @@ DeviceT = TypeVar("DeviceT", bound=HasPlace)
 _REMEDY = "Pass TPU devices: jax.devices('tpu'), or those of a topology description."
 
 
+@called("tpu.topology_of")
 def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT]]]:
     """Return the topology of `devices`, and the devices as `[task][ordinal]` of it.
 
@@ -54,22 +56,25 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
         >>> topology, devices[1][0].coords
         (Topology(4x2x1 chips, 1 core each, 2 tasks), (2, 0, 0))
     """
-    devices = as_list("tpu.topology_of", "devices", devices, "a list of TPU devices", _REMEDY)
+    devices = as_list("devices", devices, "a list of TPU devices", _REMEDY)
     if not devices:
-        raise TopologyError(
-            "tpu.topology_of was given devices=[], of no devices.\n\n"
-            f"A topology has one device or more.\n\n{_REMEDY}"
+        raise refuse(
+            TopologyError,
+            "devices=[], of no devices.",
+            "A topology has one device or more.",
+            _REMEDY,
         )
     # GPUs have `coords` from XLA, but no cores.
     placeless = [
         d for d in devices if any(getattr(d, a, None) is None for a in ("coords", "core_on_chip"))
     ]
     if placeless:
-        raise ArgumentTypeError(
-            f"tpu.topology_of was given devices of which {len(placeless)} of {len(devices)} do "
-            f"not say where they are: {show(placeless[0])}.\n\n"
-            "A TPU device has coords, core_on_chip and process_index.\n\n"
-            f"{_REMEDY}"
+        raise refuse(
+            ArgumentTypeError,
+            f"devices of which {len(placeless)} of {len(devices)} do not say where they are: "
+            f"{show(placeless[0])}.",
+            "A TPU device has coords, core_on_chip and process_index.",
+            _REMEDY,
         )
     places = _compute_coordinates(devices)
     by_task: dict[int, list[int]] = {}
@@ -79,10 +84,11 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
     # A topology is a rectangular array `[tasks, devices]`.
     counts = {task: len(by_task[task]) for task in sorted(by_task)}
     if len(set(counts.values())) > 1:
-        raise TopologyError(
-            "tpu.topology_of was given devices of which processes have different numbers: "
-            f"{counts}.\n\nEvery task of a topology has the same number of devices.\n\n"
-            f"Leave out the devices of processes with fewer than {max(counts.values())}."
+        raise refuse(
+            TopologyError,
+            f"devices of which processes have different numbers: {counts}.",
+            "Every task of a topology has the same number of devices.",
+            f"Leave out the devices of processes with fewer than {max(counts.values())}.",
         )
     topology = Topology(mesh_shape=places.max(0) + 1, device_coordinates=places[np.array(tasks)])
     return topology, [[devices[i] for i in of_task] for of_task in tasks]

@@ -3,6 +3,7 @@
 import enum
 from typing import final
 
+from jaxdist._called import called
 from jaxdist._validate import check_text
 
 
@@ -45,8 +46,9 @@ class HardwareFeature:
 
     EmbeddingFeature = EmbeddingFeature
 
+    @called("HardwareFeature")
     def __init__(self, kind: str) -> None:
-        check_text("HardwareFeature", "kind", kind, "v5e")
+        check_text("kind", kind, "v5e")
         name = kind.removeprefix("TPU ").lower()
         self._feature, self._devices = _FEATURES.get(
             _KINDS.get(name, name), (EmbeddingFeature.UNSUPPORTED, 0)

@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 from jaxdist import _compat, _devices
+from jaxdist._called import call_as, called, name_call, refuse
 from jaxdist._validate import check_instance, check_text, show
 from jaxdist.errors import ArgumentTypeError, ContextError
 from jaxdist.tpu import _system
@@ -18,6 +19,7 @@ _INITIALIZED: set[str] = set()
 _FOUND: dict[str, TPUSystem] = {}
 
 
+@called("initialize_tpu_system")
 def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
     """Find the TPUs of `cluster_resolver` and return their topology.
 
@@ -44,7 +46,7 @@ def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
     Source:
         `tf.tpu.experimental.initialize_tpu_system`.
     """
-    _check("initialize_tpu_system", cluster_resolver)
+    _check(cluster_resolver)
     name = _LOCAL if cluster_resolver is None else cluster_resolver.tpu_name
     if name in _INITIALIZED:
         _LOG.info("The TPU system %r was initialized before; arrays on it stay valid.", name)
@@ -58,6 +60,7 @@ def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
     return system.topology
 
 
+@called("shutdown_tpu_system")
 def shutdown_tpu_system(cluster_resolver: Any = None) -> None:
     """End the use of the TPUs of `cluster_resolver`, and clear JAX's caches of programs.
 
@@ -80,7 +83,7 @@ def shutdown_tpu_system(cluster_resolver: Any = None) -> None:
     Source:
         `tf.tpu.experimental.shutdown_tpu_system`.
     """
-    _check("shutdown_tpu_system", cluster_resolver)
+    _check(cluster_resolver)
     name = _LOCAL if cluster_resolver is None else cluster_resolver.tpu_name
     system_of(name, "shutdown_tpu_system(cluster_resolver=...)")
     _FOUND.pop(name, None)
@@ -88,6 +91,7 @@ def shutdown_tpu_system(cluster_resolver: Any = None) -> None:
     _devices.chips.clear_caches()
 
 
+@called("tpu.system_of")
 def system_of(name: str, caller: str | None = None) -> TPUSystem:
     """Return the TPU system with a name; the first call looks for it.
 
@@ -103,26 +107,27 @@ def system_of(name: str, caller: str | None = None) -> TPUSystem:
         Topology(2x4x1 chips, 1 core each, 2 tasks)
     """
     remedy = "Pass for instance name=''."
-    check_instance("tpu.system_of", "name", name, str, "a text", remedy)
+    check_instance("name", name, str, "a text", remedy)
     if caller is None:
         caller = f"tpu.system_of(name={name!r})"
-    check_text("tpu.system_of", "caller", caller, "my_function")
+    check_text("caller", caller, "my_function")
     if name not in _FOUND:
-        _FOUND[name] = _system.find(name, caller)
+        _FOUND[name] = call_as(caller, _system.find, name)
     return _FOUND[name]
 
 
-def _check(caller: str, cluster_resolver: Any) -> None:
+def _check(cluster_resolver: Any) -> None:
     if cluster_resolver is not None and not hasattr(cluster_resolver, "tpu_name"):
-        raise ArgumentTypeError(
-            f"{caller} was given cluster_resolver={show(cluster_resolver)}.\n\n"
-            "cluster_resolver is a TPUClusterResolver.\n\nPass "
-            "jaxdist.cluster_resolver.TPUClusterResolver(''), or nothing for the "
-            "TPUs of this machine."
+        raise refuse(
+            ArgumentTypeError,
+            f"cluster_resolver={show(cluster_resolver)}.",
+            "cluster_resolver is a TPUClusterResolver.",
+            "Pass jaxdist.cluster_resolver.TPUClusterResolver(''), or nothing for the TPUs of "
+            "this machine.",
         )
     if _compat.is_inside_trace():
         raise ContextError(
-            f"{caller} was called inside a step or a traced function.\n\n"
+            f"{name_call()} was called inside a step or a traced function.\n\n"
             "It looks for the devices of this machine, which is done once, before any step.\n\n"
             "Call it at the start of the program, outside jit, function and run."
         )

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, check_instance
 from jaxdist.errors import TopologyError
 from jaxdist.tpu._topology import Topology
@@ -31,6 +32,7 @@ from jaxdist.tpu._topology import Topology
 _CUBE = 4
 
 
+@called("tpu.is_reordered")
 def is_reordered(topology: Topology, num_slices: int = 1) -> bool:
     """Whether the order of `order_cores` differs from that of the topology, task by task.
 
@@ -49,10 +51,11 @@ def is_reordered(topology: Topology, num_slices: int = 1) -> bool:
         >>> [jaxdist.tpu.is_reordered(jaxdist.tpu.slice_of(name).topology) for name in names]
         [True, True, False]
     """
-    shape = _measure_slice("tpu.is_reordered", topology, num_slices)
+    shape = _measure_slice(topology, num_slices)
     return is_made_of_cubes(shape) or _is_square(topology, shape)
 
 
+@called("tpu.order_cores")
 def order_cores(topology: Topology, num_slices: int = 1) -> np.ndarray:
     """Return the coordinates of all cores in the order of a strategy's replicas, `[cores, 4]`.
 
@@ -76,7 +79,7 @@ def order_cores(topology: Topology, num_slices: int = 1) -> np.ndarray:
         >>> assignment = jaxdist.tpu.experimental.DeviceAssignment(
         ...     topology, jaxdist.tpu.order_cores(topology)[:, None])
     """
-    shape = _measure_slice("tpu.order_cores", topology, num_slices)
+    shape = _measure_slice(topology, num_slices)
     cores = topology.device_coordinates.reshape(-1, 4)
     # The last key varies slowest.
     if is_made_of_cubes(shape):
@@ -100,15 +103,16 @@ def _is_square(topology: Topology, shape: Sequence[int]) -> bool:
     return is_flat and x == y and x >= _CUBE and x % 2 == 0
 
 
-def _measure_slice(caller: str, topology: Any, num_slices: Any) -> tuple[int, int, int]:
+def _measure_slice(topology: Any, num_slices: Any) -> tuple[int, int, int]:
     remedy = "Pass for instance jaxdist.tpu.slice_of('v5p:4x4x4').topology."
-    check_instance(caller, "topology", topology, Topology, "a Topology", remedy)
-    count = as_integer(caller, "num_slices", num_slices, least=1)
+    check_instance("topology", topology, Topology, "a Topology", remedy)
+    count = as_integer("num_slices", num_slices, least=1)
     x, y, z, _ = topology.mesh_shape.tolist()
     if z % count:
-        raise TopologyError(
-            f"{caller} was given num_slices={count} and {topology!r}, of {z} chips in z.\n\n"
-            "Slices are equal, one after the other in z.\n\n"
-            f"Pass a number of slices that divides {z}."
+        raise refuse(
+            TopologyError,
+            f"num_slices={count} and {topology!r}, of {z} chips in z.",
+            "Slices are equal, one after the other in z.",
+            f"Pass a number of slices that divides {z}.",
         )
     return x, y, z // count

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from jaxdist._called import refuse
 from jaxdist.errors import TopologyError
 
 # Field numbers of the message.
@@ -35,7 +36,7 @@ class _GarbageError(Exception):
     """Raised for bytes that are not a field of the message; its argument is the offset."""
 
 
-def read(caller: str, message: bytes) -> TopologyFields:
+def read(message: bytes) -> TopologyFields:
     """Return the fields of `message`; skip unknown fields, which a newer writer may add.
 
     Raises:
@@ -44,10 +45,11 @@ def read(caller: str, message: bytes) -> TopologyFields:
     try:
         return _read(message)
     except _GarbageError as garbage:
-        raise TopologyError(
-            f"{caller} was given {len(message)} bytes, and the field at byte {garbage} cannot be "
-            "read.\n\nA serialized topology is a TopologyProto.\n\n"
-            "Pass what Topology.serialized() of jaxdist or of TensorFlow returned."
+        raise refuse(
+            TopologyError,
+            f"{len(message)} bytes, and the field at byte {garbage} cannot be read.",
+            "A serialized topology is a TopologyProto.",
+            "Pass what Topology.serialized() of jaxdist or of TensorFlow returned.",
         ) from None
 
 

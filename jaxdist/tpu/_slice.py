@@ -7,6 +7,7 @@ import math
 import re
 from typing import final
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, as_list, check_text, show
 from jaxdist.errors import TopologyError
 from jaxdist.tpu._from_devices import topology_of
@@ -58,27 +59,32 @@ class Slice:
     shape: tuple[int, int, int]
     num_slices: int = 1
 
+    @called("tpu.Slice")
     def __post_init__(self) -> None:
         # `jaxdist.tpu.Slice` is public, so it repeats checks that `slice_of` makes on the name.
         if not isinstance(self.generation, str) or self.generation not in CORES_PER_CHIP:
-            raise TopologyError(
-                f"tpu.Slice was given generation={show(self.generation)}.\n\n"
-                f"generation is one of {', '.join(CORES_PER_CHIP)}.\n\n"
-                "Pass for instance generation='v5e'."
+            raise refuse(
+                TopologyError,
+                f"generation={show(self.generation)}.",
+                f"generation is one of {', '.join(CORES_PER_CHIP)}.",
+                "Pass for instance generation='v5e'.",
             )
-        three = as_list("tpu.Slice", "shape", self.shape, *_SHAPE)
+        three = as_list("shape", self.shape, *_SHAPE)
         if len(three) != 3:
-            raise TopologyError(
-                f"tpu.Slice was given shape={show(self.shape)}.\n\n"
-                f"shape is {_SHAPE[0]}.\n\n{_SHAPE[1]}"
+            raise refuse(
+                TopologyError,
+                f"shape={show(self.shape)}.",
+                f"shape is {_SHAPE[0]}.",
+                f"{_SHAPE[1]}",
             )
-        sizes = [as_integer("tpu.Slice", f"shape[{i}]", n, least=1) for i, n in enumerate(three)]
-        count = as_integer("tpu.Slice", "num_slices", self.num_slices, least=1)
+        sizes = [as_integer(f"shape[{i}]", n, least=1) for i, n in enumerate(three)]
+        count = as_integer("num_slices", self.num_slices, least=1)
         if math.prod(sizes) * count > _MOST_CHIPS:
-            raise TopologyError(
-                f"tpu.Slice was given shape={tuple(sizes)} and num_slices={count}: "
-                f"{math.prod(sizes) * count} chips.\n\nOne job has at most {_MOST_CHIPS} chips."
-                "\n\nPass a smaller shape or fewer slices."
+            raise refuse(
+                TopologyError,
+                f"shape={tuple(sizes)} and num_slices={count}: {math.prod(sizes) * count} chips.",
+                f"One job has at most {_MOST_CHIPS} chips.",
+                "Pass a smaller shape or fewer slices.",
             )
 
     @property
@@ -134,6 +140,7 @@ class Slice:
         return math.prod(self.shape) * CORES_PER_CHIP[self.generation] * self.num_slices
 
 
+@called("tpu.slice_of")
 def slice_of(name: str) -> Slice:
     """Return the slice with a name: generation, chips in x, y and z, and number of slices.
 
@@ -151,35 +158,40 @@ def slice_of(name: str) -> Slice:
         >>> jaxdist.tpu.slice_of("v5e:4x4*2").num_cores
         32
     """
-    check_text("tpu.slice_of", "name", name, "v5e:4x4")
+    check_text("name", name, "v5e:4x4")
     match = _NAME.match(name)
     if match is None:
-        raise TopologyError(
-            f"tpu.slice_of was given name={name!r}, which does not name a slice of TPUs.\n\n"
-            "A name is a generation and the chips in x, y and z, and with * the number of slices."
-            "\n\nPass for instance 'v4:2x2x1', 'v5e:4x4', or 'v5e:4x4*2' for two slices."
+        raise refuse(
+            TopologyError,
+            f"name={name!r}, which does not name a slice of TPUs.",
+            "A name is a generation and the chips in x, y and z, and with * the number of slices.",
+            "Pass for instance 'v4:2x2x1', 'v5e:4x4', or 'v5e:4x4*2' for two slices.",
         )
     if match["generation"] not in CORES_PER_CHIP:
-        raise TopologyError(
-            f"tpu.slice_of was given name={name!r} of generation {match['generation']!r}, which is "
-            f"not known.\n\nThe generations are {', '.join(CORES_PER_CHIP)}.\n\n"
-            "Use one of these, for instance 'v5e:4x4'."
+        raise refuse(
+            TopologyError,
+            f"name={name!r} of generation {match['generation']!r}, which is not known.",
+            f"The generations are {', '.join(CORES_PER_CHIP)}.",
+            "Use one of these, for instance 'v5e:4x4'.",
         )
     sizes = [int(size) for size in match["shape"].split("x")]
     x, y, z = (*sizes, 1)[:3]
     count = int(match["slices"] or 1)
     if min(x, y, z, count) < 1:
-        raise TopologyError(
-            f"tpu.slice_of was given name={name!r} with a size of 0.\n\nEach size, and the number "
-            "of slices, is 1 or more.\n\n"
-            f"Pass for instance '{match['generation']}:{'x'.join(str(max(2, n)) for n in sizes)}'."
+        raise refuse(
+            TopologyError,
+            f"name={name!r} with a size of 0.",
+            "Each size, and the number of slices, is 1 or more.",
+            f"Pass for instance '{match['generation']}:{'x'.join(str(max(2, n)) for n in sizes)}'.",
         )
     generation = match["generation"]
     if z > 1 and generation in _FLAT:
-        raise TopologyError(
-            f"tpu.slice_of was given name={name!r} with {z} layers of chips in z.\n\n"
-            f"Slices of {generation} have chips in x and y only.\n\nUse {generation}:{x}x{y * z} "
-            f"for as many chips, or {generation}:{x}x{y}*{z * count} for slices of {x}x{y}."
+        raise refuse(
+            TopologyError,
+            f"name={name!r} with {z} layers of chips in z.",
+            f"Slices of {generation} have chips in x and y only.",
+            f"Use {generation}:{x}x{y * z} for as many chips, or {generation}:{x}x{y}*{z * count} "
+            f"for slices of {x}x{y}.",
         )
     # A size of 1 is part of one host; every larger size is made of whole hosts.
     odd = [size for size in (x, y) if size > 1 and size % 2]
@@ -187,11 +199,12 @@ def slice_of(name: str) -> Slice:
         nearest = [
             "x".join(map(str, (*_round_to_even(x, y, up), *sizes[2:]))) for up in (False, True)
         ]
-        raise TopologyError(
-            f"tpu.slice_of was given name={name!r}, in which {odd[0]} is odd.\n\n"
-            "A slice is made of hosts with 2x2 chips each.\n\n"
-            f"The nearest slices are {match['generation']}:{nearest[0]} and "
-            f"{match['generation']}:{nearest[1]}."
+        raise refuse(
+            TopologyError,
+            f"name={name!r}, in which {odd[0]} is odd.",
+            "A slice is made of hosts with 2x2 chips each.",
+            f"The nearest slices are {match['generation']}:{nearest[0]} and {match['generation']}:"
+            f"{nearest[1]}.",
         )
     return Slice(match["generation"], (x, y, z), count)
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from jaxdist import _devices
+from jaxdist._called import name_call
 from jaxdist.errors import NotFoundError, TopologyError
 from jaxdist.tpu._from_devices import topology_of
 from jaxdist.tpu._hardware import HardwareFeature
@@ -105,7 +106,7 @@ class TPUSystem:
         return HardwareFeature(self.devices[0][0].device_kind)
 
 
-def find(name: str, caller: str) -> TPUSystem:
+def find(name: str) -> TPUSystem:
     """Find the system of a resolver's name: `local`, `virtual:v4:2x2x1`, `described:v5e:4x4`.
 
     Raises:
@@ -115,7 +116,7 @@ def find(name: str, caller: str) -> TPUSystem:
     """
     if name.startswith(VIRTUAL):
         return _find_virtual(name)
-    devices = _find_described(name) if name.startswith(DESCRIBED) else _find_local(caller)
+    devices = _find_described(name) if name.startswith(DESCRIBED) else _find_local()
     topology, grid = topology_of(devices)
     return TPUSystem(name, topology, tuple(map(tuple, grid)))
 
@@ -148,16 +149,14 @@ def _find_described(name: str) -> list[Any]:
         ) from None
 
 
-def _find_local(caller: str) -> list[Any]:
+def _find_local() -> list[Any]:
     devices, reason = _devices.chips.tpus()
     if not devices:
         raise NotFoundError(
-            f"No TPU was found for {caller}. What was looked for: the TPU chips of this machine, "
-            "through JAX; "
-            f"what JAX said: {reason}\n\n"
-            f"{_devices.chips.describe_search()}\n\n"
-            "On a TPU VM or in Colab with a TPU runtime, install jax[tpu] and restart. Without a "
-            "TPU use TPUClusterResolver('virtual:v5e:2x4'), which lays CPU devices out as that "
-            "slice, or 'described:v5e:2x4' to compile only."
+            f"No TPU was found for {name_call()}. What was looked for: the TPU chips of this "
+            f"machine, through JAX; what JAX said: {reason}\n\n{_devices.chips.describe_search()}"
+            "\n\nOn a TPU VM or in Colab with a TPU runtime, install jax[tpu] and restart. "
+            "Without a TPU use TPUClusterResolver('virtual:v5e:2x4'), which lays CPU devices out "
+            "as that slice, or 'described:v5e:2x4' to compile only."
         )
     return devices

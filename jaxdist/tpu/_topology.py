@@ -6,6 +6,7 @@ from typing import Any, final
 
 import numpy as np
 
+from jaxdist._called import call_as, called, name_call, refuse
 from jaxdist._validate import check_text, show
 from jaxdist.errors import ArgumentTypeError, CoordinateError, TopologyError
 from jaxdist.tpu import _serialized
@@ -53,6 +54,7 @@ class Topology:
         `tf.tpu.experimental.Topology`.
     """
 
+    @called("Topology")
     def __init__(
         self,
         serialized: bytes | None = None,
@@ -61,18 +63,21 @@ class Topology:
     ) -> None:
         if serialized is not None:
             if mesh_shape is not None or device_coordinates is not None:
-                raise TopologyError(
-                    "Topology was given serialized and mesh_shape or device_coordinates.\n\n"
-                    "The bytes hold mesh_shape and device_coordinates already.\n\n"
-                    "Pass serialized alone, or the other two."
+                raise refuse(
+                    TopologyError,
+                    "serialized and mesh_shape or device_coordinates.",
+                    "The bytes hold mesh_shape and device_coordinates already.",
+                    "Pass serialized alone, or the other two.",
                 )
-            mesh_shape, device_coordinates = _parse("Topology(serialized=...)", serialized)
+            mesh_shape, device_coordinates = call_as("Topology(serialized=...)", _parse, serialized)
         elif mesh_shape is None or device_coordinates is None:
             missing = "mesh_shape" if mesh_shape is None else "device_coordinates"
-            raise ArgumentTypeError(
-                f"Topology was given neither serialized nor {missing}.\n\n"
-                "It needs serialized, or mesh_shape and device_coordinates.\n\nPass for instance "
-                "Topology(mesh_shape=[1, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0]]])."
+            raise refuse(
+                ArgumentTypeError,
+                f"neither serialized nor {missing}.",
+                "It needs serialized, or mesh_shape and device_coordinates.",
+                "Pass for instance Topology(mesh_shape=[1, 1, 1, 1], device_coordinates=[[[0, 0, "
+                "0, 0]]]).",
             )
         self._mesh_shape = _validate_mesh(mesh_shape)
         self._coordinates = _validate_coordinates(device_coordinates, self._mesh_shape)
@@ -112,6 +117,7 @@ class Topology:
         """Number of devices of each task."""
         return self._coordinates.shape[1]
 
+    @called("task_ordinal_at_coordinates")
     def task_ordinal_at_coordinates(self, device_coordinates: Sequence[int]) -> int:
         """Return the task of the device at these coordinates; -1 for a missing device.
 
@@ -123,9 +129,10 @@ class Topology:
             >>> topology.task_ordinal_at_coordinates([0, 0, 1, 0])
             1
         """
-        place = self.place("task_ordinal_at_coordinates", device_coordinates)
+        place = self.place(device_coordinates)
         return int(self._tasks[place])
 
+    @called("tpu_device_ordinal_at_coordinates")
     def tpu_device_ordinal_at_coordinates(self, device_coordinates: Sequence[int]) -> int:
         """Return the index in its task of the device at these coordinates; -1 for a missing device.
 
@@ -137,9 +144,10 @@ class Topology:
             >>> topology.tpu_device_ordinal_at_coordinates([1, 0, 1, 1])
             3
         """
-        place = self.place("tpu_device_ordinal_at_coordinates", device_coordinates)
+        place = self.place(device_coordinates)
         return int(self._ordinals[place])
 
+    @called("Topology.tasks_and_ordinals")
     def tasks_and_ordinals(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return tasks and ordinals for many coordinates `[..., 4]` inside the mesh.
 
@@ -148,25 +156,28 @@ class Topology:
             >>> topology.tasks_and_ordinals(np.array([[0, 0, 1, 0], [1, 0, 1, 1]]))
             (array([1, 1], dtype=int32), array([0, 3], dtype=int32))
         """
-        caller = "Topology.tasks_and_ordinals"
-        given = as_integers(f"{caller}: places", places)
+        given = as_integers("Topology.tasks_and_ordinals: places", places)
         sizes = self._mesh_shape
         if not given.ndim or given.shape[-1] != len(sizes):
-            raise CoordinateError(
-                f"{caller} was given places of shape {list(given.shape)}.\n\n"
-                f"The last dim of places is {len(sizes)} coordinates: {', '.join(AXES)}.\n\n"
-                "Pass for instance places=[[0, 0, 0, 0]]."
+            raise refuse(
+                CoordinateError,
+                f"places of shape {list(given.shape)}.",
+                f"The last dim of places is {len(sizes)} coordinates: {', '.join(AXES)}.",
+                "Pass for instance places=[[0, 0, 0, 0]].",
             )
         outside = given[((given < 0) | (given >= sizes)).any(axis=-1)]
         if len(outside):
-            raise CoordinateError(
-                f"{caller} was given places with {outside[0].tolist()}, and the mesh is "
-                f"{sizes.tolist()} in {', '.join(AXES)}.\n\nCoordinates count from 0.\n\n"
-                f"Pass coordinates up to {(sizes - 1).tolist()}."
+            raise refuse(
+                CoordinateError,
+                f"places with {outside[0].tolist()}, and the mesh is {sizes.tolist()} in "
+                f"{', '.join(AXES)}.",
+                "Coordinates count from 0.",
+                f"Pass coordinates up to {(sizes - 1).tolist()}.",
             )
         index = tuple(np.moveaxis(given, -1, 0))
         return self._tasks[index], self._ordinals[index]
 
+    @called("cpu_device_name_at_coordinates")
     def cpu_device_name_at_coordinates(
         self, device_coordinates: Sequence[int], job: str | None = None
     ) -> str:
@@ -180,10 +191,11 @@ class Topology:
             >>> topology.cpu_device_name_at_coordinates([0, 0, 1, 0])
             '/task:1/device:CPU:0'
         """
-        place = self.present("cpu_device_name_at_coordinates", device_coordinates)
-        check_job("cpu_device_name_at_coordinates", job)
+        place = self.present(device_coordinates)
+        check_job(job)
         return f"{_format_job(job)}/task:{self._tasks[place]}/device:CPU:0"
 
+    @called("tpu_device_name_at_coordinates")
     def tpu_device_name_at_coordinates(
         self, device_coordinates: Sequence[int], job: str | None = None
     ) -> str:
@@ -197,8 +209,8 @@ class Topology:
             >>> topology.tpu_device_name_at_coordinates([1, 0, 1, 1], "worker")
             '/job:worker/task:1/device:TPU:3'
         """
-        place = self.present("tpu_device_name_at_coordinates", device_coordinates)
-        check_job("tpu_device_name_at_coordinates", job)
+        place = self.present(device_coordinates)
+        check_job(job)
         return f"{_format_job(job)}/task:{self._tasks[place]}/device:TPU:{self._ordinals[place]}"
 
     def serialized(self) -> bytes:
@@ -213,31 +225,34 @@ class Topology:
         flat = self._coordinates.ravel().tolist()
         return _serialized.write(TopologyFields(self._mesh_shape.tolist(), tasks, devices, flat))
 
-    def place(self, caller: str, coordinates: Sequence[int]) -> tuple[int, ...]:
+    def place(self, coordinates: Sequence[int]) -> tuple[int, ...]:
         """Return `coordinates` as an index into the mesh; errors name `caller`."""
+        caller = name_call()
         given = as_integers(f"{caller}: device_coordinates", coordinates)
         place = tuple(given.ravel().tolist())
         sizes = tuple(self._mesh_shape.tolist())
         if given.ndim != 1 or len(place) != len(sizes) or not _is_inside(place, sizes):
-            raise CoordinateError(
-                f"{caller} was given device_coordinates={given.tolist()}, and the mesh is "
-                f"{list(sizes)} in {', '.join(AXES)}.\n\n"
-                f"device_coordinates has {len(sizes)} integers, from 0 to {[s - 1 for s in sizes]}."
-                f"\n\nPass for instance {[0] * len(sizes)}."
+            raise refuse(
+                CoordinateError,
+                f"device_coordinates={given.tolist()}, and the mesh is {list(sizes)} in "
+                f"{', '.join(AXES)}.",
+                f"device_coordinates has {len(sizes)} integers, from 0 to {[s - 1 for s in sizes]}"
+                ".",
+                f"Pass for instance {[0] * len(sizes)}.",
             )
         return place
 
-    def present(self, caller: str, coordinates: Sequence[int]) -> tuple[int, ...]:
+    def present(self, coordinates: Sequence[int]) -> tuple[int, ...]:
         """Return `coordinates` as an index into the mesh; raise for a missing device."""
-        place = self.place(caller, coordinates)
+        place = self.place(coordinates)
         if self._tasks[place] < 0:
-            raise CoordinateError(
-                f"{caller} was given device_coordinates={list(place)}, and no device is there: "
-                "this "
-                f"topology lacks {len(self._missing)} of {self._tasks.size} devices, at "
-                f"{self._missing[:8].tolist()}{' ...' if len(self._missing) > 8 else ''}.\n\n"
-                "Only present devices have a name.\n\n"
-                "Choose coordinates that are in Topology.device_coordinates."
+            raise refuse(
+                CoordinateError,
+                f"device_coordinates={list(place)}, and no device is there: this topology lacks "
+                f"{len(self._missing)} of {self._tasks.size} devices, at "
+                f"{self._missing[:8].tolist()}{' ...' if len(self._missing) > 8 else ''}.",
+                "Only present devices have a name.",
+                "Choose coordinates that are in Topology.device_coordinates.",
             )
         return place
 
@@ -261,6 +276,7 @@ class Topology:
         )
 
 
+@called("tpu.topology_of_bytes")
 def topology_of_bytes(
     serialized: Any, caller: str = "tpu.topology_of_bytes(serialized=...)"
 ) -> Topology:
@@ -279,15 +295,15 @@ def topology_of_bytes(
         >>> jaxdist.tpu.topology_of_bytes(topology.serialized()).mesh_shape
         array([2, 2, 1, 1], dtype=int32)
     """
-    check_text("tpu.topology_of_bytes", "caller", caller, "my_function")
-    mesh_shape, coordinates = _parse(caller, serialized)
+    check_text("caller", caller, "my_function")
+    mesh_shape, coordinates = call_as(caller, _parse, serialized)
     return Topology(mesh_shape=mesh_shape, device_coordinates=coordinates)
 
 
-def check_job(caller: str, job: Any) -> None:
+def check_job(job: Any) -> None:
     """Raise if `job` is neither None nor a string."""
     if job is not None:
-        check_text(caller, "job", job, "worker")
+        check_text("job", job, "worker")
 
 
 def _format_job(job: str | None) -> str:
@@ -298,15 +314,18 @@ def _is_inside(place: Sequence[int], sizes: Sequence[int]) -> bool:
     return all(0 <= c < size for c, size in zip(place, sizes, strict=True))
 
 
+@called(lambda name: name)
 def as_integers(name: str, value: Any) -> np.ndarray:
     """Return a read-only int32 copy of `value`; errors name it `name`."""
     try:
         array = np.asarray(value)
     except ArgumentTypeError as error:
         # Types of jaxdist (a `PerReplica`) raise it when NumPy converts them.
-        raise ArgumentTypeError(
-            f"{name} was given as {show(value)}.\n\nIt is made of integers.\n\n"
-            "Pass a list or an array of integers."
+        raise refuse(
+            ArgumentTypeError,
+            f"as {show(value)}.",
+            "It is made of integers.",
+            "Pass a list or an array of integers.",
         ) from error
     except ValueError as error:
         raise TopologyError(
@@ -314,10 +333,11 @@ def as_integers(name: str, value: Any) -> np.ndarray:
             "Pass a list or an array of integers."
         ) from None
     if array.size and not np.issubdtype(array.dtype, np.integer):
-        raise ArgumentTypeError(
-            f"{name} was given as {show(value)}: its dtype is {array.dtype}.\n\n"
-            "It is made of integers.\n\n"
-            "Pass a list or an array of integers."
+        raise refuse(
+            ArgumentTypeError,
+            f"as {show(value)}: its dtype is {array.dtype}.",
+            "It is made of integers.",
+            "Pass a list or an array of integers.",
         )
     if array.size and (array.max() > _LARGEST or array.min() < -_LARGEST):
         raise TopologyError(
@@ -389,25 +409,26 @@ def _invert(mesh_shape: np.ndarray, coordinates: np.ndarray) -> tuple[np.ndarray
     return tasks, ordinals
 
 
-def _parse(caller: str, serialized: Any) -> tuple[list[int], np.ndarray]:
+def _parse(serialized: Any) -> tuple[list[int], np.ndarray]:
     if not isinstance(serialized, bytes):
-        raise ArgumentTypeError(
-            f"{caller} was given {show(serialized)}.\n\n"
-            "A serialized topology is bytes.\n\n"
-            "Pass what Topology.serialized() returned."
+        raise refuse(
+            ArgumentTypeError,
+            f"{show(serialized)}.",
+            "A serialized topology is bytes.",
+            "Pass what Topology.serialized() returned.",
         )
-    fields = _serialized.read(caller, serialized)
+    fields = _serialized.read(serialized)
     rank = len(_validate_mesh(fields.mesh_shape))
     if fields.num_tasks < 0 or fields.devices_per_task < 0:
         raise TopologyError(
-            f"{caller} holds {fields.num_tasks} tasks of "
+            f"{name_call()} holds {fields.num_tasks} tasks of "
             f"{fields.devices_per_task} devices.\n\nNeither number may be negative.\n\n"
             "Pass what Topology.serialized() returned."
         )
     wanted = fields.num_tasks * fields.devices_per_task * rank
     if len(fields.coordinates) != wanted:
         raise TopologyError(
-            f"{caller} holds {len(fields.coordinates)} coordinates, and "
+            f"{name_call()} holds {len(fields.coordinates)} coordinates, and "
             f"{fields.num_tasks} tasks x {fields.devices_per_task} devices x {rank} are "
             f"{wanted}.\n\nEach device has {rank} coordinates.\n\nPass what Topology.serialized() "
             "returned."

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxdist._called import called, refuse
 from jaxdist._collectives import ReduceOp
 from jaxdist._strategies import Strategy, check_strategy, get_replica_context
 from jaxdist._validate import (
@@ -23,6 +24,7 @@ from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
 WEIGHT = "weight"
 
 
+@called("training.weighted_sums")
 def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str, jax.Array]:
     """Return weighted sums over the rows of all replicas, without padding.
 
@@ -67,16 +69,18 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
     caller = "training.weighted_sums"
     what = "a dict of arrays by name, one value for each row"
     remedy = "Pass for instance per_row={'loss': losses}."
-    check_instance(caller, "per_row", per_row, Mapping, what, remedy)
+    check_instance("per_row", per_row, Mapping, what, remedy)
     check_keys(f"{caller} was given", "per_row", per_row)
-    weight = as_array(caller, "weight", weight).astype(jnp.float32)
-    rows = {name: as_array(caller, f"per_row[{name!r}]", v) for name, v in per_row.items()}
+    weight = as_array("weight", weight).astype(jnp.float32)
+    rows = {name: as_array(f"per_row[{name!r}]", v) for name, v in per_row.items()}
     for name, value in rows.items():
         if value.shape != weight.shape or weight.ndim != 1:
-            raise ShapeError(
-                f"{caller} was given per_row[{name!r}] of shape {list(value.shape)} and weight of "
-                f"shape {list(weight.shape)}.\n\nBoth have one value for each row, [b].\n\n"
-                "Reduce the other dims first: jnp.mean(value, axis=range(1, value.ndim))."
+            raise refuse(
+                ShapeError,
+                f"per_row[{name!r}] of shape {list(value.shape)} and weight of shape "
+                f"{list(weight.shape)}.",
+                "Both have one value for each row, [b].",
+                "Reduce the other dims first: jnp.mean(value, axis=range(1, value.ndim)).",
             )
     is_counted = weight > 0
     sums = {
@@ -88,6 +92,7 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
     return context.all_reduce(ReduceOp.SUM, sums)
 
 
+@called("training.evaluate", replaces="experimental_distribute_dataset")
 def evaluate(
     strategy: Strategy,
     sums_fn: Callable[[Any, Any, Any], dict[str, jax.Array]],
@@ -134,13 +139,12 @@ def evaluate(
         {'weight': 11.0, 'x': 6.0}
     """
     caller = "training.evaluate"
-    check_strategy(caller, strategy)
-    check_callable(caller, sums_fn, "sums_fn", "Pass a function (model, batch, mask) -> sums.")
+    check_strategy(strategy)
+    check_callable(sums_fn, "sums_fn", "Pass a function (model, batch, mask) -> sums.")
     check_keys(f"{caller} was given", "model", model)
     # Pad, so that a short last batch has the shape of the others and needs no second program.
     options = InputOptions(partial_batch=PartialBatch.PAD)
     with (
-        CallerRename("experimental_distribute_dataset", caller),
         iter(strategy.experimental_distribute_dataset(dataset, options)) as data,
         CallerRename("strategy.run was given args[0]", f"{caller} was given model"),
         CallerRename("strategy.run cannot take args[0]", f"{caller} cannot take model"),
@@ -152,25 +156,28 @@ def evaluate(
     totals: dict[str, float] = {}
     for batch_sums in jax.device_get(sums):
         if not isinstance(batch_sums, dict):
-            raise ArgumentTypeError(
-                f"{caller} was given sums_fn, which returned {show(batch_sums)}.\n\n"
-                "sums_fn returns what training.weighted_sums returns.\n\n"
-                "End it with: return training.weighted_sums(per_row, mask)."
+            raise refuse(
+                ArgumentTypeError,
+                f"sums_fn, which returned {show(batch_sums)}.",
+                "sums_fn returns what training.weighted_sums returns.",
+                "End it with: return training.weighted_sums(per_row, mask).",
             )
         for name, value in sorted(batch_sums.items()):
             if not is_array(value) or jnp.shape(value) or jnp.iscomplexobj(value):
-                raise ArgumentTypeError(
-                    f"{caller} was given sums_fn, which returned {show(value)} for {name!r}.\n\n"
-                    "sums_fn returns what training.weighted_sums returns: numbers by name.\n\n"
-                    f"Give the value of each row to it, or reduce {name!r} to one real number."
+                raise refuse(
+                    ArgumentTypeError,
+                    f"sums_fn, which returned {show(value)} for {name!r}.",
+                    "sums_fn returns what training.weighted_sums returns: numbers by name.",
+                    f"Give the value of each row to it, or reduce {name!r} to one real number.",
                 )
             totals[name] = totals.get(name, 0.0) + float(value)
     total_weight = totals.pop(WEIGHT, 0.0)
     # The weight is also 0 if the dataset has no batches.
     if total_weight <= 0:
-        raise ShapeError(
-            f"training.evaluate was given dataset of {len(sums)} batch(es) with a total weight of "
-            f"{total_weight:g}.\n\nIt takes the mean over rows with a weight above 0.\n\n"
-            "Pass a dataset with at least one row whose weight is above 0."
+        raise refuse(
+            ShapeError,
+            f"dataset of {len(sums)} batch(es) with a total weight of {total_weight:g}.",
+            "It takes the mean over rows with a weight above 0.",
+            "Pass a dataset with at least one row whose weight is above 0.",
         )
     return {WEIGHT: total_weight, **{name: total / total_weight for name, total in totals.items()}}

@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import sys
 
+from jaxdist._called import called, refuse
 from jaxdist._gpus import install_command
 from jaxdist._validate import check_text
 from jaxdist.errors import ArgumentError, MissingExtraError
@@ -99,6 +100,7 @@ EXTRAS = (
 )
 
 
+@called("training.require_extra")
 def require_extra(name: str, purpose: str) -> None:
     """Check that an optional package is installed.
 
@@ -113,13 +115,15 @@ def require_extra(name: str, purpose: str) -> None:
     Example:
         >>> require_extra("scikit-learn", "load the digits")
     """
-    check_text("training.require_extra", "name", name, EXTRAS[0].name)
-    check_text("training.require_extra", "purpose", purpose, "read the digits")
+    check_text("name", name, EXTRAS[0].name)
+    check_text("purpose", purpose, "read the digits")
     extra = next((e for e in EXTRAS if e.name == name), None)
     if extra is None:
-        raise ArgumentError(
-            f"training.require_extra was given name={name!r}, and there is no such extra.\n\n"
-            f"The extras are {[e.name for e in EXTRAS]}.\n\nPass one of these."
+        raise refuse(
+            ArgumentError,
+            f"name={name!r}, and there is no such extra.",
+            f"The extras are {[e.name for e in EXTRAS]}.",
+            "Pass one of these.",
         )
     if not extra.is_installed:
         raise MissingExtraError(

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
+from jaxdist._called import called, refuse
 from jaxdist._checkpoints import save_after
 from jaxdist._validate import as_integer, as_iterator, as_list, check_callable, show
 from jaxdist.errors import ArgumentTypeError, OtherProcessError
@@ -26,9 +27,10 @@ class Every(Generic[S]):
     num_steps: int
     act: Callable[[int, S], None]
 
+    @called("training.Every")
     def __post_init__(self) -> None:
-        as_integer("training.Every", "num_steps", self.num_steps, least=1)
-        check_callable("training.Every", self.act, "act", "Pass a function: Every(100, save).")
+        as_integer("num_steps", self.num_steps, least=1)
+        check_callable(self.act, "act", "Pass a function: Every(100, save).")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +49,7 @@ class LoopEnd(Generic[S]):
     was_interrupted: bool
 
 
+@called("training.run_loop")
 def run_loop(
     state: S,
     step_fn: Callable[[S, Any], tuple[S, Any]],
@@ -90,20 +93,20 @@ def run_loop(
         >>> end.state, end.step, seen
         (10, 5, [(2, 1), (4, 6)])
     """
-    caller = "training.run_loop"
-    check_callable(caller, step_fn, "step_fn", "Pass a function (state, batch) -> (state, out).")
+    check_callable(step_fn, "step_fn", "Pass a function (state, batch) -> (state, out).")
     if on_output is not None:
-        check_callable(caller, on_output, "on_output", "Pass a function (step, out), or None.")
-    each = as_list(caller, "actions", actions, *_ACTIONS, kind=Every)
-    step = as_integer(caller, "first_step", first_step, least=0)
+        check_callable(on_output, "on_output", "Pass a function (step, out), or None.")
+    each = as_list("actions", actions, *_ACTIONS, kind=Every)
+    step = as_integer("first_step", first_step, least=0)
     try:
-        for batch in as_iterator(caller, "data", data, "an iterable of batches", _DATA):
+        for batch in as_iterator("data", data, "an iterable of batches", _DATA):
             result = step_fn(state, batch)
             if not isinstance(result, (tuple, list)) or len(result) != 2:
-                raise ArgumentTypeError(
-                    f"{caller} was given step_fn, which returned {show(result)}.\n\n"
-                    "step_fn returns the next state and an output: (state, out).\n\n"
-                    "Return (state, None) where there is no output."
+                raise refuse(
+                    ArgumentTypeError,
+                    f"step_fn, which returned {show(result)}.",
+                    "step_fn returns the next state and an output: (state, out).",
+                    "Return (state, None) where there is no output.",
                 )
             # Count the step before the callbacks: if Ctrl-C interrupts one of them, the step is
             # complete.

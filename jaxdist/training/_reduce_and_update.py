@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxdist._called import call_as, called, refuse
 from jaxdist._collectives import ReduceOp
 from jaxdist._strategies import get_replica_context
 from jaxdist._typing import PyTree
@@ -28,6 +29,7 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, Shape
 Sums = TypeVar("Sums")
 
 
+@called(REDUCED)
 def reduce_and_update(
     model: nnx.Module,
     optimizer: "nnx.Optimizer[Any]",
@@ -95,11 +97,11 @@ def reduce_and_update(
             "Call it inside the function that you pass to strategy.run."
         )
     remedy = "Pass nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)."
-    check_instance(caller, "optimizer", optimizer, nnx.Optimizer, "an nnx.Optimizer", remedy)
+    check_instance("optimizer", optimizer, nnx.Optimizer, "an nnx.Optimizer", remedy)
     what, remedy = "a Flax NNX module", "Pass the module that the optimizer was made with."
-    check_instance(caller, "model", model, nnx.Module, what, remedy)
+    check_instance("model", model, nnx.Module, what, remedy)
     _check_grads(model, optimizer, grads)
-    check_has_arrays(caller, "sums", sums, "a pytree of arrays")
+    check_has_arrays("sums", sums, "a pytree of arrays")
     total = _as_count(count)
     # These transforms all-reduce the gradients themselves. A second all-reduce would multiply them.
     reduces_itself = isinstance(optimizer.tx, (ShardedUpdate, CompressedUpdate))
@@ -111,7 +113,14 @@ def reduce_and_update(
     # If no replica has examples in a step, the gradients must be zero, not 0 / 0.
     divisor = jnp.where(total == 0, 1, total)
     grads = jax.tree.map(lambda g: (g / divisor).astype(g.dtype), grads)
-    with _take_sums(optimizer) if reduces_itself else mark_wrapper(REDUCED):
+    with (
+        _take_sums(optimizer)
+        if reduces_itself
+        else call_as(
+            REDUCED,
+            mark_wrapper,
+        )
+    ):
         optimizer.update(model, grads)
     return divisor, sums
 
@@ -131,25 +140,31 @@ def _take_sums(optimizer: "nnx.Optimizer[Any]") -> Iterator[None]:
         optimizer.tx = own
 
 
+@called(REDUCED)
 def _as_count(count: Any) -> jax.Array:
-    found = as_array(REDUCED, "count", count)
+    found = as_array("count", count)
     is_real = found.ndim == 0 and jnp.issubdtype(found.dtype, jnp.number)
     if not is_real or jnp.issubdtype(found.dtype, jnp.complexfloating):
-        raise ArgumentTypeError(
-            f"{REDUCED} was given count={show(count)}.\n\n"
+        raise refuse(
+            ArgumentTypeError,
+            f"count={show(count)}.",
             "count is the number of examples of this replica, or the sum of their weights: one "
-            "number.\n\nPass for instance count=x.shape[0]."
+            "number.",
+            "Pass for instance count=x.shape[0].",
         )
     # Only a concrete number can be checked while the step is traced.
     is_known = not isinstance(count, jax.core.Tracer)
     if is_known and not 0 <= float(np.asarray(count)) < math.inf:
-        raise ArgumentError(
-            f"{REDUCED} was given count={show(count)}.\n\n"
-            "count is finite, and 0 or more.\n\nPass for instance count=x.shape[0]."
+        raise refuse(
+            ArgumentError,
+            f"count={show(count)}.",
+            "count is finite, and 0 or more.",
+            "Pass for instance count=x.shape[0].",
         )
     return found.astype(jnp.float32)
 
 
+@called(REDUCED)
 def _check_grads(model: nnx.Module, optimizer: "nnx.Optimizer[Any]", grads: Any) -> None:
     """Check that the gradients are those of the parameters that the optimizer updates."""
     wanted = _describe(nnx.state(model, optimizer.wrt))
@@ -160,11 +175,11 @@ def _check_grads(model: nnx.Module, optimizer: "nnx.Optimizer[Any]", grads: Any)
         if wanted.get(path) != found.get(path)
     ]
     if wrong:
-        raise ShapeError(
-            f"{REDUCED} was given grads={show(grads)}, which are not those of the parameters:\n"
-            f"{format_lines(wrong)}\n\n"
-            "Each parameter has a gradient of its shape.\n\n"
-            "Pass what nnx.grad or nnx.value_and_grad returned for this model."
+        raise refuse(
+            ShapeError,
+            f"grads={show(grads)}, which are not those of the parameters:\n{format_lines(wrong)}",
+            "Each parameter has a gradient of its shape.",
+            "Pass what nnx.grad or nnx.value_and_grad returned for this model.",
         )
 
 

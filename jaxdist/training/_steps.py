@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from jaxdist._called import called, name_call, refuse
 from jaxdist._program import is_same_but_for_states
 from jaxdist._typing import PyTree
 from jaxdist._validate import (
@@ -29,6 +30,7 @@ S = TypeVar("S")
 Out = TypeVar("Out")
 
 
+@called("accumulate_gradients")
 def accumulate_gradients(
     grad_fn: Callable[[Any, Any], Out], num_microbatches: int
 ) -> Callable[[Any, Any], Out]:
@@ -76,21 +78,23 @@ def accumulate_gradients(
         Replaces manual gradient accumulation in `tf.distribute` training loops.
         `optax.MultiSteps` accumulates over calls instead, with an all-reduce in each.
     """
-    check_callable("accumulate_gradients", grad_fn, "grad_fn")
+    check_callable(grad_fn, "grad_fn")
     count = _check_count(num_microbatches)
 
+    @called("accumulate_gradients")
     def accumulated(params: Any, batch: Any) -> Out:
         microbatches = _split_batch(batch, count)
         graph, carried = _split_modules(params)
-        _check_given("accumulate_gradients", "params", carried)
+        _check_given("params", carried)
 
+        @called("accumulate_gradients")
         def call(carried: Any, microbatch: Any) -> tuple[Any, Any]:
             # Flatten before the call: `grad_fn` may update the module in place.
             given = tree_flatten_with_path(carried)
             joined = _merge_modules(graph, carried)
             out = _check_gradients(grad_fn(joined, microbatch))
             kept = _split_modules(joined)[1]
-            _check_state_form("accumulate_gradients", "grad_fn", given, kept)
+            _check_state_form("grad_fn", given, kept)
             return kept, out
 
         first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), microbatches)
@@ -111,6 +115,7 @@ def accumulate_gradients(
     return accumulated
 
 
+@called("multi_step")
 def multi_step(
     step_fn: Callable[[S, Any], tuple[S, Out]],
 ) -> Callable[[S, Sequence[Any]], tuple[S, Out]]:
@@ -148,23 +153,25 @@ def multi_step(
         `steps_per_execution` of Keras and `tf.function` loops over `strategy.run`.
     """
 
-    check_callable("multi_step", step_fn, "step_fn")
+    check_callable(step_fn, "step_fn")
 
+    @called("multi_step")
     def steps(state: S, batches: Sequence[Any]) -> tuple[S, Out]:
         batches = _check_batches(batches)
         stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *batches)  # [step, row, ...]
 
+        @called("multi_step")
         def run_one(carried: Any, batch: Any) -> tuple[Any, Out]:
             # Flatten before the call: a merged module writes into the state it was merged from.
             given = tree_flatten_with_path(carried)
             after, out = _check_pair(step_fn(_merge_modules(graph, carried), batch))
             kept = _keep_containers(graph, given, _split_modules(after)[1])
-            _check_returned("multi_step", "step_fn", (kept, out))
-            _check_state_form("multi_step", "step_fn", given, kept)
+            _check_returned("step_fn", (kept, out))
+            _check_state_form("step_fn", given, kept)
             return kept, out
 
         graph, carried = _split_modules(state)
-        _check_given("multi_step", "state", carried)
+        _check_given("state", carried)
         carried, outs = jax.lax.scan(run_one, carried, stacked)
         return _write_back(state, graph, carried), outs
 
@@ -224,9 +231,9 @@ def _write_back(tree: PyTree, graph: Any, carried: Any) -> Any:
 # Checks
 
 
+@called("accumulate_gradients")
 def _check_count(count: int) -> int:
     return as_integer(
-        "accumulate_gradients",
         "num_microbatches",
         count,
         least=1,
@@ -235,8 +242,9 @@ def _check_count(count: int) -> int:
     )
 
 
+@called("accumulate_gradients")
 def _split_batch(batch: PyTree, count: int) -> PyTree:
-    leaves, treedef = tree_flatten_with_path(as_arrays("accumulate_gradients", "batch", batch))
+    leaves, treedef = tree_flatten_with_path(as_arrays("batch", batch))
     bad = [
         f"batch{keystr(path)} is {_describe(leaf)}: {_explain_remainder(leaf, count)}"
         for path, leaf in leaves
@@ -244,10 +252,12 @@ def _split_batch(batch: PyTree, count: int) -> PyTree:
     ]
     if bad or not leaves:
         found = format_lines(bad) if leaves else "The batch has no arrays."
-        raise ShapeError(
-            f"accumulate_gradients was given num_microbatches={count}, and cannot cut the batch so."
-            f"\n{found}\n\nInside a replica a batch has the rows of that replica, and their number "
-            f"must be a multiple of {count}.\n\n{_suggest_counts(leaves)}"
+        raise refuse(
+            ShapeError,
+            f"num_microbatches={count}, and cannot cut the batch so.\n{found}",
+            "Inside a replica a batch has the rows of that replica, and their number must be a "
+            f"multiple of {count}.",
+            f"{_suggest_counts(leaves)}",
         )
     cut = [jnp.reshape(x, (count, x.shape[0] // count, *x.shape[1:])) for _, x in leaves]
     return jax.tree.unflatten(treedef, cut)  # [microbatch, row, ...]
@@ -284,8 +294,9 @@ def _explain_remainder(leaf: Any, count: int) -> str:
     )
 
 
+@called("accumulate_gradients")
 def _check_gradients(out: Any) -> Any:
-    _check_returned("accumulate_gradients", "grad_fn", out)
+    _check_returned("grad_fn", out)
     if not jax.tree.leaves(out):
         raise ArgumentTypeError(
             f"accumulate_gradients called grad_fn, and it returned {show(out)}, without arrays.\n\n"
@@ -310,12 +321,14 @@ def _check_floats(outputs: PyTree) -> None:
         )
 
 
-def _check_given(caller: str, name: str, tree: PyTree) -> None:
+def _check_given(name: str, tree: PyTree) -> None:
+    caller = name_call()
     remedy = f"Leave it out of {name}, and use it in the function from outside."
     _check_arrays(f"{caller} was given {name} with a leaf that is not an array", name, tree, remedy)
 
 
-def _check_returned(caller: str, name: str, tree: PyTree) -> None:
+def _check_returned(name: str, tree: PyTree) -> None:
+    caller = name_call()
     found = f"{caller} called {name}, and it returned a leaf that is not an array"
     _check_arrays(found, "result", tree, f"Return arrays from {name}.")
 
@@ -329,7 +342,7 @@ def _check_arrays(found: str, name: str, tree: PyTree, remedy: str) -> None:
         )
 
 
-def _check_state_form(caller: str, name: str, before: tuple[Any, Any], after: PyTree) -> None:
+def _check_state_form(name: str, before: tuple[Any, Any], after: PyTree) -> None:
     """Check that a call returned state of the form that the next call needs.
 
     `before` is the state before the call, flattened with paths.
@@ -339,7 +352,7 @@ def _check_state_form(caller: str, name: str, before: tuple[Any, Any], after: Py
     given, treedef = before
     if jax.tree.structure(after) != treedef:
         raise ShapeError(
-            f"{caller} called {name}, and its state is another pytree than before.\n"
+            f"{name_call()} called {name}, and its state is another pytree than before.\n"
             f"Before: {treedef}\nAfter: {jax.tree.structure(after)}\n\n"
             "Each call takes the state that the call before it returned.\n\n"
             f"Return it from {name} with the keys and the number of leaves that it came with."
@@ -351,7 +364,7 @@ def _check_state_form(caller: str, name: str, before: tuple[Any, Any], after: Py
     ]
     if changed:
         raise ShapeError(
-            f"{caller} called {name}, and its state has another shape or dtype than before.\n"
+            f"{name_call()} called {name}, and its state has another shape or dtype than before.\n"
             f"{format_lines(changed)}\n\n"
             "Each call takes the state that the call before it returned.\n\n"
             "Keep the shapes, and the dtypes: new.astype(old.dtype)."
@@ -373,16 +386,19 @@ def _check_pair(result: Any) -> tuple[Any, Any]:
     return result
 
 
+@called("multi_step")
 def _check_batches(batches: Any) -> list[PyTree]:
     what = "a list or tuple of batches, one for each step"
     remedy = "Collect K of them: list(itertools.islice(data, K))."
-    check_instance("multi_step", "batches", batches, (list, tuple), what, remedy)
+    check_instance("batches", batches, (list, tuple), what, remedy)
     if not batches:
-        raise ArgumentError(
-            f"multi_step was given batches={batches!r}, which is empty.\n\n"
-            "batches has one batch for each step.\n\nPass at least one batch."
+        raise refuse(
+            ArgumentError,
+            f"batches={batches!r}, which is empty.",
+            "batches has one batch for each step.",
+            "Pass at least one batch.",
         )
-    batches = [as_arrays("multi_step", f"batches[{i}]", one) for i, one in enumerate(batches)]
+    batches = [as_arrays(f"batches[{i}]", one) for i, one in enumerate(batches)]
     first, treedef = tree_flatten_with_path(batches[0])
     bad: list[str] = []
     for i, batch in enumerate(batches[1:], 1):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jaxdist import _processes
+from jaxdist._called import called, name_call
 from jaxdist._launching import find_free_ports
 from jaxdist.cluster_resolver import (
     ClusterResolver,
@@ -29,7 +30,7 @@ FOUR = {"worker": ["w0:1", "w1:1"], "ps": ["p0:1"], "chief": ["c:1"]}
 def joined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What processes were told to join, without joining."""
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(_processes, "join", lambda *how: calls.append(how))
+    monkeypatch.setattr(_processes, "join", lambda *how: calls.append((name_call(), *how)))
     return calls
 
 
@@ -122,25 +123,29 @@ def test_a_process_that_is_none_of_the_tasks_is_refused(joined: list[tuple[Any, 
         ('{"cluster": {"worker": []}}', ["no cluster"]),
     ],
 )
+@called("Strategy")
 def test_a_tf_config_that_says_something_impossible_is_quoted(text: str, parts: list[str]) -> None:
     with refused(ClusterError, "Strategy", "TF_CONFIG=", *parts):
-        find_own_task("Strategy", _told(text))
+        find_own_task(_told(text))
 
 
+@called("Strategy")
 def test_a_job_without_a_cluster_is_one_process() -> None:
-    assert find_own_task("Strategy", _told("{}")) is None
-    assert find_own_task("Strategy", TFConfigClusterResolver(environ={})) is None
+    assert find_own_task(_told("{}")) is None
+    assert find_own_task(TFConfigClusterResolver(environ={})) is None
     assert list_training_tasks(_told("{}")) == {}
 
 
+@called("Strategy")
 def test_an_evaluator_need_not_be_in_the_cluster() -> None:
     text = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}}'
-    assert find_own_task("Strategy", _told(text)) == ("evaluator", 0)
+    assert find_own_task(_told(text)) == ("evaluator", 0)
     assert list(list_training_tasks(_told(text))) == [("worker", 0), ("worker", 1)]
 
 
+@called("Strategy")
 def test_the_only_task_of_a_cluster_is_this_process() -> None:
-    assert find_own_task("Strategy", _simple({"worker": {2: "a:1"}})) == ("worker", 2)
+    assert find_own_task(_simple({"worker": {2: "a:1"}})) == ("worker", 2)
 
 
 MEET = """

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _mesh, hlo
+from jaxdist._called import called
 from jaxdist._collectives.algorithms import (
     NAMES,
     Algorithm,
@@ -40,12 +41,13 @@ COUNTS = [2, 3, 4, 6, 8]
 EVERY = [*NAMES, "rechd"]
 
 
+@called("test")
 def _algorithm(name: str, count: int) -> Algorithm:
     if name == "rechd":
         return HalvingDoubling()
     # Workers of two where there are several, so that both levels have something to do.
     local = 2 if count % 2 == 0 and count > 2 else count
-    return make_algorithm("test", name, local=local, platform="cpu")
+    return make_algorithm(name, local=local, platform="cpu")
 
 
 def _mapped(fn: Any, count: int) -> tuple[Any, _mesh.ReplicaMesh]:
@@ -206,9 +208,10 @@ def test_levels_divide_replicas_into_workers_and_ranks() -> None:
         split(six, 4)
 
 
+@called("test")
 def test_an_unknown_name_is_refused_with_the_eight_that_there_are() -> None:
     with pytest.raises(ArgumentError) as raised:
-        make_algorithm("test", "ring", local=1, platform="cpu")
+        make_algorithm("ring", local=1, platform="cpu")
     assert all(repr(name) in str(raised.value) for name in NAMES)
     assert len(NAMES) == 8
 

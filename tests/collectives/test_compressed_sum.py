@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxdist import _mesh, hlo
+from jaxdist._called import called
 from jaxdist._collectives import CompressedSum, RoundingErrors, find_compression
 from jaxdist.errors import ArgumentError
 from tests.strategies.oracle import refused
@@ -20,9 +21,10 @@ NAMES = ["bf16", "int8"]
 
 @settings(deadline=None, max_examples=examples(30))
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1e-30, 1.0, 1e30]), st.sampled_from(NAMES))
+@called("test")
 def test_a_code_is_as_near_as_its_steps(seed: int, size: float, name: str) -> None:
     rows = np.random.default_rng(seed).normal(size=(2, 512)).astype(np.float32) * np.float32(size)
-    how = find_compression("test", name)
+    how = find_compression(name)
     kept = np.asarray(how.decode(how.encode(jnp.asarray(rows))))
     if name == "int8":
         largest = np.abs(rows.reshape(2, 2, 256)).max(-1, keepdims=True)
@@ -32,17 +34,19 @@ def test_a_code_is_as_near_as_its_steps(seed: int, size: float, name: str) -> No
     assert np.all(np.abs(kept - rows) <= bound)
 
 
+@called("test")
 def test_zeros_stay_zeros_and_codes_have_fewer_bytes() -> None:
     for name, expected in (("bf16", 1024), ("int8", 512 + 8)):
-        how = find_compression("test", name)
+        how = find_compression(name)
         code = how.encode(jnp.zeros((1, 512)))
         assert code.nbytes == expected
         assert not np.any(how.decode(code))
 
 
+@called("test")
 def _program(name: str, count: int, local: int) -> tuple[Any, CompressedSum]:
     layout = _mesh.build(jax.devices()[:count])
-    how = CompressedSum(find_compression("test", name), layout, local)
+    how = CompressedSum(find_compression(name), layout, local)
 
     def each(x: jax.Array, given: jax.Array, summed: jax.Array) -> Any:
         total, errors = how(x[0], RoundingErrors(given[0], summed[0]))
@@ -97,6 +101,7 @@ def test_across_workers_go_codes_and_within_them_all_bits(name: str, fraction: f
     assert sum(c.bytes_sent for c in across) == pytest.approx(part * fraction, rel=0.01)
 
 
+@called("test")
 def test_an_unknown_compression_is_refused() -> None:
     with refused(ArgumentError, "'int4'", "'bf16', 'int8'"):
-        find_compression("test", "int4")
+        find_compression("int4")

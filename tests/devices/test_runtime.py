@@ -8,6 +8,7 @@ import pytest
 
 import jaxdist
 from jaxdist import MirroredStrategy, PerReplica
+from jaxdist._called import called
 from jaxdist._devices import runtime
 from jaxdist.errors import ArgumentTypeError, DeviceError
 from tests.strategies.oracle import refused
@@ -84,13 +85,15 @@ def test_what_is_neither_name_nor_device_is_refused(name: Any) -> None:
         runtime.device_from_name(name)
 
 
+@called("who")
 def test_names_of_one_device_are_one_device() -> None:
     with refused(DeviceError, "who", "same device twice", "cpu:1", "List each device once"):
-        runtime.distinct_devices("who", ["cpu:1", "cpu:0", jax.devices()[1]])
+        runtime.distinct_devices(["cpu:1", "cpu:0", jax.devices()[1]])
 
 
+@called("who")
 def test_distinct_devices_keep_their_order() -> None:
-    got = runtime.distinct_devices("who", ["cpu:2", jax.devices()[0], "CPU:1"])
+    got = runtime.distinct_devices(["cpu:2", jax.devices()[0], "CPU:1"])
     assert [d.id for d in got] == [2, 0, 1]
 
 

@@ -238,7 +238,7 @@ from jaxdist.fit._loop.progress import as_verbose
 from jaxdist.jobs._run.progress import TrainingProgress
 with TrainingProgress(4, console=rich.console.Console(), unit="images") as progress:
     progress.report(4, loss=0.5, speed=1000.0, seconds_left=0.0)
-print(sys.stdout.isatty(), as_verbose("fit", "auto"))
+print(sys.stdout.isatty(), as_verbose("auto"))
 """
 
 

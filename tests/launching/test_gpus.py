@@ -4,6 +4,7 @@ import pathlib
 
 import pytest
 
+from jaxdist._called import called
 from jaxdist._launching import gpus
 from jaxdist._launching.gpus import divide_gpus, find_device_files
 from jaxdist.errors import LaunchError
@@ -26,25 +27,28 @@ FOUR = ["0", "1", "2", "3"]
         (9, 1, {"CUDA_VISIBLE_DEVICES": "-1"}, None),
     ],
 )
+@called("jaxdist launch")
 def test_each_process_gets_gpus_of_its_own(
     count: int, each: int, environment: dict[str, str], expected: list[str] | None
 ) -> None:
-    assert divide_gpus("jaxdist launch", count, each, environment, lambda: FOUR) == expected
+    assert divide_gpus(count, each, environment, lambda: FOUR) == expected
 
 
+@called("jaxdist launch")
 def test_without_gpus_nothing_is_set() -> None:
-    assert divide_gpus("jaxdist launch", 9, 1, {}, list) is None
+    assert divide_gpus(9, 1, {}, list) is None
     # A job of another machine's variables.
-    assert divide_gpus("jaxdist launch", 9, 1, {"CUDA_VISIBLE_DEVICES": "0"}, list) is None
+    assert divide_gpus(9, 1, {"CUDA_VISIBLE_DEVICES": "0"}, list) is None
 
 
+@called("jaxdist launch")
 def test_too_few_gpus_are_an_error_before_anything_starts() -> None:
     with refused(LaunchError, "5 GPUs for 5 processes, and there are 4", "Start 4", "=cpu"):
-        divide_gpus("jaxdist launch", 5, 1, {}, lambda: FOUR)
+        divide_gpus(5, 1, {}, lambda: FOUR)
     with refused(LaunchError, "there are 1 in CUDA_VISIBLE_DEVICES=2", "Start 1 process"):
-        divide_gpus("jaxdist launch", 2, 1, {"CUDA_VISIBLE_DEVICES": "2"}, lambda: FOUR)
+        divide_gpus(2, 1, {"CUDA_VISIBLE_DEVICES": "2"}, lambda: FOUR)
     with refused(LaunchError, "8 GPUs for 1 processes", "Ask for 4 device(s) in one process"):
-        divide_gpus("jaxdist launch", 1, 8, {}, lambda: FOUR)
+        divide_gpus(1, 8, {}, lambda: FOUR)
 
 
 def test_gpus_are_counted_by_their_device_files(tmp_path: pathlib.Path) -> None:

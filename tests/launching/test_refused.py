@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from jaxdist import _launching
+from jaxdist._called import called
 from jaxdist._launching import Job, find_free_ports, make_command
 from jaxdist._launching.child import Child
 from jaxdist._launching.environment import make_environments
@@ -126,18 +127,20 @@ def test_a_command_that_the_system_refuses_is_an_error() -> None:
         Child(3, [sys.executable, "x" * 10_000_000], {}, (lambda _: None, lambda _: None))
 
 
+@called("jaxdist launch")
 def test_devices_given_in_two_ways_are_refused(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_foo")
     with refused(LaunchError, "asked for 2 devices", "Remove --xla_force"):
-        make_environments("jaxdist launch", [0], 2, [1], "127.0.0.1:2", tmp_path, 1)
-    (alone,) = make_environments("jaxdist launch", [0], None, [1], "127.0.0.1:2", tmp_path, 1)
+        make_environments([0], 2, [1], "127.0.0.1:2", tmp_path, 1)
+    (alone,) = make_environments([0], None, [1], "127.0.0.1:2", tmp_path, 1)
     assert "JAX_NUM_CPU_DEVICES" not in alone
 
 
+@called("launch")
 def test_the_environment_of_each_process(tmp_path: pathlib.Path) -> None:
-    first, second = make_environments("launch", [0, 1], 3, [5, 6], "127.0.0.1:7", tmp_path, 4)
+    first, second = make_environments([0, 1], 3, [5, 6], "127.0.0.1:7", tmp_path, 4)
     workers = '{"cluster": {"worker": ["127.0.0.1:5", "127.0.0.1:6"]}, '
     assert first["TF_CONFIG"] == workers + '"task": {"type": "worker", "index": 0}}'
     assert second["TF_CONFIG"] == workers + '"task": {"type": "worker", "index": 1}}'

@@ -15,6 +15,7 @@ import pytest
 
 import jaxdist
 from jaxdist import training
+from jaxdist._called import called
 from jaxdist._preemption import handler as handler_module
 from jaxdist._preemption import notices
 from jaxdist._processes import Process
@@ -422,6 +423,7 @@ def test_clusters_that_were_not_joined_and_parameter_servers_are_refused(
     assert handlers(alone, Model(), tmp_path).run(lambda: 3) == 3
 
 
+@called("")
 def test_a_cluster_of_other_processes_than_those_that_were_joined_is_refused(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -429,7 +431,7 @@ def test_a_cluster_of_other_processes_than_those_that_were_joined_is_refused(
     with pytest.raises(ArgumentError, match=r"cluster of 2 tasks, and this process has joined 3"):
         PreemptionCheckpointHandler(_resolver({"worker": ["a:1", "b:1"]}), Model(), tmp_path)
     for resolver in (None, _resolver({"chief": ["a:1"], "worker": ["b:1", "c:1"]})):
-        assert handler_module.find_members("", resolver) == Process(0, 3)
+        assert handler_module.find_members(resolver) == Process(0, 3)
 
 
 @pytest.mark.parametrize("period", [-1, float("inf"), float("nan")])

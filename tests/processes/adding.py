@@ -9,13 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxdist._called import called
 from jaxdist._processes import join
 
 
+@called("add_over_processes")
 def add_over_processes() -> dict[str, Any]:
     """Add one number of each device over all processes."""
     config = json.loads(os.environ["TF_CONFIG"])
-    process = join("add_over_processes", config["cluster"]["worker"], config["task"]["index"])
+    process = join(config["cluster"]["worker"], config["task"]["index"])
     mesh = Mesh(np.asarray(jax.devices()), "all")
     sharding = NamedSharding(mesh, PartitionSpec("all"))
     local = np.arange(jax.local_device_count()) + 10.0 * process.index

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist import _mesh as meshes
+from jaxdist._called import called
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._processes import Agreement, join, leave
 from jaxdist._values import PerReplica
@@ -96,10 +97,11 @@ def _leaves(step: Any) -> list[PerReplica]:
     return jax.tree.leaves(step, is_leaf=lambda x: isinstance(x, PerReplica))
 
 
+@called("test")
 def read_in_a_job() -> tuple[int, int, tuple[int, ...], dict[str, Any]]:
     """Join the job of this process, and read all ways."""
     found = json.loads(os.environ["TF_CONFIG"])
-    join("test", found["cluster"]["worker"], found["task"]["index"])
+    join(found["cluster"]["worker"], found["task"]["index"])
     layout = meshes.build(jax.devices())
     process = layout.process
     read = read_all_ways(layout)

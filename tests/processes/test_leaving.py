@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from jaxdist._called import called
 from jaxdist._processes import join
 from jaxdist._processes.connections import can_list_connections, count_clients
 from jaxdist._processes.joining import leaving
@@ -19,12 +20,13 @@ from tests.tables import sampled
 on_linux = pytest.mark.skipif(not can_list_connections(), reason="connections are not listed")
 
 
+@called("test")
 def join_and_end(lists_connections: bool = True) -> int:
     """Join the others, and end at once."""
     leaving.can_list_connections = lambda: lists_connections  # type: ignore[attr-defined]
     task = json.loads(os.environ["TF_CONFIG"])
     index = int(task["task"]["index"])
-    join("test", task["cluster"]["worker"], index)
+    join(task["cluster"]["worker"], index)
     return index
 
 

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 import jaxdist
 from jaxdist import _mesh as meshes
 from jaxdist import tpu
+from jaxdist._called import called
 from jaxdist._collectives.cross_device.hierarchical import find_group_size
 from jaxdist._devices import chips
 from jaxdist._mesh import ReplicaMesh
@@ -164,18 +165,19 @@ def test_one_process_writes_checkpoints_unless_each_has_a_model_of_its_own() -> 
     assert writers([(index,) * 8 for index in range(4)]) == [True] * 4
 
 
+@called("MirroredStrategy")
 def test_a_strategy_of_one_process_names_the_processes_that_own_its_other_devices(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     layout = meshes.build(jax.devices())
     view = view_from(layout, 2, OWNERS["3+1+2+2"])
     with refused(SeveralProcessesError, "process(es) [0, 1, 3]", "process 2 of 4"):
-        check_one_process("MirroredStrategy", view, were_chosen=True)
+        check_one_process(view, were_chosen=True)
     own = view_from(layout, 2, (2,) * 8)
     with refused(SeveralProcessesError, "MirroredStrategy() was made in process 2", "4 processes"):
-        check_one_process("MirroredStrategy", own, were_chosen=False)
+        check_one_process(own, were_chosen=False)
     with caplog.at_level(logging.WARNING, "jaxdist"):
-        check_one_process("MirroredStrategy", own, were_chosen=True)
+        check_one_process(own, were_chosen=True)
     assert "process 2 of a job of 4 processes" in caplog.text
 
 

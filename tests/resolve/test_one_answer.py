@@ -91,7 +91,7 @@ def _join(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int | None] | str:
     class StoppedError(Exception):
         """Ends the constructor before it waits for others."""
 
-    def join(_: str, addresses: list[str], index: int) -> None:
+    def join(addresses: list[str], index: int) -> None:
         joined.append((len(addresses), index))
         raise StoppedError
 

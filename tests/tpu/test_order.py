@@ -52,8 +52,8 @@ def test_a_description_has_the_links_of_its_slice(monkeypatch: pytest.MonkeyPatc
     asked: list[Any] = []
     real = chips.describe_slice
     monkeypatch.setattr(chips, "describe_slice", lambda *a: asked.append(a) or real(*a))
-    tpu._system.find("described:v5p:4x4x4", "a test")
-    tpu._system.find("described:v5e:2x4*2", "a test")
+    tpu._system.find("described:v5p:4x4x4")
+    tpu._system.find("described:v5e:2x4*2")
     assert [call[2] for call in asked] == [(True,) * 3, (False,) * 3]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._called import called, refuse
 from jaxdist._checkpoints.leaves import name_leaves
 from jaxdist._checkpoints.objects import to_plain
 from jaxdist._compat import is_ready
@@ -115,13 +116,15 @@ class Snapshots:
                 return kept.step, {n: np.array(x) for n, x in kept.leaves.items()}, notes or {}
         raise NoCopyError(self._reason)
 
+    @called("Checkpoints.on_failure")
     def _ask(self) -> tuple[int, PyTree, Notes]:
         found = self._callback()
         if not isinstance(found, tuple) or len(found) not in (2, 3) or type(found[0]) is not int:
-            raise ArgumentTypeError(
-                f"Checkpoints.on_failure was given a callback that returned {show(found)}.\n\n"
-                "It returns the number of completed steps and the state, as save takes them.\n\n"
-                "Pass for instance lambda: (step, (model, optimizer))."
+            raise refuse(
+                ArgumentTypeError,
+                f"a callback that returned {show(found)}.",
+                "It returns the number of completed steps and the state, as save takes them.",
+                "Pass for instance lambda: (step, (model, optimizer)).",
             )
         return found if len(found) == 3 else (*found, None)
 

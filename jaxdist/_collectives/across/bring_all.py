@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _processes
+from jaxdist._called import name_call
 from jaxdist._collectives.across.kinds import Request, check_count
 from jaxdist._collectives.across.plain import fetch_bits
 from jaxdist._values import (
@@ -38,14 +39,14 @@ def bring_all(request: Request, name: str, value: PerReplica) -> PerReplica:
     if layout.is_shared and len(value.values) == layout.num_replicas:
         # The program lists the values of all replicas in every process.
         return value
-    check_count(request.caller, name, value.values, layout)
+    check_count(name, value.values, layout)
     if not layout.is_shared:
         return value
     numbers = [x for x in value.values if is_python_number(x) and not isinstance(x, complex)]
     own = numbers if len(numbers) == len(value.values) else None
     purpose = f"the numbers of {name}"
     seconds = request.options.timeout_seconds
-    texts = _processes.exchange(request.caller, _CHANNEL, json.dumps(own), seconds, purpose)
+    texts = _processes.exchange(name_call(), _CHANNEL, json.dumps(own), seconds, purpose)
     said = [json.loads(text) for text in texts]
     if None not in said:
         # Exact for integers of any size, which a sum has to compare with the dtype's bounds.

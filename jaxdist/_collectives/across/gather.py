@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist._called import call_as, name_call
 from jaxdist._collectives.across.bring_all import bring_all
 from jaxdist._collectives.across.kinds import (
     Function,
@@ -43,10 +44,10 @@ from jaxdist.errors import ContextError
 def plan_rows(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
     """Plan the gather of an array with the rows of all replicas."""
     layout = request.layout
-    refuse_leaked(request.caller, name, leaf)
+    refuse_leaked(name, leaf)
     array, local = read_rows(request, name, leaf)
     struct = jax.ShapeDtypeStruct(local, array.dtype)
-    dim = gather_dim(request.caller, name, struct, request.axis)
+    dim = gather_dim(name, struct, request.axis)
     if isinstance(array, jax.core.Tracer):
         return lambda array: compute_auto(lambda x: _join_traced(x, dim, layout), array)
     if isinstance(array, jax.Array) and not is_addressable(array):
@@ -81,14 +82,14 @@ def _concatenate_parts(array: jax.Array, dim: int, num_replicas: int) -> jax.Arr
 def plan_one(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
     """Plan the gather of a value that is equal on all replicas."""
     replicas = request.layout.num_replicas
-    refuse_leaked(request.caller, name, leaf)
+    refuse_leaked(name, leaf)
     is_traced = isinstance(leaf, jax.core.Tracer)
     if is_traced and replicas > 1 and origin_of(leaf) is None:
         raise make_unknown_error(request, name, leaf)
     if replicas == 1 or not is_mirrored(leaf, request.layout):
         return lambda value: value
     # Every replica has this value, so the gathered array repeats it once for each.
-    dim = gather_dim(request.caller, name, leaf, request.axis)
+    dim = gather_dim(name, leaf, request.axis)
     if is_traced:
         return lambda value: jnp.concatenate([value] * replicas, axis=dim)
     return lambda value: put_on_default_device(
@@ -103,7 +104,7 @@ def make_unknown_error(request: Request, name: str, value: jax.Array) -> Context
     """
     replicas = request.layout.num_replicas
     return ContextError(
-        f"{request.caller} cannot gather {name}, {value.aval.str_short()}, in a function that JAX "
+        f"{name_call()} cannot gather {name}, {value.aval.str_short()}, in a function that JAX "
         "traces.\n\n"
         "There the strategy does not know where an array is. A value of every replica is repeated "
         f"for each of the {replicas} replicas, and rows of all replicas are not.\n\n"
@@ -118,13 +119,13 @@ gather_one = Planned(plan_one)
 
 def gather_list(request: Request, name: str, value: PerReplica) -> Any:
     """Gather values that are not placed yet, or that have different shapes."""
-    caller, axis = request.caller, request.axis
+    axis = request.axis
     value = bring_all(request, name, value)
     for v in value.values:
-        check_supported(f"{caller} cannot gather {name}", v)
+        check_supported(f"{name_call()} cannot gather {name}", v)
     arrays = [v if hasattr(v, "dtype") else np.asarray(v) for v in value.values]
-    dim = min(gather_dim(caller, name, a, axis) for a in arrays)
-    check_gatherable(caller, {name: value}, axis)
+    dim = min(gather_dim(name, a, axis) for a in arrays)
+    check_gatherable({name: value}, axis)
     return put_on_default_device(
         np.concatenate([fetch_bits(a) for a in arrays], axis=dim), like=arrays[0]
     )
@@ -133,7 +134,7 @@ def gather_list(request: Request, name: str, value: PerReplica) -> Any:
 def gather_sharded(request: Request, name: str, leaf: Sharded) -> Any:
     """Gather a sharded array: the whole array, for any axis."""
     # The axis has no effect, but a wrong one must fail as it does for other values.
-    gather_dim(request.caller, name, leaf.array, request.axis)
+    gather_dim(name, leaf.array, request.axis)
     return gather_whole(leaf)
 
 
@@ -154,8 +155,8 @@ def gather_across(request: Request, name: str, leaf: Any) -> Any:
     return GATHER[find_kind(leaf, request.layout)](request, name, leaf)
 
 
-def check_gatherable(caller: str, named: Mapping[str, Any], axis: Any) -> None:
+def check_gatherable(named: Mapping[str, Any], axis: Any) -> None:
     """Refuse values that cannot be concatenated, and name all of them."""
     free = (axis.__index__(),) if hasattr(axis, "__index__") else ()
     remedy = "Gather on the dim that differs, or pad the others first."
-    check_together(f"{caller}(axis={axis})", named, free, remedy=remedy)
+    call_as(f"{name_call()}(axis={axis})", check_together, named, free, remedy=remedy)

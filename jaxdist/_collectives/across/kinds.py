@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import jax
 
+from jaxdist._called import refuse
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.options.reduce_op import ReduceOp
 from jaxdist._mesh import ReplicaMesh
@@ -50,7 +51,6 @@ class ValueKind(enum.Enum):
 class Request:
     """The request of one call of `Strategy.reduce` or `gather`."""
 
-    caller: str
     axis: Any
     layout: ReplicaMesh
     op: ReduceOp = ReduceOp.SUM  # of a reduction
@@ -79,7 +79,7 @@ class Planned:
             return self.plan(request, name, leaf)(leaf)
         if not leaf.is_global:  # traced values
             for part in leaf.values:
-                refuse_leaked(request.caller, name, part)
+                refuse_leaked(name, part)
             leaf = place_per_replica(name, leaf, request.layout)
         return self.plan(request, name, leaf)(leaf.array)
 
@@ -112,14 +112,15 @@ def find_kind(leaf: Any, layout: ReplicaMesh) -> ValueKind:
     return next((kind for type_, kind in _KINDS.items() if isinstance(leaf, type_)), ValueKind.ONE)
 
 
-def check_count(caller: str, name: str, values: Sequence[Any], layout: ReplicaMesh) -> None:
+def check_count(name: str, values: Sequence[Any], layout: ReplicaMesh) -> None:
     """Refuse a `PerReplica` unless it has a value for each replica of this process."""
     if len(values) != len(layout.local_replicas):
-        raise ReplicaValueError(
-            f"{caller} was given {name}, a PerReplica with {len(values)} values, and the strategy "
-            f"has {len(layout.local_replicas)} replicas in this process.\n\n"
-            "A PerReplica has one value for each replica of the strategy that made it.\n\n"
-            "Use the strategy that made the value."
+        raise refuse(
+            ReplicaValueError,
+            f"{name}, a PerReplica with {len(values)} values, and the strategy has "
+            f"{len(layout.local_replicas)} replicas in this process.",
+            "A PerReplica has one value for each replica of the strategy that made it.",
+            "Use the strategy that made the value.",
         )
 
 

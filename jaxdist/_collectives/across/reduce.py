@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from jaxdist._called import call_as, called, name_call, refuse
 from jaxdist._collectives.across.bring_all import bring_all
 from jaxdist._collectives.across.kinds import Planned, Request, read_rows
 from jaxdist._collectives.across.plain import (
@@ -51,7 +52,7 @@ def plan_rows(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
     layout, op = request.layout, request.op
     dims = None if request.axis is None else _parse_axis(name, request.axis)
     array, local = read_rows(request, name, leaf)
-    check_numeric(request.caller, name, array)
+    check_numeric(name, array)
     on = () if not dims else _find_dims(name, jax.ShapeDtypeStruct(local, array.dtype), dims)
     shape, over = (layout.num_replicas, *local), (0, *(d + 1 for d in on))
     dtype = result_dtype(op, array.dtype)
@@ -79,8 +80,8 @@ def plan_one(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
     """Plan the reduction of a value that is equal on all replicas."""
     layout, op = request.layout, request.op
     dims = None if request.axis is None else _parse_axis(name, request.axis)
-    check_numeric(request.caller, name, leaf)
-    refuse_leaked(request.caller, name, leaf)
+    check_numeric(name, leaf)
+    refuse_leaked(name, leaf)
     if dims is not None:
         on = _find_dims(name, jnp.asarray(leaf), dims)
         return lambda value: compute_auto(
@@ -96,13 +97,16 @@ def plan_one(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
     # replica has changed yet.
     if isinstance(leaf, (int, float, np.ndarray, np.generic)) and not np.any(leaf):
         return functools.partial(reduce_one_value, op)
-    raise ArgumentError(
-        f"Strategy.reduce(SUM, ...) was given {name}, a {type(leaf).__name__} that is not "
-        f"distributed: it has one value, and the strategy has {layout.num_replicas} replicas.\n\n"
+    raise call_as(
+        "Strategy.reduce(SUM, ...)",
+        refuse,
+        ArgumentError,
+        f"{name}, a {type(leaf).__name__} that is not distributed: it has one value, and the "
+        f"strategy has {layout.num_replicas} replicas.",
         "Only a PerReplica, an array laid out over the replicas, or one that is replicated over "
-        "the strategy's devices can be summed over replicas.\n\n"
-        f"Multiply by {layout.num_replicas} if that is meant, use 'MEAN' (which gives it back), or "
-        "replicate it with jax.device_put(value, strategy.replicated_sharding)."
+        "the strategy's devices can be summed over replicas.",
+        f"Multiply by {layout.num_replicas} if that is meant, use 'MEAN' (which gives it back), "
+        "or replicate it with jax.device_put(value, strategy.replicated_sharding).",
     )
 
 
@@ -138,7 +142,7 @@ def reduce_sharded(request: Request, name: str, leaf: Sharded) -> Any:
     The replicas share one array, so there is nothing to add over them. With `axis`, these dims of
     the array are reduced.
     """
-    check_numeric(request.caller, name, leaf.array)
+    check_numeric(name, leaf.array)
     whole = gather_whole(leaf)
     if request.axis is None:
         return reduce_one_value(request.op, whole)
@@ -228,15 +232,15 @@ def reduce_list(request: Request, name: str, value: PerReplica) -> Any:
     op = request.op
     dims = None if request.axis is None else _parse_axis(name, request.axis)
     value = bring_all(request, name, value)
-    check_reducible(request.caller, {name: value}, dims)
+    check_reducible({name: value}, dims)
     for v in value.values:
-        check_numeric(request.caller, name, v)
+        check_numeric(name, v)
     arrays = [np.asarray(v) for v in value.values]
     # NumPy reads Python floats as float64. The result has the dtype that JAX would give it.
     dtype = _accumulation_dtype(result_dtype(op, jax.dtypes.canonicalize_dtype(arrays[0].dtype)))
     over = [() if dims is None else _find_dims(name, a, dims) for a in arrays]
     if op is ReduceOp.SUM:
-        check_sum(name, value, dims)
+        call_as("Strategy.reduce", check_sum, name, value, dims)
     if dims is None:
         return _reduce_on_host(op, np.stack(arrays), (0,), dtype)
     # The shapes may differ on the reduced dims. A mean counts every element once, and not every
@@ -251,7 +255,7 @@ def reduce_list(request: Request, name: str, value: PerReplica) -> Any:
     return put_on_default_device(np.asarray(whole))
 
 
-def check_reducible(caller: str, named: Mapping[str, Any], axis: Any) -> None:
+def check_reducible(named: Mapping[str, Any], axis: Any) -> None:
     """Refuse values that `Strategy.reduce` cannot add over the replicas, and name all of them."""
     given = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
     free = tuple(d.__index__() for d in given if hasattr(d, "__index__"))
@@ -259,9 +263,10 @@ def check_reducible(caller: str, named: Mapping[str, Any], axis: Any) -> None:
     remedy = "Reduce the other dims too, or pad them first."
     if axis is None:
         remedy = "Give axis=0 to reduce the rows of all replicas together."
-    check_together(f"{caller}(axis={shown_axis})", named, free, remedy=remedy)
+    call_as(f"{name_call()}(axis={shown_axis})", check_together, named, free, remedy=remedy)
 
 
+@called("Strategy.reduce")
 def _parse_axis(name: str, axis: Any) -> tuple[int, ...]:
     """Return `axis` of a reduction as a tuple of integers."""
     given: Sequence[Any] = axis if isinstance(axis, tuple) else (axis,)
@@ -272,10 +277,11 @@ def _parse_axis(name: str, axis: Any) -> tuple[int, ...]:
             raise TypeError
         return tuple(operator.index(a) for a in given)
     except TypeError:
-        raise ArgumentTypeError(
-            f"Strategy.reduce was given axis={show(axis)}, for {name}.\n\n"
-            "axis is None, an integer, or a tuple of integers.\n\n"
-            "Pass axis=None to reduce over the replicas only, or axis=0 over their rows as well."
+        raise refuse(
+            ArgumentTypeError,
+            f"axis={show(axis)}, for {name}.",
+            "axis is None, an integer, or a tuple of integers.",
+            "Pass axis=None to reduce over the replicas only, or axis=0 over their rows as well.",
         ) from None
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxdist._called import refuse
 from jaxdist._collectives.across.kinds import is_slices, is_sparse
 from jaxdist._values import IndexedSlices, PerReplica
 from jaxdist.errors import UnsupportedError
@@ -19,7 +20,7 @@ def join_slices(value: Any) -> Any:
     return value
 
 
-def refuse_sparse(caller: str, value: Any) -> None:
+def refuse_sparse(value: Any) -> None:
     """Refuse a sparse matrix of JAX, whose indices would be combined like its numbers.
 
     Raises:
@@ -27,28 +28,30 @@ def refuse_sparse(caller: str, value: Any) -> None:
     """
     if is_sparse(value):
         kind = type(value).__name__
-        raise UnsupportedError(
-            f"{caller} was given a {kind}: {value!r}.\n\n"
+        raise refuse(
+            UnsupportedError,
+            f"a {kind}: {value!r}.",
             "Its indices are arrays like its numbers, and would be combined with those of other "
-            "replicas.\n\n"
+            "replicas.",
             "Pass jaxdist.IndexedSlices(value.data, value.indices[:, 0], value.shape) for rows; "
             f"value.todense(); or value.data alone, where the {kind}s of all replicas have the "
-            "same indices."
+            "same indices.",
         )
 
 
-def refuse_slices(caller: str, name: str, value: Any) -> None:
+def refuse_slices(name: str, value: Any) -> None:
     """Refuse `IndexedSlices` where whole arrays are concatenated.
 
     Raises:
         UnsupportedError: `value` is `IndexedSlices`, a `PerReplica` of them, or a sparse matrix.
     """
-    refuse_sparse(caller, value)
+    refuse_sparse(value)
     if is_slices(join_slices(value)):
-        raise UnsupportedError(
-            f"{caller} was given {name}, which is IndexedSlices.\n\n"
+        raise refuse(
+            UnsupportedError,
+            f"{name}, which is IndexedSlices.",
             "IndexedSlices of all replicas, concatenated, mean the sum of the arrays, and not the "
-            "arrays one after the other.\n\n"
+            "arrays one after the other.",
             "Gather the arrays: slices.to_dense(). For the sum use reduce('SUM', slices); for the "
-            "rows themselves gather slices.values and slices.indices."
+            "rows themselves gather slices.values and slices.indices.",
         )

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxdist import _processes
+from jaxdist._called import name_call
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import PerReplica
 from jaxdist.errors import ProgramMismatchError
 
 
 def check_same_call(
-    caller: str,
     arguments: Mapping[str, Any],
     named: Mapping[str, Any],
     layout: ReplicaMesh,
@@ -25,7 +25,6 @@ def check_same_call(
         In a job of several processes, one exchange over the key-value store.
 
     Args:
-        caller: The method.
         arguments: Its arguments without the value, by name.
         named: The leaves of the value, by name.
         layout: The mesh of the strategy.
@@ -36,6 +35,7 @@ def check_same_call(
         DeadlineExceededError: A process does not make the call in time.
         UnavailableError: A process has ended.
     """
+    caller = name_call()
     if not layout.is_shared:
         return
     own = {"method": caller, **{k: str(v) for k, v in arguments.items()}}

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxdist._called import call_as, refuse
 from jaxdist._collectives.across.gather import gather_across
 from jaxdist._collectives.across.kinds import (
     Function,
@@ -45,10 +46,13 @@ from jaxdist.errors import ArgumentTypeError
 def reduce_slices(request: Request, name: str, slices: IndexedSlices) -> IndexedSlices:
     """Reduce `IndexedSlices` outside of a step."""
     if request.axis is not None:
-        raise ArgumentTypeError(
-            f"Strategy.reduce was given axis={request.axis!r} and {name}, which is IndexedSlices."
-            "\n\nThe rows of all replicas are concatenated; there is no dim to reduce over.\n\n"
-            "Leave axis=None, or reduce slices.to_dense()."
+        raise call_as(
+            "Strategy.reduce",
+            refuse,
+            ArgumentTypeError,
+            f"axis={request.axis!r} and {name}, which is IndexedSlices.",
+            "The rows of all replicas are concatenated; there is no dim to reduce over.",
+            "Leave axis=None, or reduce slices.to_dense().",
         )
     parts = (("values", slices.values), ("indices", slices.indices))
     if not any(_is_distributed(own, request.layout) for _, own in parts):
@@ -56,8 +60,11 @@ def reduce_slices(request: Request, name: str, slices: IndexedSlices) -> Indexed
         # is the value, and a sum raises an error.
         values = reduce_one(request, name, slices.values)
         return slices if values is slices.values else slices.with_parts(values, slices.indices)
-    rows = Request("Strategy.gather", 0, request.layout)
-    values, indices = (gather_across(rows, f"{name}.{part}", own) for part, own in parts)
+    rows = Request(0, request.layout)
+    values, indices = (
+        call_as("Strategy.gather", gather_across, rows, f"{name}.{part}", own)
+        for part, own in parts
+    )
     scaled = scale_rows(request.op, values, request.layout.num_replicas)
     return slices.with_parts(scaled, indices)
 
@@ -76,7 +83,6 @@ def all_reduce_slices(
 
 
 def all_reduce_tree(
-    caller: str,
     op: ReduceOp,
     value: PyTree,
     layout: ReplicaMesh,
@@ -87,14 +93,14 @@ def all_reduce_tree(
     leaves, treedef = jax.tree.flatten(value, is_leaf=_is_opaque_leaf)
     if any(map(is_container, leaves)):
         inner = open_containers(value, "value", is_leaf=_is_opaque_leaf)
-        return close_containers(all_reduce_tree(caller, op, inner, layout, options, ops))
+        return close_containers(all_reduce_tree(op, inner, layout, options, ops))
     for leaf in leaves:
-        refuse_sparse(caller, leaf)
+        refuse_sparse(leaf)
     if not any(map(is_slices, leaves)):
-        return all_reduce(caller, op, value, layout, options, ops)
+        return all_reduce(op, value, layout, options, ops)
     # One call for all dense leaves, so that they share packs.
     dense = [x for x in leaves if not is_slices(x)]
-    reduced = iter(all_reduce(caller, op, dense, layout, options, ops))
+    reduced = iter(all_reduce(op, dense, layout, options, ops))
     axes, count = layout.replica_axes, layout.num_replicas
     return jax.tree.unflatten(
         treedef,

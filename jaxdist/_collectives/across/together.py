@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._called import name_call, refuse
 from jaxdist._validate import format_lines
 from jaxdist._values import (
     IndexedSlices,
@@ -18,12 +19,11 @@ from jaxdist.errors import ReplicaValueError, ShapeError
 
 
 def check_together(
-    caller: str, named: Mapping[str, Any], free: tuple[int, ...] = (), *, remedy: str = ""
+    named: Mapping[str, Any], free: tuple[int, ...] = (), *, remedy: str = ""
 ) -> None:
     """Refuse values whose shapes or dtypes differ between replicas, and name all of them.
 
     Args:
-        caller: The caller's name, for the message.
         named: Values by their names. Only a `PerReplica` that is a list of values can differ.
         free: Dims that may differ.
         remedy: The advice for different shapes, where padding is not the best.
@@ -32,6 +32,7 @@ def check_together(
         ShapeError: Shapes or dtypes differ.
         ReplicaValueError: A Python integer does not fit into JAX's integer dtype.
     """
+    caller = name_call()
     wrong: list[str] = []
     shapes = dtypes = False
     for name, value in named.items():
@@ -58,10 +59,12 @@ def check_together(
     advice = ["Cast them to one dtype first (x.astype)."] if dtypes else []
     advice += [remedy or "Pad them to one shape first, with a mask."] if shapes else []
     but_for = f", but for dim {', '.join(map(str, free))}" if free else ""
-    raise ShapeError(
-        f"{caller} was given {len(wrong)} value{'s' * (len(wrong) > 1)} that "
-        f"differ{'s' * (len(wrong) == 1)} between replicas:\n{format_lines(wrong)}\n\n"
-        f"All replicas must pass values of one dtype and one shape{but_for}.\n\n" + " ".join(advice)
+    raise refuse(
+        ShapeError,
+        f"{len(wrong)} value{'s' * (len(wrong) > 1)} that differ{'s' * (len(wrong) == 1)} between "
+        f"replicas:\n{format_lines(wrong)}",
+        f"All replicas must pass values of one dtype and one shape{but_for}.",
+        " ".join(advice),
     )
 
 
@@ -69,7 +72,6 @@ def check_sum(
     name: str,
     value: PerReplica,
     dims: int | tuple[int, ...] | None,
-    caller: str = "Strategy.reduce",
 ) -> None:
     """Refuse a sum of Python integers that does not fit into JAX's integer dtype."""
     if value.is_global or not all(is_python_number(v) for v in value.values):
@@ -84,7 +86,8 @@ def check_sum(
     for n in total.flat:
         if not bounds.min <= n <= bounds.max:
             raise ReplicaValueError(
-                f"{caller}(SUM, ...) of {name} gives {n}, and {explain_too_large(int(n), bounds)}"
+                f"{name_call()}(SUM, ...) of {name} gives {n}, and "
+                f"{explain_too_large(int(n), bounds)}"
             )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax
 
 from jaxdist import cost
+from jaxdist._called import called
 from jaxdist._collectives.algorithms.algorithm import Algorithm
 from jaxdist._collectives.algorithms.by_name import NAMES, make_algorithm
 from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
@@ -26,10 +27,11 @@ class Auto(Algorithm):
         """Return the sum by the algorithm that is fastest for this vector."""
         return self.choose(level.size, vector.nbytes).all_reduce(vector, level)
 
+    @called("auto")
     def choose(self, num_replicas: int, num_bytes: int) -> Algorithm:
         """Return the fastest algorithm."""
         name = self.predict_times(num_replicas, num_bytes)[0][0]
-        return make_algorithm("auto", name, local=self.local, platform=self.platform)
+        return make_algorithm(name, local=self.local, platform=self.platform)
 
     def predict_times(self, num_replicas: int, num_bytes: int) -> list[tuple[str, float]]:
         """Return all possible algorithms with their predicted seconds, the fastest first."""

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxdist._called import refuse
 from jaxdist._collectives.algorithms.algorithm import Algorithm, Scattering
 from jaxdist._collectives.algorithms.halving_doubling import HalvingDoubling
 from jaxdist._collectives.algorithms.host import Host
@@ -23,22 +24,22 @@ NAMES = (
 )
 
 
-def check_name(caller: str, name: Any) -> None:
+def check_name(name: Any) -> None:
     """Refuse a name that is not one of the eight."""
     if not isinstance(name, str) or name not in NAMES:
-        raise ArgumentError(
-            f"{caller} was given all_reduce_spec with the algorithm {name!r}, which does not exist."
-            f"\n\nThe algorithms are {', '.join(map(repr, NAMES))}. Names with a slash have two "
-            "levels: within a worker, and across workers.\n\n"
-            "Pass one of them, for instance 'nccl'."
+        raise refuse(
+            ArgumentError,
+            f"all_reduce_spec with the algorithm {name!r}, which does not exist.",
+            f"The algorithms are {', '.join(map(repr, NAMES))}. Names with a slash have two "
+            "levels: within a worker, and across workers.",
+            "Pass one of them, for instance 'nccl'.",
         )
 
 
-def make_algorithm(caller: str, name: str, *, local: int, platform: str) -> Algorithm:
+def make_algorithm(name: str, *, local: int, platform: str) -> Algorithm:
     """Return the algorithm with a name.
 
     Args:
-        caller: The caller's name, for messages.
         name: One of `NAMES`.
         local: Replicas of each worker, for names with a slash.
         platform: Platform of the devices.
@@ -46,7 +47,7 @@ def make_algorithm(caller: str, name: str, *, local: int, platform: str) -> Algo
     Raises:
         ArgumentError: `name` is not one of `NAMES`.
     """
-    check_name(caller, name)
+    check_name(name)
     within: dict[str, Scattering] = {"nccl": Xla(), "pscpu": Host(platform)}
     alone: dict[str, Algorithm] = {
         **within,

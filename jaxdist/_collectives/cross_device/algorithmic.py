@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from jaxdist._called import called
 from jaxdist._collectives.across.plain import take_plain_array
 from jaxdist._collectives.across.together import check_sum
 from jaxdist._collectives.cross_device.base import CrossDeviceOps
@@ -60,6 +61,7 @@ class AlgorithmicOps(CrossDeviceOps):
             )[0]
         return super().reduce_implementation(reduce_op, per_replica_value, destinations, options)
 
+    @called(lambda self, method: f"{type(self).__name__}.{method}")
     def _reduce_pairs(
         self,
         method: str,
@@ -71,22 +73,21 @@ class AlgorithmicOps(CrossDeviceOps):
         values = [v for v, _ in value_destination_pairs]
         if not values:
             return []
-        caller = f"{type(self).__name__}.{method}"
         destinations = [d for _, d in value_destination_pairs]
-        layout = find_layout(caller, values, destinations)
+        layout = find_layout(values, destinations)
         # In a step the values are traced already, and every replica calls the algorithm directly.
         if all(isinstance(v, Handle) for v in values):
             return self.all_reduced(reduce_op, [v.local for v in values], layout, options)
         if reduce_op is ReduceOp.SUM:
             # A Python integer has no dtype yet, so an overflow can still be an error with its name.
             for i, value in enumerate(values):
-                check_sum(f"value {i}", value, None, caller)
-        placed_values = put_on_mesh(caller, values, layout)
+                check_sum(f"value {i}", value, None)
+        placed_values = put_on_mesh(values, layout)
         scalars = tuple(v.form is Form.SCALARS for v in placed_values)
         program = _compile(self, reduce_op, layout, options, scalars)
         # One program for all values, so that their leaves can share packs.
         totals = program([view_auto(v.array) for v in placed_values])
-        targets = [find_target(caller, d, layout) for d in destinations]
+        targets = [find_target(d, layout) for d in destinations]
         return [put_on_target(take_plain_array(x), t) for x, t in zip(totals, targets, strict=True)]
 
     def all_reduced(

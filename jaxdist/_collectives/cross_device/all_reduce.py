@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from jaxdist._called import call_as, called, refuse
 from jaxdist._collectives.algorithms import Algorithm, TwoLevel, Xla, group_all
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
 from jaxdist._collectives.cross_device.checks import check_count
@@ -41,6 +42,7 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
         `tf.contrib.distribute.AllReduceCrossDeviceOps`.
     """
 
+    @called(lambda self: type(self).__name__)
     def __init__(
         self,
         all_reduce_alg: str = "nccl",
@@ -52,10 +54,11 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
             "nccl",
             "hierarchical_copy",
         ):
-            raise ArgumentError(
-                f"{type(self).__name__} was given all_reduce_alg={show(all_reduce_alg)}.\n\n"
-                "all_reduce_alg is 'nccl' or 'hierarchical_copy'.\n\n"
-                "Pass all_reduce_alg='nccl', or leave it out."
+            raise refuse(
+                ArgumentError,
+                f"all_reduce_alg={show(all_reduce_alg)}.",
+                "all_reduce_alg is 'nccl' or 'hierarchical_copy'.",
+                "Pass all_reduce_alg='nccl', or leave it out.",
             )
         self.all_reduce_alg = all_reduce_alg
         self._set_packing(num_packs, agg_small_grads_max_bytes, agg_small_grads_max_group)
@@ -63,12 +66,12 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
     def _set_packing(self, num_packs: Any, max_bytes: Any, max_group: Any) -> None:
         """Check and set the attributes that control packing."""
         name = type(self).__name__
-        self.num_packs = check_count(name, "num_packs", num_packs, least=0)
-        self.agg_small_grads_max_bytes = check_count(
-            name, "agg_small_grads_max_bytes", max_bytes, least=0
+        self.num_packs = call_as(name, check_count, "num_packs", num_packs, least=0)
+        self.agg_small_grads_max_bytes = call_as(
+            name, check_count, "agg_small_grads_max_bytes", max_bytes, least=0
         )
-        self.agg_small_grads_max_group = check_count(
-            name, "agg_small_grads_max_group", max_group, least=1
+        self.agg_small_grads_max_group = call_as(
+            name, check_count, "agg_small_grads_max_group", max_group, least=1
         )
 
     @property

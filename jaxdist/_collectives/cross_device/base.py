@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._called import call_as, called, name_call, refuse
 from jaxdist._collectives.across.gather import gather_across
 from jaxdist._collectives.across.kinds import Request
 from jaxdist._collectives.across.together import check_together
@@ -53,6 +54,7 @@ class CrossDeviceOps:
         `tf.distribute.CrossDeviceOps`.
     """
 
+    @called(lambda self: f"{type(self).__name__}.reduce")
     def reduce(
         self,
         reduce_op: ReduceOp | str,
@@ -98,19 +100,19 @@ class CrossDeviceOps:
         Source:
             `tf.distribute.CrossDeviceOps.reduce`.
         """
-        caller = f"{type(self).__name__}.reduce"
-        op, chosen = self._check_options(caller, reduce_op, options, experimental_hints)
+        op, chosen = self._check_options(reduce_op, options, experimental_hints)
         # Wrong destinations are an error before any value is moved. The mesh is not known yet.
-        find_target(caller, destinations, None)
-        slices = read_slices(caller, "per_replica_value", per_replica_value)
+        find_target(destinations, None)
+        slices = read_slices("per_replica_value", per_replica_value)
         if slices is not None:
             return self._reduce_slices("per_replica_value", op, slices, destinations, chosen)
-        value = as_per_replica(caller, "per_replica_value", per_replica_value)
-        check_together(caller, {"per_replica_value": value})
+        value = as_per_replica("per_replica_value", per_replica_value)
+        check_together({"per_replica_value": value})
         result = self.reduce_implementation(op, value, destinations, chosen)
         check_results(self, [result], [local_shape(value)])
         return result
 
+    @called(lambda self: f"{type(self).__name__}.batch_reduce")
     def batch_reduce(
         self,
         reduce_op: ReduceOp | str,
@@ -143,19 +145,18 @@ class CrossDeviceOps:
         Source:
             `tf.distribute.CrossDeviceOps.batch_reduce`.
         """
-        caller = f"{type(self).__name__}.batch_reduce"
-        op, chosen = self._check_options(caller, reduce_op, options, experimental_hints)
-        pairs = check_pairs(caller, value_destination_pairs)
+        op, chosen = self._check_options(reduce_op, options, experimental_hints)
+        pairs = check_pairs(value_destination_pairs)
         for _, d in pairs:
-            find_target(caller, d, None)
+            find_target(d, None)
         names = [f"value_destination_pairs[{i}][0]" for i in range(len(pairs))]
-        sparse = [read_slices(caller, n, v) for n, (v, _) in zip(names, pairs, strict=True)]
+        sparse = [read_slices(n, v) for n, (v, _) in zip(names, pairs, strict=True)]
         named = {
-            i: (as_per_replica(caller, names[i], v), d)
+            i: (as_per_replica(names[i], v), d)
             for i, (v, d) in enumerate(pairs)
             if sparse[i] is None
         }
-        check_together(caller, {f"value {i}": v for i, (v, _) in named.items()})
+        check_together({f"value {i}": v for i, (v, _) in named.items()})
         dense: list[Any] = []
         if named or not pairs:
             dense = self.batch_reduce_implementation(op, list(named.values()), chosen)
@@ -170,6 +171,7 @@ class CrossDeviceOps:
             for i, slices in enumerate(sparse)
         ]
 
+    @called(lambda self: f"{type(self).__name__}.reduce")
     def _reduce_slices(
         self,
         name: str,
@@ -179,14 +181,14 @@ class CrossDeviceOps:
         options: CommunicationOptions,
     ) -> IndexedSlices:
         """Reduce `IndexedSlices` by this class's gather."""
-        caller = f"{type(self).__name__}.reduce"
 
         def gather(part: PerReplica) -> Any:
-            gather_dim(caller, name, local_shape(part), 0)
+            gather_dim(name, local_shape(part), 0)
             return self.gather_implementation(part, destinations, 0, options)
 
-        return reduce_slices(caller, name, op, slices, gather)
+        return reduce_slices(name, op, slices, gather)
 
+    @called(lambda self: f"{type(self).__name__}.broadcast")
     def broadcast(self, tensor: Any, destinations: Any) -> Any:
         """Return one value on all of `destinations`.
 
@@ -212,15 +214,15 @@ class CrossDeviceOps:
         Source:
             `tf.distribute.CrossDeviceOps.broadcast`.
         """
-        caller = f"{type(self).__name__}.broadcast"
-        find_target(caller, destinations, None)
+        find_target(destinations, None)
         leaves = jax.tree.flatten_with_path(tensor, is_leaf=lambda x: isinstance(x, PerReplica))[0]
         for path, leaf in leaves:
-            _check_one(caller, "tensor" + jax.tree_util.keystr(path), leaf)
+            _check_one("tensor" + jax.tree_util.keystr(path), leaf)
         result = self.broadcast_implementation(tensor, destinations)
         _check_broadcast(f"{type(self).__name__}.broadcast_implementation", result, tensor)
         return result
 
+    @called(lambda self: f"{type(self).__name__}.gather")
     def gather(
         self,
         per_replica_value: Any,
@@ -257,11 +259,10 @@ class CrossDeviceOps:
         Source:
             `tf.distribute.CrossDeviceOps._gather`.
         """
-        caller = f"{type(self).__name__}.gather"
-        _, chosen = self._check_options(caller, ReduceOp.SUM, options, experimental_hints)
-        value = as_per_replica(caller, "per_replica_value", per_replica_value)
-        find_target(caller, destinations, None)
-        gather_dim(caller, "per_replica_value", local_shape(value), axis)
+        _, chosen = self._check_options(ReduceOp.SUM, options, experimental_hints)
+        value = as_per_replica("per_replica_value", per_replica_value)
+        find_target(destinations, None)
+        gather_dim("per_replica_value", local_shape(value), axis)
         return self.gather_implementation(value, destinations, axis, chosen)
 
     def reduce_implementation(
@@ -309,15 +310,16 @@ class CrossDeviceOps:
             for value, destinations in value_destination_pairs
         ]
 
+    @called(lambda self: f"{type(self).__name__}.broadcast")
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
         """Put a value on its destinations. Override this method to change how.
 
         Source:
             `tf.distribute.CrossDeviceOps.broadcast_implementation`.
         """
-        caller = f"{type(self).__name__}.broadcast"
-        return put_on_target(tensor, find_target(caller, destinations, None))
+        return put_on_target(tensor, find_target(destinations, None))
 
+    @called(lambda self: f"{type(self).__name__}.gather")
     def gather_implementation(
         self, per_replica_value: Any, destinations: Any, axis: int, options: CommunicationOptions
     ) -> Any:
@@ -326,31 +328,32 @@ class CrossDeviceOps:
         Source:
             `tf.distribute.CrossDeviceOps._gather_implementation`.
         """
-        caller = f"{type(self).__name__}.gather"
         if isinstance(per_replica_value, Handle):
-            return gather_handle(caller, per_replica_value, axis)
-        layout = find_layout(caller, [per_replica_value], [destinations])
-        request = Request(caller, axis, layout)
+            return gather_handle(per_replica_value, axis)
+        layout = find_layout([per_replica_value], [destinations])
+        request = Request(axis, layout)
         whole = gather_across(request, "per_replica_value", per_replica_value)
-        return put_on_target(whole, find_target(caller, destinations, layout))
+        return put_on_target(whole, find_target(destinations, layout))
 
     def _check_options(
-        self, caller: str, op: Any, options: Any, hints: Any
+        self, op: Any, options: Any, hints: Any
     ) -> tuple[ReduceOp, CommunicationOptions]:
         """Return the reduce op and the options of a call, checked."""
-        return reduce_op(caller, op), read_options(caller, options, hints, packs=True)
+        return reduce_op(op), read_options(options, hints, packs=True)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
 
-def _check_one(caller: str, name: str, leaf: Any) -> None:
+def _check_one(name: str, leaf: Any) -> None:
     """Refuse a leaf that is not one array."""
+    caller = name_call()
     if isinstance(leaf, PerReplica):
-        raise ArgumentError(
-            f"{caller} was given {name}={leaf!r}, a PerReplica.\n\n"
-            "What is broadcast is one value, and a PerReplica has one for each replica.\n\n"
-            "Reduce it first: ops.reduce('MEAN', value, destinations)."
+        raise refuse(
+            ArgumentError,
+            f"{name}={leaf!r}, a PerReplica.",
+            "What is broadcast is one value, and a PerReplica has one for each replica.",
+            "Reduce it first: ops.reduce('MEAN', value, destinations).",
         )
     check_integer(f"{caller} cannot broadcast {name}", leaf)
     check_supported(f"{caller} cannot broadcast {name}", leaf)
@@ -367,22 +370,26 @@ def _check_broadcast(what: str, result: Any, tensor: Any) -> None:
         )
     for (path, have), (_, given) in zip(found[0], wanted[0], strict=True):
         if np.shape(have) != np.shape(given):
-            raise ReplicaValueError(
+            raise call_as(
                 f"{what} gave tensor{jax.tree_util.keystr(path)} of shape {list(np.shape(have))}, "
-                f"and it was given {list(np.shape(given))}.\n\n"
-                "It returns the array that it was given, on the destinations.\n\n"
-                f"Return an array of shape {list(np.shape(given))}."
+                "and it",
+                refuse,
+                ReplicaValueError,
+                f"{list(np.shape(given))}.",
+                "It returns the array that it was given, on the destinations.",
+                f"Return an array of shape {list(np.shape(given))}.",
             )
 
 
-def check_pairs(caller: str, pairs: Any) -> list[tuple[Any, Any]]:
+def check_pairs(pairs: Any) -> list[tuple[Any, Any]]:
     """Return `pairs` as a list, or raise an error with the wrong value."""
     if isinstance(pairs, (list, tuple)) and all(
         isinstance(p, (list, tuple)) and len(p) == 2 for p in pairs
     ):
         return [(v, d) for v, d in pairs]
-    raise ArgumentError(
-        f"{caller} was given value_destination_pairs={show(pairs)}.\n\n"
-        "value_destination_pairs is a list or tuple of pairs.\n\n"
-        "Pass [(value, destinations), ...]."
+    raise refuse(
+        ArgumentError,
+        f"value_destination_pairs={show(pairs)}.",
+        "value_destination_pairs is a list or tuple of pairs.",
+        "Pass [(value, destinations), ...].",
     )

@@ -6,6 +6,6 @@ from jaxdist._validate import as_integer
 from jaxdist.errors import ArgumentError
 
 
-def check_count(caller: str, name: str, value: Any, *, least: int) -> int:
+def check_count(name: str, value: Any, *, least: int) -> int:
     """Return `value` as an integer that is not below `least`."""
-    return as_integer(caller, name, value, least=least, wrong_type=ArgumentError)
+    return as_integer(name, value, least=least, wrong_type=ArgumentError)

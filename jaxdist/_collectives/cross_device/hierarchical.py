@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, final
 
+from jaxdist._called import called
 from jaxdist._collectives.algorithms import (
     Algorithm,
     TwoLevel,
@@ -51,9 +52,9 @@ class HierarchicalCopyAllReduce(AlgorithmicOps):
         `tf.distribute.HierarchicalCopyAllReduce`.
     """
 
+    @called("HierarchicalCopyAllReduce")
     def __init__(self, num_packs: int = 1) -> None:
-        caller = "HierarchicalCopyAllReduce"
-        self.num_packs = check_count(caller, "num_packs", num_packs, least=0)
+        self.num_packs = check_count("num_packs", num_packs, least=0)
 
     def summing(
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist._collectives.algorithms import group_all, make_algorithm
 from jaxdist._collectives.cross_device.all_reduce import AllReduceCrossDeviceOps
 from jaxdist._collectives.cross_device.checks import check_count
@@ -70,6 +71,7 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
         `tf.contrib.distribute.MultiWorkerAllReduce`.
     """
 
+    @called("MultiWorkerAllReduce")
     def __init__(
         self,
         worker_devices: Sequence[str],
@@ -80,9 +82,7 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
         agg_small_grads_max_group: int = 10,
     ) -> None:
         self.worker_devices = _check_workers(worker_devices)
-        self.num_gpus_per_worker = check_count(
-            "MultiWorkerAllReduce", "num_gpus_per_worker", num_gpus_per_worker, least=0
-        )
+        self.num_gpus_per_worker = check_count("num_gpus_per_worker", num_gpus_per_worker, least=0)
         self.all_reduce_spec: tuple[AllReduceSpec, ...] = parse_specs(all_reduce_spec)
         self.all_reduce_alg = self.all_reduce_spec[-1].alg
         self._set_packing(num_packs, agg_small_grads_max_bytes, agg_small_grads_max_group)
@@ -97,6 +97,7 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
         """
         return max(self.num_gpus_per_worker, 1)
 
+    @called(lambda self: repr(self))
     def summing(
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
     ) -> tuple[AllReducePlan, Summing]:
@@ -110,7 +111,7 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
             )
         entries = tuple(
             Entry(
-                make_algorithm(repr(self), s.alg, local=local, platform=layout.platform),
+                make_algorithm(s.alg, local=local, platform=layout.platform),
                 s.shards,
                 s.limit,
             )
@@ -140,15 +141,16 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
         )
 
 
+@called("MultiWorkerAllReduce")
 def _check_workers(given: Any) -> tuple[str, ...]:
     """Check the names of the workers, and return them."""
-    caller = "MultiWorkerAllReduce"
     names = tuple(given) if isinstance(given, (list, tuple)) else ()
     if not names or not all(isinstance(n, str) and n for n in names):
-        raise ArgumentError(
-            f"{caller} was given worker_devices={show(given)}.\n\n"
-            "worker_devices is a list of device strings, one for each worker.\n\n"
-            "Pass for instance ['/job:worker/task:0', '/job:worker/task:1']."
+        raise refuse(
+            ArgumentError,
+            f"worker_devices={show(given)}.",
+            "worker_devices is a list of device strings, one for each worker.",
+            "Pass for instance ['/job:worker/task:0', '/job:worker/task:1'].",
         )
     tasks = [_TASK.match(n) for n in names]
     workers: list[Any] = []
@@ -166,15 +168,17 @@ def _check_workers(given: Any) -> tuple[str, ...]:
         if int(task["task"]) >= count:
             known = [f"/job:{task['job']}/task:{n}" for n in range(count)]
             what = f"the job has {count} processes" if several else f"there are {count} workers"
-            raise DeviceError(
-                f"{caller} was given the worker {name!r}, and {what}.\n\n"
-                f"Tasks are numbered from 0 to {count - 1}.\n\n"
-                f"Pass {known}."
+            raise refuse(
+                DeviceError,
+                f"the worker {name!r}, and {what}.",
+                f"Tasks are numbered from 0 to {count - 1}.",
+                f"Pass {known}.",
             )
     if len(set(workers)) < len(names):
-        raise ArgumentError(
-            f"{caller} was given worker_devices={list(names)}, in which one comes twice.\n\n"
-            "worker_devices has each worker once.\n\n"
-            "Leave the second one out."
+        raise refuse(
+            ArgumentError,
+            f"worker_devices={list(names)}, in which one comes twice.",
+            "worker_devices has each worker once.",
+            "Leave the second one out.",
         )
     return names

@@ -7,6 +7,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
+from jaxdist._called import called, refuse
 from jaxdist._collectives.algorithms import OneDevice, group_all
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
 from jaxdist._collectives.marks.plan import AllReducePlan
@@ -52,16 +53,19 @@ class ReductionToOneDevice(AlgorithmicOps):
         `tf.distribute.ReductionToOneDevice`.
     """
 
+    @called("ReductionToOneDevice")
     def __init__(
         self,
         reduce_to_device: str | jax.Device | None = None,
         accumulation_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         if accumulation_fn is not None and not callable(accumulation_fn):
-            raise ArgumentTypeError(
-                f"ReductionToOneDevice was given accumulation_fn={show(accumulation_fn)}.\n\n"
-                "accumulation_fn is a function of the list of the values of all replicas, or None, "
-                "which adds them.\n\nPass for instance accumulation_fn=sum, or leave it out."
+            raise refuse(
+                ArgumentTypeError,
+                f"accumulation_fn={show(accumulation_fn)}.",
+                "accumulation_fn is a function of the list of the values of all replicas, or "
+                "None, which adds them.",
+                "Pass for instance accumulation_fn=sum, or leave it out.",
             )
         self.reduce_to_device = (
             None

@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxdist import _mesh as meshes
+from jaxdist._called import name_call, refuse
 from jaxdist._collectives.across.refused import join_slices
 from jaxdist._collectives.across.slices import scale_rows
 from jaxdist._collectives.cross_device.destinations import list_devices
@@ -29,7 +30,7 @@ from jaxdist._values import (
 from jaxdist.errors import ArgumentTypeError, ContextError, ReplicaValueError
 
 
-def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
+def as_per_replica(name: str, value: Any) -> PerReplica:
     """Return `value` as a `PerReplica`; a value that is not distributed belongs to one replica.
 
     Raises:
@@ -38,14 +39,14 @@ def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
     """
     if isinstance(value, Variable):
         value = value.distributed
-    _refuse_traced(caller, name, value)
-    check_all_fit(caller, name, value)
+    _refuse_traced(name, value)
+    check_all_fit(name, value)
     rows = isinstance(value, PerReplica) and not value.is_global
     if isinstance(value, IndexedSlices) or (
         rows and any(isinstance(v, IndexedSlices) for v in value.values)
     ):
         raise ReplicaValueError(
-            f"{caller}: {name} is IndexedSlices.\n\n"
+            f"{name_call()}: {name} is IndexedSlices.\n\n"
             "A gather of the rows alone would lose their indices.\n\n"
             "Reduce them, which concatenates the rows of all replicas: "
             "ops.reduce('SUM', slices, destinations); or pass slices.to_dense()."
@@ -54,37 +55,39 @@ def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
         found = value if isinstance(value, PerReplica) else _as_distributed(value)
         if not isinstance(found, Handle):
             for v in (found.array,) if found.is_global else found.values:
-                check_numeric(caller, name, v)
+                check_numeric(name, v)
     except (ArgumentTypeError, TypeError) as error:
-        raise ReplicaValueError(
-            f"{caller} was given {name}={value!r}, of type {type(value).__name__}.\n\n"
-            "It takes a PerReplica of numbers, with one value for each replica.\n\n"
-            "Make one: jaxdist.PerReplica([value_of_replica_0, value_of_replica_1, ...])."
+        raise refuse(
+            ReplicaValueError,
+            f"{name}={value!r}, of type {type(value).__name__}.",
+            "It takes a PerReplica of numbers, with one value for each replica.",
+            "Make one: jaxdist.PerReplica([value_of_replica_0, value_of_replica_1, ...]).",
         ) from error
     return found
 
 
-def _refuse_traced(caller: str, name: str, value: Any) -> None:
+def _refuse_traced(name: str, value: Any) -> None:
     """Refuse a value whose replicas are unknown, because it is traced."""
     if isinstance(value, Handle):
         return
     is_traced = isinstance(value, jax.core.Tracer)
     if get_call_context().in_replica and (is_traced or isinstance(value, PerReplica)):
         raise ContextError(
-            f"{caller} was called in a step, and {name} is no value of all replicas there: "
-            f"{value!r}.\n\n"
-            "In a step, a replica has its own value alone; a merge function gets those of all.\n\n"
-            "Call get_replica_context().all_reduce(op, value) or .all_gather(value, axis), or "
-            f"{caller} in merge_fn of get_replica_context().merge_call(merge_fn, args=(value,))."
+            f"{name_call()} was called in a step, and {name} is no value of all replicas there: "
+            f"{value!r}.\n\nIn a step, a replica has its own value alone; a merge function gets "
+            "those of all.\n\nCall get_replica_context().all_reduce(op, value) or "
+            f".all_gather(value, axis), or {name_call()} in merge_fn of "
+            "get_replica_context().merge_call(merge_fn, args=(value,))."
         )
     rows = value.array if isinstance(value, PerReplica) and value.is_global else value
     if isinstance(rows, jax.core.Tracer):
-        raise ReplicaValueError(
-            f"{caller} was given {name}={value!r} inside a trace (jax.jit, jax.grad ...), where "
-            "the layout of an array cannot be seen.\n\n"
-            "The layout says which rows belong to which replica.\n\n"
+        raise refuse(
+            ReplicaValueError,
+            f"{name}={value!r} inside a trace (jax.jit, jax.grad ...), where the layout of an "
+            "array cannot be seen.",
+            "The layout says which rows belong to which replica.",
             "Call strategy.reduce or strategy.gather, which know their replicas, or give the "
-            "values one by one: jaxdist.PerReplica([value_of_replica_0, ...])."
+            "values one by one: jaxdist.PerReplica([value_of_replica_0, ...]).",
         )
 
 
@@ -142,9 +145,7 @@ def _find_mesh(value: PerReplica) -> ReplicaMesh | None:
     return meshes.adopt(mesh, axes)
 
 
-def find_layout(
-    caller: str, values: Sequence[PerReplica], destinations: Sequence[Any]
-) -> ReplicaMesh:
+def find_layout(values: Sequence[PerReplica], destinations: Sequence[Any]) -> ReplicaMesh:
     """Return the mesh of the values, or that of the destinations, or a new one.
 
     Raises:
@@ -153,10 +154,11 @@ def find_layout(
     """
     counts = [count_replicas(v) for v in values]
     if len(set(counts)) > 1:
-        raise ReplicaValueError(
-            f"{caller} was given values of different numbers of replicas: {counts}.\n\n"
-            "Values that are reduced together are of the same replicas.\n\n"
-            "Call it once for the values of each number of replicas."
+        raise refuse(
+            ReplicaValueError,
+            f"values of different numbers of replicas: {counts}.",
+            "Values that are reduced together are of the same replicas.",
+            "Call it once for the values of each number of replicas.",
         )
     for value in values:
         found = _find_mesh(value)
@@ -170,10 +172,12 @@ def find_layout(
             return meshes.build(devices)
     present = runtime.default_devices()
     if count > len(present):
-        raise ReplicaValueError(
-            f"{caller} was given a PerReplica of {count} values, and this process has "
-            f"{len(present)} device(s).\n\nEach value is reduced on a device of its own.\n\n"
-            f"Ask for more CPU devices before JAX starts: jaxdist.testing.virtual_devices({count})."
+        raise refuse(
+            ReplicaValueError,
+            f"a PerReplica of {count} values, and this process has {len(present)} device(s).",
+            "Each value is reduced on a device of its own.",
+            f"Ask for more CPU devices before JAX starts: jaxdist.testing.virtual_devices({count}"
+            ").",
         )
     return meshes.build(present[:count])
 
@@ -191,14 +195,15 @@ def _find_own_devices(value: PerReplica) -> list[jax.Device]:
     return alone if len(set(alone)) == len(value.values) else []
 
 
-def put_on_mesh(caller: str, values: Sequence[PerReplica], layout: ReplicaMesh) -> list[PerReplica]:
+def put_on_mesh(values: Sequence[PerReplica], layout: ReplicaMesh) -> list[PerReplica]:
     """Return the values as global arrays on the mesh, with dim 0 sharded over the replicas."""
+    caller = name_call()
     return [place_per_replica(f"{caller}: value {i}", v, layout) for i, v in enumerate(values)]
 
 
-def gather_handle(caller: str, handle: Handle, axis: int) -> jax.Array:
+def gather_handle(handle: Handle, axis: int) -> jax.Array:
     """Return `gather` while a step is traced, as an all-gather."""
-    dim = gather_dim(caller, "per_replica_value", handle.local, axis)
+    dim = gather_dim("per_replica_value", handle.local, axis)
     return gather_over_replicas(handle.local, dim, handle.layout.replica_axes)
 
 
@@ -206,7 +211,7 @@ def gather_handle(caller: str, handle: Handle, axis: int) -> jax.Array:
 Gather = Callable[[PerReplica], Any]
 
 
-def read_slices(caller: str, name: str, value: Any) -> IndexedSlices | None:
+def read_slices(name: str, value: Any) -> IndexedSlices | None:
     """Return `value` as slices with per-replica parts, or None if it holds none.
 
     Raises:
@@ -223,19 +228,18 @@ def read_slices(caller: str, name: str, value: Any) -> IndexedSlices | None:
     shapes = [p.dense_shape if isinstance(p, IndexedSlices) else p for p in parts]
     if not all(kinds) or len(set(shapes)) > 1:
         found = "\n".join(f"  replica {r}: {p!r}" for r, p in enumerate(parts))
-        raise ReplicaValueError(
-            f"{caller} was given {name} that is not of one kind:\n{found}\n\n"
-            "Slices are reduced with slices, of one whole array (dense_shape).\n\n"
-            "Give IndexedSlices on every replica, or slices.to_dense() on each."
+        raise refuse(
+            ReplicaValueError,
+            f"{name} that is not of one kind:\n{found}",
+            "Slices are reduced with slices, of one whole array (dense_shape).",
+            "Give IndexedSlices on every replica, or slices.to_dense() on each.",
         )
     return join_slices(value)
 
 
-def reduce_slices(
-    caller: str, name: str, op: ReduceOp, slices: IndexedSlices, gather: Gather
-) -> IndexedSlices:
+def reduce_slices(name: str, op: ReduceOp, slices: IndexedSlices, gather: Gather) -> IndexedSlices:
     """Return the rows of all replicas; for a mean, divided by the number of replicas."""
-    values = as_per_replica(caller, f"{name}.values", slices.values)
-    indices = as_per_replica(caller, f"{name}.indices", slices.indices)
+    values = as_per_replica(f"{name}.values", slices.values)
+    indices = as_per_replica(f"{name}.indices", slices.indices)
     rows, numbers = gather(values), gather(indices)
     return slices.with_parts(scale_rows(op, rows, count_replicas(values)), numbers)

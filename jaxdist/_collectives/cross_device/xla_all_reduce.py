@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, final
 
+from jaxdist._called import called
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
 from jaxdist._collectives.cross_device.checks import check_count
 from jaxdist._collectives.marks.plan import AllReducePlan
@@ -63,8 +64,9 @@ class NcclAllReduce(AlgorithmicOps):
         `tf.distribute.NcclAllReduce`.
     """
 
+    @called("NcclAllReduce")
     def __init__(self, num_packs: int = 1) -> None:
-        self.num_packs = check_count("NcclAllReduce", "num_packs", num_packs, least=0)
+        self.num_packs = check_count("num_packs", num_packs, least=0)
 
     def summing(
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions

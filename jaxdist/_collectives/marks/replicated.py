@@ -7,6 +7,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_arrays, show
 from jaxdist._values import PerReplica
 from jaxdist.errors import ArgumentTypeError
@@ -40,6 +41,7 @@ def _is_per_replica(value: Any) -> bool:
     return isinstance(value, PerReplica)
 
 
+@called("assume_replicated")
 def assume_replicated(value: T) -> T:
     """Promise that `value` is the same on all replicas, where that cannot be proved.
 
@@ -69,12 +71,13 @@ def assume_replicated(value: T) -> T:
     """
 
     if any(isinstance(x, PerReplica) for x in jax.tree.leaves(value, is_leaf=_is_per_replica)):
-        raise ArgumentTypeError(
-            f"assume_replicated was given value={show(value)}.\n\n"
-            "Inside a replica there is only its own value.\n\n"
-            "Pass what the step was given: strategy.run(fn, args=(value,))."
+        raise refuse(
+            ArgumentTypeError,
+            f"value={show(value)}.",
+            "Inside a replica there is only its own value.",
+            "Pass what the step was given: strategy.run(fn, args=(value,)).",
         )
-    return jax.tree.map(ASSUME_REPLICATED.bind, as_arrays("assume_replicated", "value", value))
+    return jax.tree.map(ASSUME_REPLICATED.bind, as_arrays("value", value))
 
 
 def require_replicated(array: Any, what: str) -> jax.Array:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist._called import name_call
 from jaxdist._collectives.options.reduce_op import ReduceOp
 from jaxdist._integers import find_cut_off
 from jaxdist._values import (
@@ -65,10 +66,11 @@ def reduce_one_value(op: ReduceOp, value: Any) -> Any:
     return jnp.asarray(array.astype(dtype))
 
 
-def check_numeric(caller: str, name: str, leaf: Any) -> None:
+def check_numeric(name: str, leaf: Any) -> None:
     """Refuse a leaf without a sum: random keys, strings, objects, and dtypes that JAX lacks."""
     # A Python integer that fits no integer dtype is an object to NumPy. Checked first, it gets the
     # better message.
+    caller = name_call()
     check_integer(f"{caller} cannot reduce {name}", leaf)
     dtype = _dtype_of(leaf)
     extended = jax.dtypes.issubdtype(dtype, jax.dtypes.extended)

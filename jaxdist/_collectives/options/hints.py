@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+from jaxdist._called import name_call, refuse
 from jaxdist._collectives.marks.trace_notes import note_ignored
 from jaxdist._collectives.options.options import CommunicationImplementation, CommunicationOptions
 from jaxdist._validate import show
@@ -14,7 +15,6 @@ _DEFAULT = CommunicationOptions()
 
 
 def read_options(
-    caller: str,
     options: Any,
     experimental_hints: Any,
     *,
@@ -25,14 +25,14 @@ def read_options(
 
     `name` is the name of the parameter of `options`.
     """
-    given = choose_options(caller, options, experimental_hints, name)
+    given = choose_options(options, experimental_hints, name)
     # A strategy reports a time limit when it knows its devices.
-    report_ignored(caller, given, packs=packs, waits=True)
+    report_ignored(given, packs=packs, waits=True)
     return given
 
 
 def choose_options(
-    caller: str, options: Any, experimental_hints: Any, name: str = "options"
+    options: Any, experimental_hints: Any, name: str = "options"
 ) -> CommunicationOptions:
     """Return `options` or the older `experimental_hints`, whichever was given.
 
@@ -43,41 +43,44 @@ def choose_options(
     if options is None and experimental_hints is None:
         return _DEFAULT
     if options is not None and experimental_hints is not None:
-        raise ArgumentError(
-            f"{caller} was given both options and experimental_hints.\n\n"
-            "experimental_hints is an older name for options.\n\nPass options alone."
+        raise refuse(
+            ArgumentError,
+            "both options and experimental_hints.",
+            "experimental_hints is an older name for options.",
+            "Pass options alone.",
         )
     named = "experimental_hints" if options is None else name
     given = experimental_hints if options is None else options
     if not isinstance(given, CommunicationOptions):
-        raise ArgumentTypeError(
-            f"{caller} was given {named}={show(given)}.\n\n"
-            f"{named} is a jaxdist.experimental.CommunicationOptions.\n\n"
-            f"Pass for instance {named}=jaxdist.experimental.CommunicationOptions("
-            "bytes_per_pack=50 * 1024 * 1024), or leave it out."
+        raise refuse(
+            ArgumentTypeError,
+            f"{named}={show(given)}.",
+            f"{named} is a jaxdist.experimental.CommunicationOptions.",
+            f"Pass for instance {named}"
+            "=jaxdist.experimental.CommunicationOptions(bytes_per_pack=50 * 1024 * 1024), or "
+            "leave it out.",
         )
     return given
 
 
-def report_ignored(
-    caller: str, options: CommunicationOptions, *, packs: bool, waits: bool = False
-) -> None:
+def report_ignored(options: CommunicationOptions, *, packs: bool, waits: bool = False) -> None:
     """Log options without effect, once for each caller, and note them for `explain`.
 
     `packs` says that the caller uses `bytes_per_pack`, and `waits` that it uses `timeout_seconds`.
     """
     if options.bytes_per_pack and not packs:
-        _report(caller, options, "bytes_per_pack", "the leaves are not reduced by one collective")
+        _report(options, "bytes_per_pack", "the leaves are not reduced by one collective")
     if options.timeout_seconds is not None and not waits:
-        _report(caller, options, "timeout_seconds", "all replicas are in this process")
+        _report(options, "timeout_seconds", "all replicas are in this process")
     if options.implementation is not CommunicationImplementation.AUTO:
-        _report(caller, options, "implementation", "XLA chooses by platform")
+        _report(options, "implementation", "XLA chooses by platform")
 
 
-def _report(caller: str, options: CommunicationOptions, field: str, why: str) -> None:
+def _report(options: CommunicationOptions, field: str, why: str) -> None:
     """Log one option without effect, and note it for the current trace."""
     # Several calls pass the same option on. The note's key has the option and not the caller, so
     # the first caller, which the user called, is the one in the note.
+    caller = name_call()
     note_ignored(f"{field} given to {caller}: {why}", (field, getattr(options, field), why))
     if (caller, field) not in _LOGGED:
         _LOGGED.add((caller, field))

@@ -7,7 +7,8 @@ import numbers
 import warnings
 from typing import Any
 
-from jaxdist._validate import CallerRename, show
+from jaxdist._called import called, refuse
+from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
@@ -63,25 +64,29 @@ class CommunicationOptions:
     timeout_seconds: float | None = None
     implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
 
+    @called("CommunicationOptions")
     def __post_init__(self) -> None:
         _check_number("bytes_per_pack", self.bytes_per_pack)
         if self.bytes_per_pack < 0:
-            raise ArgumentError(
-                f"CommunicationOptions was given bytes_per_pack={self.bytes_per_pack!r}.\n\n"
-                "bytes_per_pack is a number of bytes, from 0 up.\n\nPass 0 for an automatic "
-                "choice, or for instance 50 * 1024 * 1024."
+            raise refuse(
+                ArgumentError,
+                f"bytes_per_pack={self.bytes_per_pack!r}.",
+                "bytes_per_pack is a number of bytes, from 0 up.",
+                "Pass 0 for an automatic choice, or for instance 50 * 1024 * 1024.",
             )
         if self.timeout_seconds is not None:
             _check_number("timeout_seconds", self.timeout_seconds)
             if not self.timeout_seconds > 0:
-                raise ArgumentError(
-                    f"CommunicationOptions was given timeout_seconds={self.timeout_seconds!r}.\n\n"
-                    "timeout_seconds is a time in seconds, above 0.\n\n"
-                    "Leave it out to wait without a limit, or pass for instance 120.0."
+                raise refuse(
+                    ArgumentError,
+                    f"timeout_seconds={self.timeout_seconds!r}.",
+                    "timeout_seconds is a time in seconds, above 0.",
+                    "Leave it out to wait without a limit, or pass for instance 120.0.",
                 )
         # The dataclass is frozen, so that options can be keys of caches.
         object.__setattr__(self, "implementation", _parse_implementation(self.implementation))
 
+    @called("CommunicationOptions.merged")
     def merged(self, later: "CommunicationOptions") -> "CommunicationOptions":
         """Return these options, with the fields of `later` that differ from the defaults.
 
@@ -91,10 +96,11 @@ class CommunicationOptions:
             CommunicationOptions(bytes_per_pack=7, timeout_seconds=1.0, ...)
         """
         if not isinstance(later, CommunicationOptions):
-            raise ArgumentTypeError(
-                f"CommunicationOptions.merged was given later={show(later)}.\n\n"
-                "later is a CommunicationOptions.\n\n"
-                "Pass for instance CommunicationOptions(bytes_per_pack=1 << 20)."
+            raise refuse(
+                ArgumentTypeError,
+                f"later={show(later)}.",
+                "later is a CommunicationOptions.",
+                "Pass for instance CommunicationOptions(bytes_per_pack=1 << 20).",
             )
         defaults = CommunicationOptions()
         given = {
@@ -105,6 +111,7 @@ class CommunicationOptions:
         return dataclasses.replace(self, **given)
 
 
+@called("CollectiveHints", replaces="CommunicationOptions")
 def CollectiveHints(
     bytes_per_pack: int = 0, timeout_seconds: float | None = None
 ) -> CommunicationOptions:
@@ -137,10 +144,10 @@ def CollectiveHints(
         DeprecationWarning,
         stacklevel=2,
     )
-    with CallerRename("CommunicationOptions", "CollectiveHints"):
-        return CommunicationOptions(bytes_per_pack, timeout_seconds)
+    return CommunicationOptions(bytes_per_pack, timeout_seconds)
 
 
+@called("CommunicationOptions")
 def _check_number(name: str, value: Any) -> None:
     """Refuse a field that is not a number, or not an integer where it must be one."""
     is_whole = name == "bytes_per_pack"
@@ -148,13 +155,15 @@ def _check_number(name: str, value: Any) -> None:
     # To Python, `True` is an integer. As a number of bytes it is a mistake.
     is_number = isinstance(value, kind) and not isinstance(value, bool)
     if not is_number or math.isnan(value):
-        raise ArgumentError(
-            f"CommunicationOptions was given {name}={show(value)}.\n\n"
-            f"{name} is {'an integer' if is_whole else 'a number'}.\n\nPass for instance "
-            f"{'50 * 1024 * 1024' if is_whole else '120.0'}, or leave it out."
+        raise refuse(
+            ArgumentError,
+            f"{name}={show(value)}.",
+            f"{name} is {'an integer' if is_whole else 'a number'}.",
+            f"Pass for instance {'50 * 1024 * 1024' if is_whole else '120.0'}, or leave it out.",
         )
 
 
+@called("CommunicationOptions")
 def _parse_implementation(given: Any) -> CommunicationImplementation:
     """Return the member that `given` names, or raise an error that lists all names."""
     if isinstance(given, CommunicationImplementation):
@@ -162,8 +171,9 @@ def _parse_implementation(given: Any) -> CommunicationImplementation:
     names = [m.name for m in CommunicationImplementation]
     if isinstance(given, str) and given.upper() in names:
         return CommunicationImplementation[given.upper()]
-    raise ArgumentError(
-        f"CommunicationOptions was given implementation={show(given)}.\n\n"
-        f"implementation is one of {', '.join(names)}.\n\n"
-        "Leave it out: XLA chooses by platform."
+    raise refuse(
+        ArgumentError,
+        f"implementation={show(given)}.",
+        f"implementation is one of {', '.join(names)}.",
+        "Leave it out: XLA chooses by platform.",
     )

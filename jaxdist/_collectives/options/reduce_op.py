@@ -3,6 +3,7 @@
 import enum
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import show
 from jaxdist._values import VariableAggregation
 from jaxdist.errors import ArgumentError
@@ -25,6 +26,7 @@ class ReduceOp(enum.Enum):
     MEAN = "MEAN"
 
     @staticmethod
+    @called("ReduceOp.from_variable_aggregation")
     def from_variable_aggregation(aggregation: VariableAggregation) -> "ReduceOp":
         """Return the op that combines the values that replicas assign to a variable.
 
@@ -44,22 +46,24 @@ class ReduceOp(enum.Enum):
         known = ReduceOp.__members__
         if isinstance(aggregation, VariableAggregation) and aggregation.name in known:
             return known[aggregation.name]
-        raise ArgumentError(
-            f"ReduceOp.from_variable_aggregation was given {aggregation!r}.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"{aggregation!r}.",
             "A ReduceOp is a sum or a mean, and only two aggregations are one: NONE combines "
-            "nothing, and ONLY_FIRST_REPLICA takes one value.\n\n"
-            "Pass VariableAggregation.SUM or VariableAggregation.MEAN."
+            "nothing, and ONLY_FIRST_REPLICA takes one value.",
+            "Pass VariableAggregation.SUM or VariableAggregation.MEAN.",
         )
 
 
-def reduce_op(caller: str, op: Any) -> ReduceOp:
+def reduce_op(op: Any) -> ReduceOp:
     """Return the `ReduceOp` that `op` names, or raise an error that lists the valid ones."""
     if isinstance(op, ReduceOp):
         return op
     if isinstance(op, str) and op.upper() in ReduceOp.__members__:
         return ReduceOp[op.upper()]
-    raise ArgumentError(
-        f"{caller} was given reduce_op={show(op)}.\n\n"
-        "reduce_op is a jaxdist.ReduceOp, or the name of one.\n\n"
-        f"Pass {' or '.join(f'{o.value!r}' for o in ReduceOp)}."
+    raise refuse(
+        ArgumentError,
+        f"reduce_op={show(op)}.",
+        "reduce_op is a jaxdist.ReduceOp, or the name of one.",
+        f"Pass {' or '.join(f'{o.value!r}' for o in ReduceOp)}.",
     )

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxdist._called import refuse
 from jaxdist._validate import respell, show
 from jaxdist.errors import ArgumentError
 
@@ -80,13 +81,14 @@ class Int8(Compression):
 _BY_NAME: dict[str, Compression] = {"bf16": HalfPrecision(), "int8": Int8()}
 
 
-def find_compression(caller: str, name: Any) -> Compression:
+def find_compression(name: Any) -> Compression:
     """Return the compression with a name, or raise an error that lists the names."""
     found = respell(name, _BY_NAME)
     if isinstance(found, str) and found in _BY_NAME:
         return _BY_NAME[found]
-    raise ArgumentError(
-        f"{caller} was given compression={show(name)}.\n\n"
-        f"compression is one of {', '.join(map(repr, _BY_NAME))}.\n\n"
-        f"Pass for instance compression={next(iter(_BY_NAME))!r}."
+    raise refuse(
+        ArgumentError,
+        f"compression={show(name)}.",
+        f"compression is one of {', '.join(map(repr, _BY_NAME))}.",
+        f"Pass for instance compression={next(iter(_BY_NAME))!r}.",
     )

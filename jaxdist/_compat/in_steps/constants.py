@@ -32,6 +32,7 @@ from jax._src.lax import lax as _lax
 from jax._src.numpy import array_constructors as _array_constructors
 from jax._src.random import prng as _prng
 
+from jaxdist._called import called
 from jaxdist._compat.sources import find_callers_line
 from jaxdist._contexts import CHECKS_CONSTANTS
 from jaxdist._integers import check_fits, find_cut_off
@@ -152,10 +153,11 @@ def _seed(original: Callable[..., Any]) -> Callable[..., Any]:
 class _CheckedCallback(_callback._FlatCallback):
     """The function of a `pure_callback` or `io_callback`; it runs outside of the trace."""
 
+    @called("jax.pure_callback or io_callback")
     def __call__(self, *flat_args: Any) -> Any:
         results = super().__call__(*flat_args)
         for result in results:
-            check_fits("jax.pure_callback or io_callback", "what its function returned", result)
+            check_fits("what its function returned", result)
         return results
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxdist._called import called, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist.errors import MixedStrategyError, UnsupportedError
 
@@ -23,6 +24,7 @@ _MADE: set[Mesh] = set()
 
 
 @functools.lru_cache(maxsize=64)
+@called("partition.place")
 def mesh_of_one(layout: ReplicaMesh) -> Mesh:
     """Return the mesh of the logical devices of the first replica of this process.
 
@@ -33,13 +35,14 @@ def mesh_of_one(layout: ReplicaMesh) -> Mesh:
     grid = layout.device_grid[own[0]] if own else layout.device_grid[0]
     owners = sorted({layout.device_owners[d] for d in grid})
     if owners != [layout.process.index]:
-        raise UnsupportedError(
-            "partition.place was given a Keras model and a strategy whose replicas span "
-            f"processes: replica {own[0] if own else 0} has devices of the processes {owners}, and "
-            f"this is process {layout.process.index}.\n\n"
+        raise refuse(
+            UnsupportedError,
+            "a Keras model and a strategy whose replicas span processes: replica "
+            f"{own[0] if own else 0} has devices of the processes {owners}, and this is process "
+            f"{layout.process.index}.",
             "Between the calls of fit, each process has the whole model, so that Keras can save "
-            "it.\n\n"
-            "Make a mesh whose replicas each have devices of one process."
+            "it.",
+            "Make a mesh whose replicas each have devices of one process.",
         )
     axes = layout.logical_axes
     sizes = [layout.mesh.shape[a] for a in axes]

@@ -8,6 +8,7 @@ import jax
 from flax import nnx
 
 from jaxdist import _replica
+from jaxdist._called import called, refuse
 from jaxdist._keras.models import name_of, remember_strategy, strategy_of
 from jaxdist._keras.source import WITH_VARIABLES, is_keras_imported, keras_module
 from jaxdist._keras.values.layouts import mesh_of_one, set_spec, take_own
@@ -112,6 +113,7 @@ class Assign:
         keep_copies([variable], [array])
 
 
+@called("partition.place")
 def list_for_rules(
     strategy: Any, node: Any, seen: set[int]
 ) -> list[tuple[str, str, Any, Callable[[Any], None]]]:
@@ -132,11 +134,11 @@ def list_for_rules(
     name = f"{type(node).__name__} {name_of(node)!r}"
     _check_strategy(strategy, node, name)
     if isinstance(node, keras_module("layers.layer").Layer) and not node.built:
-        raise ArgumentError(
-            f"partition.place was given the Keras {name}, which is not built: its variables do not "
-            "exist yet.\n\n"
-            "Rules place variables, and Keras makes them when it knows the shape of the inputs.\n\n"
-            "Build it first: model.build((None, num_features)), or call it on a batch."
+        raise refuse(
+            ArgumentError,
+            f"the Keras {name}, which is not built: its variables do not exist yet.",
+            "Rules place variables, and Keras makes them when it knows the shape of the inputs.",
+            "Build it first: model.build((None, num_features)), or call it on a batch.",
         )
     found: list[tuple[str, str, Any, Callable[[Any], None]]] = []
     for each in list_variables(node):
@@ -144,40 +146,43 @@ def list_for_rules(
             continue
         seen.add(id(each.variable))
         if is_held(each.variable):
-            raise ArgumentError(
-                f"partition.place was given the Keras {name}, whose variable {each.path!r} a step "
-                "of strategy.run has used.\n\n"
-                "The step keeps the variable on the devices, and was compiled for its layout.\n\n"
-                "Place the model before its first step."
+            raise refuse(
+                ArgumentError,
+                f"the Keras {name}, whose variable {each.path!r} a step of strategy.run has used.",
+                "The step keeps the variable on the devices, and was compiled for its layout.",
+                "Place the model before its first step.",
             )
         if each.array is None:
-            raise ContextError(
-                f"partition.place was given the Keras {name} while it trains: fit has the value of "
-                f"{each.path!r}.\n\n"
-                "The variables get their values back after an epoch.\n\n"
-                "Place the model before or after fit, and not in a callback."
+            raise refuse(
+                ContextError,
+                f"the Keras {name} while it trains: fit has the value of {each.path!r}.",
+                "The variables get their values back after an epoch.",
+                "Place the model before or after fit, and not in a callback.",
             )
         found.append((each.path, each.role, each.array, Assign(strategy, node, each.variable)))
     return found
 
 
+@called("partition.place")
 def _check_strategy(strategy: Any, node: Any, name: str) -> None:
     kind = type(strategy).__name__
     if strategy._has_servers:
-        raise UnsupportedError(
-            f"partition.place was given a {kind} and the Keras {name}.\n\n"
-            "The variables of such a strategy are on its parameter servers.\n\n"
+        raise refuse(
+            UnsupportedError,
+            f"a {kind} and the Keras {name}.",
+            "The variables of such a strategy are on its parameter servers.",
             "Use a strategy with logical devices: jaxdist.MirroredStrategy(mesh=mesh, "
-            'replica_axes=("data",)).'
+            'replica_axes=("data",)).',
         )
     known = (
         strategy_of(node) if isinstance(node, keras_module("trainers.trainer").Trainer) else None
     )
     if known is not None and known is not strategy:
-        raise MixedStrategyError(
-            f"partition.place was given {strategy!r} and the Keras {name}.\n\n"
-            f"The model was made in the scope of {known!r}, and trains on the devices of that one."
-            "\n\nPass the strategy in whose scope the model was made."
+        raise refuse(
+            MixedStrategyError,
+            f"{strategy!r} and the Keras {name}.",
+            f"The model was made in the scope of {known!r}, and trains on the devices of that one.",
+            "Pass the strategy in whose scope the model was made.",
         )
     if strategy.layout.num_logical > 1 and strategy.layout.described is None:
         mesh_of_one(strategy.layout)

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._called import called
 from jaxdist._integers import check_all_fit
 from jaxdist._keras.values.layouts import sharding_in_step
 from jaxdist._mesh import ReplicaMesh
@@ -53,13 +54,14 @@ def _is_dense(leaf: Any) -> bool:
     return isinstance(leaf, (np.ndarray, jax.Array)) and leaf.ndim > 0
 
 
+@called("fit, evaluate or predict of Keras")
 def place_batch(batch: Any, rows: int, layout: ReplicaMesh) -> Any:
     """Return a batch whose rows are split over the replicas.
 
     Every process has the whole batch, and places the rows of its own replicas. If the replicas
     have several devices each and do not divide a batch, every replica gets the whole batch.
     """
-    check_all_fit("fit, evaluate or predict of Keras", "data", batch)
+    check_all_fit("data", batch)
     if is_whole(rows, layout):
         return jax.tree.map(lambda leaf: put(copy_if_writable(leaf), layout.replicated), batch)
     return jax.tree.map(lambda leaf: _place_rows(leaf, rows, layout), batch)
@@ -94,6 +96,7 @@ def _place_rows(leaf: Any, rows: int, layout: ReplicaMesh) -> Any:
     return value
 
 
+@called("fit, evaluate or predict of Keras")
 def place_state(state: Any, variables: Sequence[Sequence[Any]], layout: ReplicaMesh) -> Any:
     """Return state of Keras on all devices; that of process 0 where processes differ.
 
@@ -108,7 +111,7 @@ def place_state(state: Any, variables: Sequence[Sequence[Any]], layout: ReplicaM
     missing = [n for n, x in enumerate(leaves) if x.sharding != wanted[n]]
     # Every process compares all variables, since another process may have to place others.
     named = {f"variable {n}": x for n, x in enumerate(leaves)} if layout.is_shared else {}
-    equal = make_equal("fit, evaluate or predict of Keras", named, layout) if missing else {}
+    equal = make_equal(named, layout) if missing else {}
     for n in missing:
         leaves[n] = put(equal.get(f"variable {n}", leaves[n]), wanted[n])
     return jax.tree.structure(state).unflatten(leaves)

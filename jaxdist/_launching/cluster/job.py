@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 
+from jaxdist._called import called
 from jaxdist._launching.attempt import Patience
 from jaxdist._launching.child import Child, Write
 from jaxdist._launching.cluster.environment import (
@@ -59,21 +60,21 @@ class ClusterJob:
     patience: Patience = dataclasses.field(default_factory=Patience)
     evaluators: int = 0
 
+    @called(_CALLER)
     def __post_init__(self) -> None:
         for name in ("ps", "workers"):
             count = getattr(self, name)
-            as_integer(_CALLER, f"--{name}", count, least=1, most=MOST_PROCESSES, example=2)
+            as_integer(f"--{name}", count, least=1, most=MOST_PROCESSES, example=2)
         if self.devices_per_process is not None:
             as_integer(
-                _CALLER,
                 "devices_per_process",
                 self.devices_per_process,
                 least=1,
                 most=MOST_DEVICES,
                 example=1,
             )
-        as_integer(_CALLER, "restarts", self.restarts, least=0)
-        as_number(_CALLER, "grace_seconds", self.patience.grace, least=0)
+        as_integer("restarts", self.restarts, least=0)
+        as_number("grace_seconds", self.patience.grace, least=0)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -110,6 +111,7 @@ def launch_cluster(job: ClusterJob, run: Run | None = None) -> int:
         return (run or run_tasks)(job, write, signals)
 
 
+@called(_CALLER)
 def run_tasks(job: ClusterJob, write: tuple[Write, Write], signals: Signals) -> int:
     """Run the tasks on this machine, and return the exit code."""
     ports = iter(find_free_ports(sum(job.counts.values()) + 1))
@@ -120,9 +122,9 @@ def run_tasks(job: ClusterJob, write: tuple[Write, Write], signals: Signals) -> 
     }
     if how := describe_joining(os.environ, cluster, f"127.0.0.1:{next(ports)}"):
         say(f"{how} {shlex.join(job.server_command)}")
-    check_devices(_CALLER, job.devices_per_process, os.environ)
+    check_devices(job.devices_per_process, os.environ)
     devices = job.devices_per_process or 1
-    gpus = divide_gpus(_CALLER, job.workers, devices, os.environ, list_gpus)
+    gpus = divide_gpus(job.workers, devices, os.environ, list_gpus)
     with tempfile.TemporaryDirectory(prefix="jaxdist-") as folder:
         shared = make_shared(os.environ, job.snapshot_directory or pathlib.Path(folder, "ps"))
         tasks = []

@@ -37,7 +37,7 @@ def write_manifest(request: Request, jobset: dict[str, Any], comment: str = "") 
     Raises:
         LaunchError: An option has no use in Kubernetes, or a manifest cannot hold the file.
     """
-    request.refuse(
+    request.refuse_options(
         "jobset",
         partition="Partitions belong to Slurm.\n\nLeave out --partition.",
         hosts=(

@@ -6,6 +6,7 @@ import os
 import re
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist._launching.files.jobset import wrap_jobs, write_manifest
 from jaxdist._launching.files.pod import PORT, escape, make_pod
 from jaxdist._launching.files.request import Request
@@ -21,6 +22,7 @@ _MOST_STARTS = 1_000_000
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
+@called("jaxdist launch --print jobset")
 def make_task_jobset(request: TaskRequest) -> str:
     """Return the manifest, for `kubectl apply -f`.
 
@@ -34,13 +36,14 @@ def make_task_jobset(request: TaskRequest) -> str:
     """
     claim = request.snapshot_directory
     if claim is not None and not _NAME.fullmatch(claim):
-        raise ArgumentError(
-            f"jaxdist launch --print jobset was given --snapshot-directory {claim}.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"--snapshot-directory {claim}.",
             "Pods share no folder but a volume, so this is the name of a PersistentVolumeClaim: "
             "small letters, digits, hyphens and dots. With several parameter servers, several "
-            "nodes may write into it (ReadWriteMany).\n\n"
+            "nodes may write into it (ReadWriteMany).",
             "Pass for instance --snapshot-directory snapshots, or leave it out for volumes that "
-            "end with their pods."
+            "end with their pods.",
         )
     base = request.request
     jobs = {job: _make_job(request, job) for job in request.counts}

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist._launching.files.request import Request
 from jaxdist.errors import LaunchError
 
@@ -75,6 +76,7 @@ def make_pod(
     return pod
 
 
+@called("jaxdist launch --print jobset")
 def make_config_map(request: Request) -> dict[str, Any]:
     """Return the ConfigMap that holds the script or the configuration.
 
@@ -82,11 +84,12 @@ def make_config_map(request: Request) -> dict[str, Any]:
         LaunchError: The job runs a module or a folder, or a manifest cannot hold the file.
     """
     if request.file is None or pathlib.Path(request.file).is_dir():
-        raise LaunchError(
-            "jaxdist launch --print jobset was given no script, but "
-            f"{shlex.join(request.arguments)}.\n\nWithout --image, the manifest holds the script "
-            "itself, and a module or a folder is more than one file.\n\n"
-            "Pass --image with an image that has it."
+        raise refuse(
+            LaunchError,
+            f"no script, but {shlex.join(request.arguments)}.",
+            "Without --image, the manifest holds the script itself, and a module or a folder is "
+            "more than one file.",
+            "Pass --image with an image that has it.",
         )
     path = pathlib.Path(request.file)
     content = path.read_bytes()
@@ -95,11 +98,12 @@ def make_config_map(request: Request) -> dict[str, Any]:
     except UnicodeDecodeError:
         text = ""
     if len(content) > _MOST_BYTES or (content and not text):
-        raise LaunchError(
-            f"jaxdist launch --print jobset was given {request.file!r}, which has {len(content)} "
-            f"bytes{'' if text else ' and is not UTF-8'}.\n\nWithout --image, the manifest holds "
-            f"the file as text of at most {_MOST_BYTES} bytes.\n\n"
-            "Pass --image with an image that has the file."
+        raise refuse(
+            LaunchError,
+            f"{request.file!r}, which has {len(content)} bytes"
+            f"{'' if text else ' and is not UTF-8'}.",
+            f"Without --image, the manifest holds the file as text of at most {_MOST_BYTES} bytes.",
+            "Pass --image with an image that has the file.",
         )
     return {
         "apiVersion": "v1",

@@ -7,6 +7,7 @@ import pathlib
 import re
 from collections.abc import Mapping, Sequence
 
+from jaxdist._called import called, refuse
 from jaxdist._launching.environment import check_devices
 from jaxdist._validate import as_integer
 from jaxdist.errors import ArgumentError, LaunchError
@@ -67,9 +68,10 @@ class Request:
     time: str | None = None
     packages: Sequence[str] = ()
 
+    @called(_CALLER)
     def __post_init__(self) -> None:
-        as_integer(_CALLER, "-n", self.count, least=1, most=_MOST, example=2)
-        as_integer(_CALLER, "restarts", self.restarts, least=0)
+        as_integer("-n", self.count, least=1, most=_MOST, example=2)
+        as_integer("restarts", self.restarts, least=0)
         for name, number in (
             ("devices_per_process", self.devices),
             ("--cpus", self.cpus),
@@ -77,33 +79,38 @@ class Request:
             ("--hosts", self.hosts),
         ):
             if number is not None:
-                as_integer(_CALLER, name, number, least=1, most=_MOST)
+                as_integer(name, number, least=1, most=_MOST)
         if self.hosts is not None and self.count % self.hosts:
-            raise ArgumentError(
-                f"{_CALLER} was given {self.count} processes and --hosts {self.hosts}.\n\n"
-                "Each host gets the same number of processes.\n\n"
-                f"Pass -n {self.hosts * -(-self.count // self.hosts)}, or another --hosts."
+            raise refuse(
+                ArgumentError,
+                f"{self.count} processes and --hosts {self.hosts}.",
+                "Each host gets the same number of processes.",
+                f"Pass -n {self.hosts * -(-self.count // self.hosts)}, or another --hosts.",
             )
         if self.image is not None and self.install is not None:
-            raise ArgumentError(
-                f"{_CALLER} was given --image {self.image} and --install {self.install}.\n\n"
-                "An image has jaxdist already; without one, pip installs it.\n\n"
-                "Leave out one of the two."
+            raise refuse(
+                ArgumentError,
+                f"--image {self.image} and --install {self.install}.",
+                "An image has jaxdist already; without one, pip installs it.",
+                "Leave out one of the two.",
             )
         if self.time is not None and not _TIME.fullmatch(self.time):
-            raise ArgumentError(
-                f"{_CALLER} was given --time {self.time}.\n\n"
-                "A time is hours:minutes:seconds, or days-hours:minutes:seconds.\n\n"
-                "Pass for instance --time 2:30:00."
+            raise refuse(
+                ArgumentError,
+                f"--time {self.time}.",
+                "A time is hours:minutes:seconds, or days-hours:minutes:seconds.",
+                "Pass for instance --time 2:30:00.",
             )
         if self.name is not None and self.name != _make_name(self.name):
-            raise ArgumentError(
-                f"{_CALLER} was given --name {self.name}.\n\n"
-                f"A name has at most {_LONGEST_NAME} small letters, digits and hyphens, and begins "
-                f"with a letter.\n\nPass for instance --name {_make_name(self.name)}."
+            raise refuse(
+                ArgumentError,
+                f"--name {self.name}.",
+                f"A name has at most {_LONGEST_NAME} small letters, digits and hyphens, and "
+                "begins with a letter.",
+                f"Pass for instance --name {_make_name(self.name)}.",
             )
         if self.gpu is None:
-            check_devices(_CALLER, self.devices, os.environ)
+            check_devices(self.devices, os.environ)
 
     @property
     def job_name(self) -> str:
@@ -165,7 +172,7 @@ class Request:
                 found[name] = value
         return found
 
-    def refuse(self, target: str, **reasons: str) -> None:
+    def refuse_options(self, target: str, **reasons: str) -> None:
         """Raise if an option was given that a target does not support.
 
         Args:

@@ -6,6 +6,7 @@ import pathlib
 import shlex
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist._launching.files.request import Request
 from jaxdist._launching.files.text import write_yaml
 from jaxdist.errors import LaunchError
@@ -14,6 +15,7 @@ _PORT = 8470
 _CALLER = "jaxdist launch --print skypilot"
 
 
+@called(_CALLER)
 def make_skypilot_task(request: Request) -> str:
     """Return the task, for `sky launch`.
 
@@ -23,7 +25,7 @@ def make_skypilot_task(request: Request) -> str:
         LaunchError: An option has no use in SkyPilot, or the file is outside the folder that
             SkyPilot copies.
     """
-    request.refuse(
+    request.refuse_options(
         "skypilot",
         partition="Partitions belong to Slurm.\n\nLeave out --partition.",
         time=(
@@ -32,9 +34,11 @@ def make_skypilot_task(request: Request) -> str:
         ),
     )
     if request.gpu == "any":
-        raise LaunchError(
-            f"{_CALLER} was given --gpu any.\n\nSkyPilot chooses machines by the kind of their "
-            "GPUs.\n\nPass a kind that `sky show-gpus` lists, for instance --gpu H100."
+        raise refuse(
+            LaunchError,
+            "--gpu any.",
+            "SkyPilot chooses machines by the kind of their GPUs.",
+            "Pass a kind that `sky show-gpus` lists, for instance --gpu H100.",
         )
     hosts, each = request.hosts or 1, request.processes_of_host
     resources: dict[str, Any] = {}
@@ -68,6 +72,7 @@ def make_skypilot_task(request: Request) -> str:
     return start + write_yaml(task)
 
 
+@called(_CALLER)
 def _make_arguments(request: Request) -> list[str]:
     """Return the arguments, with the path of the file in the copy of this folder."""
     arguments = list(request.arguments)
@@ -75,11 +80,12 @@ def _make_arguments(request: Request) -> list[str]:
         return arguments
     path = pathlib.Path(os.path.relpath(request.file))
     if path.parts[:1] == ("..",):
-        raise LaunchError(
-            f"{_CALLER} was given {request.file!r}, and the current folder is {os.getcwd()}.\n\n"
-            "SkyPilot copies the current folder to each machine, and the file is outside of it.\n\n"
+        raise refuse(
+            LaunchError,
+            f"{request.file!r}, and the current folder is {os.getcwd()}.",
+            "SkyPilot copies the current folder to each machine, and the file is outside of it.",
             "Copy the file into the current folder, or call jaxdist launch in "
-            f"{path.resolve().parent}."
+            f"{path.resolve().parent}.",
         )
     arguments[request.position] = str(path)
     return arguments

@@ -62,7 +62,7 @@ def refuse_foreign(request: Request) -> None:
     Raises:
         LaunchError: Such an option was given.
     """
-    request.refuse(
+    request.refuse_options(
         "slurm",
         install="The job uses the Python of this command.\n\nLeave out --install.",
         image=(

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from jaxdist._called import called
 from jaxdist._compat import host_coordination_service
 from jaxdist._launching.attempt import Attempt
 from jaxdist._launching.child import Write
@@ -110,6 +111,7 @@ class RayCluster:
     def __init__(self, ray: Any) -> None:
         self._ray = ray
 
+    @called(lambda job: job.caller)
     def run_attempt(
         self,
         job: Job,
@@ -124,7 +126,7 @@ class RayCluster:
             LaunchError: The CPUs or GPUs do not become free in time, or a node lacks jaxdist.
         """
         count = job.count if places is None else len(places)
-        check_devices(job.caller, job.devices_per_process, os.environ)
+        check_devices(job.devices_per_process, os.environ)
         gpus = (job.devices_per_process or 1) if self._has_gpus() else 0
         with contextlib.ExitStack() as stack:
             stack.enter_context(_print_to_standard_error())
@@ -167,6 +169,7 @@ class RayCluster:
             ends = started.run()
         return make_outcome(ends, signals, started.late)
 
+    @called("jaxdist launch")
     def run_tasks(self, job: ClusterJob, write: tuple[Write, Write], signals: Signals) -> int:
         """Run parameter servers, workers and a chief, each as an actor that Ray starts again.
 
@@ -174,7 +177,7 @@ class RayCluster:
             LaunchError: The CPUs or GPUs do not become free in time, a node lacks jaxdist, or
                 other nodes could not read the snapshots.
         """
-        check_devices("jaxdist launch", job.devices_per_process, os.environ)
+        check_devices(job.devices_per_process, os.environ)
         gpus = (job.devices_per_process or 1) if self._has_gpus() else 0
         with _print_to_standard_error():
             return run_tasks_on_ray(self._ray, job, gpus, write, signals)

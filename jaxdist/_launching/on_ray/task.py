@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from signal import SIGKILL, SIGTERM
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist._launching.child import Write
 from jaxdist._launching.ends import End
 from jaxdist._launching.on_ray.child import RayChild
@@ -151,12 +152,14 @@ class RayTask(RayChild):
         return End(self.index, 1, was_ended=self._was_ended)
 
 
+@called("jaxdist launch --on ray")
 def make_snapshot_error(name: str, address: str, host: str) -> LaunchError:
     """Return the error for a parameter server that cannot read its snapshots."""
-    return LaunchError(
-        f"jaxdist launch --on ray was given no --snapshot-directory, and {name} is at {address}, "
-        f"on another node than the launcher ({host}).\n\n"
+    return refuse(
+        LaunchError,
+        f"no --snapshot-directory, and {name} is at {address}, on another node than the launcher ("
+        f"{host}).",
         "A parameter server that Ray starts again, perhaps on a third node, begins with its "
-        "snapshot, so all nodes read one folder.\n\n"
-        "Pass --snapshot-directory with a folder that all nodes share."
+        "snapshot, so all nodes read one folder.",
+        "Pass --snapshot-directory with a folder that all nodes share.",
     )

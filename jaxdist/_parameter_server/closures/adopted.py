@@ -29,6 +29,7 @@ import numpy as np
 from flax import nnx
 
 from jaxdist import _compat
+from jaxdist._called import called
 from jaxdist._parameter_server.closures.inputs import StateLeaf
 from jaxdist._parameter_server.closures.trace_errors import make_other_strategy_error
 from jaxdist._parameter_server.variables.ports import make_zero
@@ -53,6 +54,7 @@ class Adopted:
         self._known[id(variable)] = variable, moved
         _compat.set_held(variable, moved)
 
+    @called("assign")
     def send_new_values(self, variables: Sequence[Any]) -> None:
         """Send the values that were written into variables to the servers.
 
@@ -69,7 +71,7 @@ class Adopted:
             for variable, moved in written:
                 raw = _compat.get_held(variable)
                 value = raw.value() if isinstance(raw, Variable) else raw
-                values.append(cast_to_variable(moved, "assign", value))
+                values.append(cast_to_variable(moved, value))
         except JaxdistError as error:
             for variable, moved in written:
                 _compat.set_held(variable, moved)

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.extend.core import Primitive
 from jax.tree_util import keystr
 
+from jaxdist._called import call_as, refuse
 from jaxdist._collectives import assume_replicated
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.variables.ports import Port
@@ -74,20 +75,24 @@ class Recorder:
     def _update(self, updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
         if params is None or extra:
             found = f"the arguments {sorted(extra)}" if extra else "no params"
-            raise UnsupportedError(
-                f"optimizer.tx.update was given {found} in a function that a coordinator "
-                "schedules.\n\n"
-                "The servers update from gradients and their own values only.\n\n"
-                "Call optimizer.update(model, grads)."
+            raise call_as(
+                "optimizer.tx.update",
+                refuse,
+                UnsupportedError,
+                f"{found} in a function that a coordinator schedules.",
+                "The servers update from gradients and their own values only.",
+                "Call optimizer.update(model, grads).",
             )
         leaves, treedef = jax.tree.flatten(updates)
         values, of_params = jax.tree.flatten(params)
         if treedef != of_params:
-            raise ShapeError(
-                f"optimizer.update was given {len(leaves)} gradients for {len(values)} "
-                "parameters.\n\n"
-                "Each parameter has one gradient, in the same structure.\n\n"
-                "Take the gradients of the same model: nnx.value_and_grad(loss_fn)(model)."
+            raise call_as(
+                "optimizer.update",
+                refuse,
+                ShapeError,
+                f"{len(leaves)} gradients for {len(values)} parameters.",
+                "Each parameter has one gradient, in the same structure.",
+                "Take the gradients of the same model: nnx.value_and_grad(loss_fn)(model).",
             )
         if self.treedef is None or self.treedef != treedef:
             self._make_ports(updates, treedef)

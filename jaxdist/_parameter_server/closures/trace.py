@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxdist import _compat
+from jaxdist._called import called
 from jaxdist._parameter_server.closures.exporter import ClosureExporter
 from jaxdist._parameter_server.closures.inputs import StateLeaf, TraceInputs, is_key
 from jaxdist._parameter_server.closures.recorder import UPDATED, Recorders
@@ -109,6 +110,7 @@ def find_origins(closed: Any) -> list[Origin]:
     return SourceAnalysis().run(closed, given)
 
 
+@called("strategy.run")
 def trace_closure(
     call: WholeCall,
     state: Sequence[StateLeaf],
@@ -140,7 +142,7 @@ def trace_closure(
             break
         call.draws.put_back()
     asked = tuple((found.options or {}).items())
-    log_options_without_effect("strategy.run", asked, None, ON_SERVERS)
+    log_options_without_effect(asked, None, ON_SERVERS)
     inputs = TraceInputs(call, state, strategy.layout, found)
     exporter = ClosureExporter(found, inputs, platforms)
     return _Builder(state, strategy, found, inputs, recorders).build(exporter), recorders

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
+from jaxdist._called import called, refuse
 from jaxdist._parameter_server.coordinator.doctor import ClosureDoctor
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
 from jaxdist._parameter_server.coordinator.protocols import CoordinatedStrategy
@@ -64,14 +65,15 @@ class ClusterCoordinator:
 
     strategy: CoordinatedStrategy
 
+    @called("ClusterCoordinator")
     def __new__(cls, strategy: CoordinatedStrategy) -> "ClusterCoordinator":
         """Return the coordinator of the strategy."""
         if not hasattr(strategy, "_cluster_coordinator"):
-            raise ArgumentError(
-                f"ClusterCoordinator was given strategy={show(strategy)}.\n\n"
-                "Only the workers of a parameter server strategy run functions that are "
-                "scheduled.\n\n"
-                "Pass a ParameterServerStrategy, or call strategy.run(step, args)."
+            raise refuse(
+                ArgumentError,
+                f"strategy={show(strategy)}.",
+                "Only the workers of a parameter server strategy run functions that are scheduled.",
+                "Pass a ParameterServerStrategy, or call strategy.run(step, args).",
             )
         with _CREATING:
             found = strategy._cluster_coordinator
@@ -95,6 +97,7 @@ class ClusterCoordinator:
         _OPEN.add(self._workers)
         weakref.finalize(self, doctor.messages.put, None)
 
+    @called("ClusterCoordinator.schedule")
     def schedule(
         self,
         fn: Callable[..., Any],
@@ -130,17 +133,18 @@ class ClusterCoordinator:
         """
         self._check_place("schedule")
         if not callable(fn):
-            check_callable("ClusterCoordinator.schedule", fn, remedy=_PASS_THE_FUNCTION)
+            check_callable(fn, remedy=_PASS_THE_FUNCTION)
         args = () if args is None else args
-        check_call_arguments("ClusterCoordinator.schedule", args, kwargs)
+        check_call_arguments(args, kwargs)
         kwargs = {} if kwargs is None else kwargs
         inputs = _find_inputs(args, kwargs) if args or kwargs else ()
         for values in inputs:
             if values.owner is not self._workers:
-                raise ArgumentError(
-                    f"ClusterCoordinator.schedule was given {values!r}, which another coordinator "
-                    "has made.\n\nThe workers of a coordinator have the values that it has made."
-                    "\n\nMake it with create_per_worker_dataset of this coordinator."
+                raise refuse(
+                    ArgumentError,
+                    f"{values!r}, which another coordinator has made.",
+                    "The workers of a coordinator have the values that it has made.",
+                    "Make it with create_per_worker_dataset of this coordinator.",
                 )
         closure = self.strategy.prepare(fn, args, kwargs)
         name = getattr(fn, "__name__", None) or type(fn).__name__
@@ -210,21 +214,24 @@ class ClusterCoordinator:
             raise
         return structure.unflatten(map(self._fetch, leaves))
 
+    @called("ClusterCoordinator.fetch")
     def _fetch(self, leaf: Any) -> Any:
         if isinstance(leaf, PerWorkerValues):
-            raise ArgumentError(
-                f"ClusterCoordinator.fetch was given {show(leaf)}.\n\n"
-                "Each worker has its own value, and it stays there.\n\n"
+            raise refuse(
+                ArgumentError,
+                f"{show(leaf)}.",
+                "Each worker has its own value, and it stays there.",
                 "Pass it in args of ClusterCoordinator.schedule, and fetch what the function "
-                "returns."
+                "returns.",
             )
         if not isinstance(leaf, RemoteValue):
             return leaf
         if isinstance(leaf, ClosureResult) and leaf.fence is not self._workers.fence:
-            raise ArgumentError(
-                "ClusterCoordinator.fetch was given a RemoteValue of another coordinator.\n\n"
-                "A coordinator fetches what its own schedule returned.\n\n"
-                "Call fetch of the other coordinator, or value.fetch()."
+            raise refuse(
+                ArgumentError,
+                "a RemoteValue of another coordinator.",
+                "A coordinator fetches what its own schedule returned.",
+                "Call fetch of the other coordinator, or value.fetch().",
             )
         return leaf.fetch()
 
@@ -325,6 +332,7 @@ class ClusterCoordinator:
             )
 
 
+@called("ClusterCoordinator.schedule")
 def _find_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[PerWorkerValues, ...]:
     """Return the per-worker values among the arguments; raise if there is a `RemoteValue`."""
     try:
@@ -336,11 +344,11 @@ def _find_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[PerWor
         raise
     for leaf in leaves:
         if isinstance(leaf, RemoteValue):
-            raise ArgumentError(
-                f"ClusterCoordinator.schedule was given an argument that contains {leaf!r}."
-                "\n\nFunctions run in no fixed order, so the result of one is no argument of "
-                "another.\n\n"
-                "Pass coordinator.fetch(value), or do both in one function."
+            raise refuse(
+                ArgumentError,
+                f"an argument that contains {leaf!r}.",
+                "Functions run in no fixed order, so the result of one is no argument of another.",
+                "Pass coordinator.fetch(value), or do both in one function.",
             )
     return tuple(leaf for leaf in leaves if isinstance(leaf, PerWorkerValues))
 

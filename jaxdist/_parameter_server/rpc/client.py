@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdist._called import call_as, called, refuse
 from jaxdist._parameter_server.rpc.connection import Connection
 from jaxdist._parameter_server.rpc.result import StatusOrResult
 from jaxdist._parameter_server.rpc.served import Call, Result
@@ -49,18 +50,20 @@ class Client:
         `tf.distribute.experimental.rpc.Client`.
     """
 
+    @called("Client.create")
     def __init__(
         self, rpc_layer: str, address: str, name: str = "", timeout_in_ms: float = 0
     ) -> None:
-        check_not_traced("Client.create")
-        check_layer("Client.create", rpc_layer, "rpc_layer")
+        check_not_traced()
+        check_layer(rpc_layer, "rpc_layer")
         if not isinstance(name, str):
-            raise ArgumentTypeError(
-                f"Client.create was given name={show(name)}.\n\n"
-                "name is a text, by which errors tell clients apart.\n\n"
-                "Pass for instance name='trainer'."
+            raise refuse(
+                ArgumentTypeError,
+                f"name={show(name)}.",
+                "name is a text, by which errors tell clients apart.",
+                "Pass for instance name='trainer'.",
             )
-        seconds = _read_seconds("Client.create", timeout_in_ms)
+        seconds = _read_seconds(timeout_in_ms)
         self._name = name
         server = f"the server of client {name!r}" if name else "the rpc server"
         self._connection = connection = Connection(rpc_layer, address, server, seconds)
@@ -107,6 +110,7 @@ class Client:
         """
         return Client(rpc_layer, address, name, timeout_in_ms)
 
+    @called("Client.call")
     def call(
         self,
         method_name: str,
@@ -151,18 +155,20 @@ class Client:
         Source:
             `tf.distribute.experimental.rpc.Client.call`.
         """
-        check_not_traced("Client.call")
-        check_text("Client.call", "method_name", method_name, "addition")
+        check_not_traced()
+        check_text("method_name", method_name, "addition")
         if not is_sendable(method_name) or len(method_name) > 1000:
-            raise ArgumentError(
-                f"Client.call was given method_name={show(method_name)}.\n\n"
-                "It is the name of a method of the server.\n\nSee print(client)."
+            raise refuse(
+                ArgumentError,
+                f"method_name={show(method_name)}.",
+                "It is the name of a method of the server.",
+                "See print(client).",
             )
         given = () if args is None else args
-        check_call_arguments("Client.call", given, None)
-        seconds = _read_seconds("Client.call", timeout_in_ms)
+        check_call_arguments(given, None)
+        _read_seconds(timeout_in_ms)
         read = _make_reader(method_name, output_specs)
-        return _start(self._connection, method_name, tuple(given), seconds, read, None)
+        return _start(self._connection, method_name, tuple(given), timeout_in_ms, read, None)
 
     def close(self) -> None:
         """Close the connection; calls that wait end with `UnavailableError`.
@@ -198,12 +204,12 @@ def _make_methods(
     connection: Connection, name: str, signature: Signature, address: str
 ) -> tuple[_MethodOfServer, _MethodOfServer]:
     """Return the two functions that a client has for a method."""
-    caller = f"Client.{name}"
 
     def start(*args: PyTree, timeout_in_ms: float = 0) -> StatusOrResult:
-        seconds = _read_seconds(caller, timeout_in_ms)
-        check_not_traced(caller)
-        return _start(connection, name, args, seconds, _read_whole, signature)
+        caller = f"Client.{name}"
+        return call_as(
+            caller, _start, connection, name, args, timeout_in_ms, _read_whole, signature
+        )
 
     def block(*args: PyTree, timeout_in_ms: float = 0) -> PyTree:
         return start(*args, timeout_in_ms=timeout_in_ms).get_value()
@@ -222,15 +228,16 @@ def _start(
     connection: Connection,
     name: str,
     args: tuple[PyTree, ...],
-    seconds: float | None,
+    timeout_in_ms: Any,
     read: Callable[[Result], PyTree],
     signature: Signature | None,
 ) -> StatusOrResult:
-    caller = f"Client.{name}" if signature is not None else "Client.call"
-    structure, leaves = flatten(caller, "args", args)
+    seconds = _read_seconds(timeout_in_ms)
+    check_not_traced()
+    structure, leaves = flatten("args", args)
     if signature is not None:
         signature.check_structure(name, structure, [leaf for _, leaf in leaves])
-    pairs = [read_leaf(caller, path, leaf)[::-1] for path, leaf in leaves]
+    pairs = [read_leaf(path, leaf)[::-1] for path, leaf in leaves]
     reply = connection.start(Call(name, structure, pairs), seconds)
     return StatusOrResult(reply, read, connection)
 
@@ -245,21 +252,24 @@ def _protect(array: np.ndarray) -> np.ndarray:
     return view
 
 
+@called("Client.call")
 def _make_reader(name: str, output_specs: PyTree) -> Callable[[Result], PyTree]:
     if output_specs is None:
         return lambda reply: [_protect(x) for x in reply.arrays] or None
-    structure, leaves = flatten("Client.call", "output_specs", output_specs)
-    specs = [read_spec("Client.call", *leaf) for leaf in leaves]
+    structure, leaves = flatten("output_specs", output_specs)
+    specs = [read_spec(*leaf) for leaf in leaves]
 
+    @called("Client.call")
     def read(reply: Result) -> PyTree:
         found = [LeafSpec(str(x.dtype), x.shape) for x in reply.arrays]
         if len(found) != len(specs) or not all(map(_fits, specs, found)):
-            raise InvalidArgumentError(
-                f"Client.call was given output_specs with {_format(specs)}, and the result of "
-                f"{name!r} has {_format(found)}.\n\n"
-                "output_specs describe each array of the result.\n\n"
+            raise refuse(
+                InvalidArgumentError,
+                f"output_specs with {_format(specs)}, and the result of {name!r} has "
+                f"{_format(found)}.",
+                "output_specs describe each array of the result.",
                 "Pass jax.eval_shape(func, ...) of the function that is registered, or leave "
-                "output_specs out."
+                "output_specs out.",
             )
         return unflatten(structure, [_protect(x) for x in reply.arrays])
 
@@ -279,7 +289,7 @@ def _format(specs: Sequence[LeafSpec]) -> str:
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 
-def _read_seconds(caller: str, timeout_in_ms: Any) -> float | None:
+def _read_seconds(timeout_in_ms: Any) -> float | None:
     """Return a timeout in seconds; None for 0, which means the default."""
-    number = as_number(caller, "timeout_in_ms", timeout_in_ms, least=0, example=1000)
+    number = as_number("timeout_in_ms", timeout_in_ms, least=0, example=1000)
     return number / 1000 if number else None

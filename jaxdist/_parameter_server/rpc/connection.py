@@ -8,13 +8,13 @@ from concurrent.futures import Future
 
 import msgspec
 
+from jaxdist._called import called
 from jaxdist._parameter_server.rpc.served import Call, ListMethods, Result
 from jaxdist._parameter_server.rpc.signature import Signature, read_signature
 from jaxdist._parameter_server.transport import Channel, connect
 from jaxdist._parameter_server.transport.calls import get_seconds
 from jaxdist._parameter_server.transport.requests import call
 from jaxdist._parameter_server.transport.threads import Threads
-from jaxdist._validate import CallerRename
 from jaxdist.errors import OtherProcessError
 
 # Of one client at a time; further calls wait. A server answers those of many clients.
@@ -31,9 +31,9 @@ class Connection:
         seconds: How long a call waits that does not say; None means `JAXDIST_RPC_SECONDS`.
     """
 
+    @called("Client.create", replaces="connect")
     def __init__(self, layer: str, address: str, name: str, seconds: float | None) -> None:
-        with CallerRename("connect", "Client.create"):
-            self._channel = connect(address, layer=layer, name=name)
+        self._channel = connect(address, layer=layer, name=name)
         self._seconds = seconds
         self._threads = Threads(_MOST_CALLS, f"calls to {address}")
         self._lock = threading.Lock()
@@ -78,11 +78,11 @@ class Connection:
 
 
 # Without a reference to the connection: a thread that has ended its work would keep it.
+@called("Client.call", replaces="Channel.call")
 def _call(channel: Channel, request: Call, deadline: float) -> Result:
     left = _count_seconds(deadline)
     try:
-        with CallerRename("Channel.call", "Client.call"):
-            return call(channel, msgspec.structs.replace(request, seconds=left), left)
+        return call(channel, msgspec.structs.replace(request, seconds=left), left)
     except OtherProcessError as error:
         raise _rename(error, Call.method, request.name) from None
 

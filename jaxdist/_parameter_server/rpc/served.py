@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import jax
 import msgspec
 
+from jaxdist._called import called, refuse
 from jaxdist._parameter_server.rpc.signature import Signature, make_signature
 from jaxdist._parameter_server.rpc.structures import flatten
 from jaxdist._parameter_server.rpc.values import NUMBERS, Kind, read_leaf
@@ -155,14 +156,16 @@ class Methods:
         methods = self._methods.items()
         return MethodList([(name, method.signature.as_fields()) for name, method in methods])
 
+    @called("A call")
     def _call(self, request: Call) -> Result:
         name = request.name
         method = self._methods.get(name)
         if method is None:
-            raise InvalidArgumentError(
-                f"A call was given method_name={name[:80]!r}, which this server does not have.\n\n"
-                f"Its methods are {sorted(self._methods)}.\n\n"
-                "Call one of these, or register it before the server is started."
+            raise refuse(
+                InvalidArgumentError,
+                f"method_name={name[:80]!r}, which this server does not have.",
+                f"Its methods are {sorted(self._methods)}.",
+                "Call one of these, or register it before the server is started.",
             )
         args = method.signature.read_arguments(name, request.structure, request.leaves)
         with contextlib.ExitStack() as stack:
@@ -188,6 +191,7 @@ class Methods:
             )
 
 
+@called("Server.register")
 def make_method(name: str, func: Any, input_signature: Any, concurrent: bool) -> Method:
     """Return a function with what it takes.
 
@@ -202,13 +206,14 @@ def make_method(name: str, func: Any, input_signature: Any, concurrent: bool) ->
         parameters = None
     if input_signature is None:
         if parameters is None or parameters.parameters:
-            raise ArgumentError(
-                f"Server.register was given the method {name!r} without input_signature=, and its "
-                f"function has {'arguments' if parameters is None else str(parameters)}.\n\n"
-                "The server checks a call before it runs anything, so it has to know the dtype and "
-                "shape of each argument. Type hints say neither.\n\n"
+            raise refuse(
+                ArgumentError,
+                f"the method {name!r} without input_signature=, and its function has "
+                f"{'arguments' if parameters is None else str(parameters)}.",
+                "The server checks a call before it runs anything, so it has to know the dtype "
+                "and shape of each argument. Type hints say neither.",
                 "Pass input_signature=[jax.ShapeDtypeStruct((), jnp.int32), ...], or a function "
-                "that was compiled by jax.jit(func).lower(...).compile()."
+                "that was compiled by jax.jit(func).lower(...).compile().",
             )
         input_signature = ()
     signature = make_signature(input_signature)
@@ -216,38 +221,41 @@ def make_method(name: str, func: Any, input_signature: Any, concurrent: bool) ->
         try:
             parameters.bind(*input_signature)
         except TypeError as error:
-            raise ArgumentError(
-                f"Server.register was given the method {name!r} with {len(input_signature)} "
-                f"argument(s) in input_signature, and its function has {parameters}: {error}.\n\n"
-                "Clients pass the arguments of input_signature, all by position.\n\n"
-                "Describe each argument of the function in input_signature."
+            raise refuse(
+                ArgumentError,
+                f"the method {name!r} with {len(input_signature)} argument(s) in input_signature, "
+                f"and its function has {parameters}: {error}.",
+                "Clients pass the arguments of input_signature, all by position.",
+                "Describe each argument of the function in input_signature.",
             ) from None
     return Method(func, signature, concurrent)
 
 
+@called("Server.register")
 def _read_compiled(name: str, func: jax.stages.Compiled, input_signature: Any) -> Signature:
     args, kwargs = func.args_info
     if input_signature is not None or kwargs:
         what = "input_signature=" if input_signature is not None else f"arguments {sorted(kwargs)}"
-        raise ArgumentError(
-            f"Server.register was given the compiled function {name!r} with {what}.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"the compiled function {name!r} with {what}.",
             "A compiled function has its shapes and dtypes already, and clients pass arguments by "
-            "position.\n\nLeave input_signature= out, and compile a function of positional "
-            "arguments."
+            "position.",
+            "Leave input_signature= out, and compile a function of positional arguments.",
         )
     return make_signature(args)
 
 
+@called(lambda name: f"The function of {name!r}")
 def _make_result(name: str, result: PyTree) -> Result:
-    caller = f"The function of {name!r}"
     try:
-        structure, leaves = flatten(caller, "result", result)
+        structure, leaves = flatten("result", result)
         arrays = []
         for path, leaf in leaves:
             # Numbers become what JAX makes of them, as in a compiled function.
             is_number = type(leaf) in NUMBERS.values()
-            value = as_array(caller, path, leaf) if is_number else leaf
-            arrays.append(read_leaf(caller, path, value)[0])
+            value = as_array(path, leaf) if is_number else leaf
+            arrays.append(read_leaf(path, value)[0])
     except JaxdistError as error:
         raise UnsupportedError(
             str(error).replace(" was given result", " returned result", 1)

@@ -4,6 +4,7 @@ import threading
 import weakref
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist._parameter_server.rpc.client import RESERVED
 from jaxdist._parameter_server.rpc.served import Call, ListMethods, Methods, make_method
 from jaxdist._parameter_server.rpc.structures import is_sendable
@@ -11,7 +12,7 @@ from jaxdist._parameter_server.rpc.values import check_not_traced
 from jaxdist._parameter_server.transport import Limits, Listener, serve
 from jaxdist._parameter_server.transport.connect import check_layer, split_address
 from jaxdist._parameter_server.transport.requests import make_handlers
-from jaxdist._validate import CallerRename, as_flag, check_callable, check_text, show
+from jaxdist._validate import as_flag, check_callable, check_text, show
 from jaxdist.errors import ArgumentError, ContextError
 
 _LONGEST_NAME = 200
@@ -43,10 +44,11 @@ class Server:
         `tf.distribute.experimental.rpc.Server`.
     """
 
+    @called("Server.create")
     def __init__(self, rpc_layer: str, address: str) -> None:
-        check_not_traced("Server.create")
-        check_layer("Server.create", rpc_layer, "rpc_layer")
-        split_address("Server.create", address)
+        check_not_traced()
+        check_layer(rpc_layer, "rpc_layer")
+        split_address(address)
         self._layer, self._address = rpc_layer, address
         self._methods = Methods()
         self._lock = threading.Lock()
@@ -83,6 +85,7 @@ class Server:
         """The address; after `start` with the real port where port 0 was asked for."""
         return self._address if self._listener is None else self._listener.address
 
+    @called("Server.register")
     def register(
         self,
         method_name: str,
@@ -135,29 +138,34 @@ class Server:
             `tf.function`.
         """
         _check_name(method_name)
-        check_callable("Server.register", func, "func")
-        concurrent = as_flag("Server.register", "concurrent", concurrent)
+        check_callable(func, "func")
+        concurrent = as_flag("concurrent", concurrent)
         method = make_method(method_name, func, input_signature, concurrent)
         with self._lock:
             if self._listener is not None:
-                raise ContextError(
-                    f"Server.register was given the method {method_name!r} after the server was "
-                    "started.\n\nClients ask for the methods once, when they are created.\n\n"
-                    "Register all methods, then call server.start()."
+                raise refuse(
+                    ContextError,
+                    f"the method {method_name!r} after the server was started.",
+                    "Clients ask for the methods once, when they are created.",
+                    "Register all methods, then call server.start().",
                 )
             self._check_is_free(method_name)
             self._methods.add(method_name, method)
 
+    @called("Server.register")
     def _check_is_free(self, name: str) -> None:
         plain = name.removesuffix("_blocking")
         others = [n for n in (name, f"{name}_blocking", plain) if n in self._methods]
         if others:
-            raise ArgumentError(
-                f"Server.register was given the method {name!r}, and {others[0]!r} is already "
-                "registered.\n\nEach name belongs to one function, also with _blocking after it: "
-                "clients have both as attributes.\n\nChoose another name."
+            raise refuse(
+                ArgumentError,
+                f"the method {name!r}, and {others[0]!r} is already registered.",
+                "Each name belongs to one function, also with _blocking after it: clients have "
+                "both as attributes.",
+                "Choose another name.",
             )
 
+    @called("Server.start", replaces="serve")
     def start(self) -> None:
         """Answer calls from now on. A second call does nothing.
 
@@ -185,10 +193,7 @@ class Server:
             if self._listener is None:
                 answer = self._methods.answer
                 handlers = make_handlers((Call, ListMethods), answer, "Client and server")
-                with CallerRename("serve", "Server.start"):
-                    self._listener = serve(
-                        self._address, handlers, layer=self._layer, limits=_LIMITS
-                    )
+                self._listener = serve(self._address, handlers, layer=self._layer, limits=_LIMITS)
                 self._stop = weakref.finalize(self, self._listener.stop)
 
     def stop(self) -> None:
@@ -211,17 +216,21 @@ class Server:
         return f"<rpc.Server at {self.address}: {'not started' if is_new else state}>"
 
 
+@called("Server.register")
 def _check_name(name: Any) -> None:
-    check_text("Server.register", "method_name", name, "addition")
+    check_text("method_name", name, "addition")
     if len(name) > _LONGEST_NAME or not is_sendable(name):
-        raise ArgumentError(
-            f"Server.register was given method_name={show(name)}.\n\n"
-            f"A name is a text of at most {_LONGEST_NAME} characters.\n\nChoose another name."
+        raise refuse(
+            ArgumentError,
+            f"method_name={show(name)}.",
+            f"A name is a text of at most {_LONGEST_NAME} characters.",
+            "Choose another name.",
         )
     if name.startswith("_") or {name, f"{name}_blocking"} & RESERVED:
-        raise ArgumentError(
-            f"Server.register was given method_name={name!r}.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"method_name={name!r}.",
             "Clients have each method as an attribute, so a name does not begin with an "
-            f"underscore and is none of {sorted(n for n in RESERVED if n[0] != '_')}.\n\n"
-            "Choose another name."
+            f"underscore and is none of {sorted(n for n in RESERVED if n[0] != '_')}.",
+            "Choose another name.",
         )

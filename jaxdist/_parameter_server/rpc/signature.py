@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._called import called, refuse
 from jaxdist._parameter_server.rpc.structures import Shown, flatten, format_tree, unflatten
 from jaxdist._parameter_server.rpc.values import ARRAY, as_jax, fits
 from jaxdist._parameter_server.transport.message import get_dtypes, get_names
@@ -74,19 +75,22 @@ class Signature:
         ]
         return tuple(unflatten(self.structure, read))
 
+    @called(lambda method: f"A call of {method!r}")
     def check_structure(self, method: str, structure: Any, leaves: Sequence[Any]) -> None:
         """Raise `ArgumentError` if arguments have another structure."""
         if structure == self.structure and len(leaves) == len(self.leaves):
             return
         given = format_tree(structure, [_describe(leaf) for leaf in leaves])
-        raise ArgumentError(
-            f"A call of {method!r} was given args={given}, and the method takes {self}.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"args={given}, and the method takes {self}.",
             "Arguments have the number and the structure that the server registered: the same "
-            "dicts, lists, tuples and None.\n\n"
-            "Pass these arguments, or register the function with another input_signature."
+            "dicts, lists, tuples and None.",
+            "Pass these arguments, or register the function with another input_signature.",
         )
 
 
+@called(lambda method: f"A call of {method!r}")
 def _read(
     method: str,
     signature: Signature,
@@ -101,20 +105,21 @@ def _read(
         array, kind = array.astype(dtype), ARRAY
     if kind != ARRAY or array.dtype != dtype:
         found = f"the {kind} {array}" if kind != ARRAY else _describe(array)
-        raise InvalidArgumentError(
-            f"A call of {method!r} was given {found} as array {number + 1} of args={signature}.\n\n"
+        raise refuse(
+            InvalidArgumentError,
+            f"{found} as array {number + 1} of args={signature}.",
             f"An array has the dtype that the server registered, {spec.dtype}. A number of Python "
-            "becomes that dtype where it keeps its value.\n\n"
-            f"Pass jnp.asarray(value, {spec.dtype!r})."
+            "becomes that dtype where it keeps its value.",
+            f"Pass jnp.asarray(value, {spec.dtype!r}).",
         )
     wanted = [sizes.setdefault(d, n) if isinstance(d, str) else d for d, n in _pair(spec, array)]
     if len(spec.dims) != array.ndim or wanted != [*array.shape]:
         known = "".join(f", with {name}={size} here" for name, size in sizes.items())
-        raise ShapeError(
-            f"A call of {method!r} was given {_describe(array)} as array {number + 1} of "
-            f"args={signature}.\n\n"
-            f"An array has the shape that the server registered, {spec}{known}.\n\n"
-            "Pass an array of that shape, or register the function with another input_signature."
+        raise refuse(
+            ShapeError,
+            f"{_describe(array)} as array {number + 1} of args={signature}.",
+            f"An array has the shape that the server registered, {spec}{known}.",
+            "Pass an array of that shape, or register the function with another input_signature.",
         )
     return as_jax(array)
 
@@ -150,6 +155,7 @@ def read_signature(fields: Any) -> Signature:
     return signature
 
 
+@called("Server.register")
 def make_signature(given: Any) -> Signature:
     """Return the signature that a user declares: a list with a pytree for each argument.
 
@@ -158,46 +164,54 @@ def make_signature(given: Any) -> Signature:
         ArgumentError: A dtype or a dimension is none that a call can have.
     """
     if not isinstance(given, (list, tuple)):
-        raise ArgumentTypeError(
-            f"Server.register was given input_signature={show(given)}.\n\n"
-            f"input_signature is a list with one entry for each argument of func.\n\n"
-            f"{_suggest('input_signature')}"
+        raise refuse(
+            ArgumentTypeError,
+            f"input_signature={show(given)}.",
+            "input_signature is a list with one entry for each argument of func.",
+            f"{_suggest('input_signature')}",
         )
-    structure, leaves = flatten("Server.register", "input_signature", tuple(given))
-    return Signature(structure, tuple(read_spec("Server.register", *leaf) for leaf in leaves))
+    structure, leaves = flatten("input_signature", tuple(given))
+    return Signature(structure, tuple(read_spec(*leaf, is_for_jax=True) for leaf in leaves))
 
 
-def read_spec(caller: str, name: str, leaf: Any) -> LeafSpec:
+def read_spec(name: str, leaf: Any, *, is_for_jax: bool = False) -> LeafSpec:
     """Return the dtype and the shape of a leaf that describes an array."""
     try:
         dtype, shape = np.dtype(leaf.dtype), tuple(leaf.shape)
     except (AttributeError, TypeError):
-        raise ArgumentTypeError(
-            f"{caller} was given {name}={show(leaf)}.\n\n"
-            f"Each array is described by something with a shape and a dtype.\n\n{_suggest(name)}"
+        raise refuse(
+            ArgumentTypeError,
+            f"{name}={show(leaf)}.",
+            "Each array is described by something with a shape and a dtype.",
+            f"{_suggest(name)}",
         ) from None
     if dtype not in get_names():
-        raise ArgumentError(
-            f"{caller} was given {name} of dtype {dtype}.\n\n"
-            f"Arrays of a call are of numbers or bools.\n\n{_suggest(name)}"
+        raise refuse(
+            ArgumentError,
+            f"{name} of dtype {dtype}.",
+            "Arrays of a call are of numbers or bools.",
+            f"{_suggest(name)}",
         )
-    if jax.dtypes.canonicalize_dtype(dtype) != dtype and caller == "Server.register":
-        raise ArgumentError(
-            f"{caller} was given {name} of dtype {dtype}.\n\n"
-            "JAX has 64 bits only where they are turned on, before arrays are made.\n\n"
+    if is_for_jax and jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise refuse(
+            ArgumentError,
+            f"{name} of dtype {dtype}.",
+            "JAX has 64 bits only where they are turned on, before arrays are made.",
             "Call jax.config.update('jax_enable_x64', True), or declare "
-            f"{jax.dtypes.canonicalize_dtype(dtype)}."
+            f"{jax.dtypes.canonicalize_dtype(dtype)}.",
         )
-    return LeafSpec(get_names()[dtype], tuple(_read_dim(caller, name, dim) for dim in shape))
+    return LeafSpec(get_names()[dtype], tuple(_read_dim(name, dim) for dim in shape))
 
 
-def _read_dim(caller: str, name: str, dim: Any) -> int | str:
+def _read_dim(name: str, dim: Any) -> int | str:
     if isinstance(dim, (int, np.integer)) and dim >= 0:
         return int(dim)
     if jax.export.is_symbolic_dim(dim) and str(dim).isidentifier():
         return str(dim)
-    raise ArgumentError(
-        f"{caller} was given {name} with the dimension {show(dim)}.\n\n"
+    raise refuse(
+        ArgumentError,
+        f"{name} with the dimension {show(dim)}.",
         "A dimension is an integer from 0 up, or a name of jax.export.symbolic_shape: equal names "
-        f"are equal sizes in one call.\n\n{_suggest(name)}"
+        "are equal sizes in one call.",
+        f"{_suggest(name)}",
     )

@@ -8,6 +8,7 @@ same structure if and only if these are equal.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from jaxdist._called import refuse
 from jaxdist._typing import PyTree
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ProgramMismatchError
@@ -17,11 +18,10 @@ LEAF = "*"
 _DEEPEST = 50
 
 
-def flatten(caller: str, name: str, tree: PyTree) -> tuple[Any, list[tuple[str, Any]]]:
+def flatten(name: str, tree: PyTree) -> tuple[Any, list[tuple[str, Any]]]:
     """Return the structure of a pytree, and its leaves with their names.
 
     Args:
-        caller: What was called, for errors.
         name: The pytree, for errors and for the names of the leaves.
         tree: Dicts with texts as keys, lists, tuples and None; everything else is a leaf.
 
@@ -31,40 +31,44 @@ def flatten(caller: str, name: str, tree: PyTree) -> tuple[Any, list[tuple[str, 
 
     Example:
         >>> from jaxdist._parameter_server.rpc.structures import flatten
-        >>> flatten("Client.call", "args", [1, {"x": 2}])
+        >>> flatten("args", [1, {"x": 2}])
         (['list', '*', ['dict', ['x'], '*']], [('args[0]', 1), ("args[1]['x']", 2)])
     """
     leaves: list[tuple[str, Any]] = []
-    return _flatten(caller, name, tree, leaves, 0), leaves
+    return _flatten(name, tree, leaves, 0), leaves
 
 
-def _flatten(caller: str, name: str, tree: Any, leaves: list[tuple[str, Any]], depth: int) -> Any:
+def _flatten(name: str, tree: Any, leaves: list[tuple[str, Any]], depth: int) -> Any:
     if tree is None:
         return None
     if not isinstance(tree, (dict, list, tuple)):
         leaves.append((name, tree))
         return LEAF
     if depth == _DEEPEST:
-        raise ArgumentError(
-            f"{caller} was given {name}, which is {depth + 1} levels deep.\n\n"
-            f"Structures have at most {_DEEPEST} levels.\n\nPass flatter lists and dicts."
+        raise refuse(
+            ArgumentError,
+            f"{name}, which is {depth + 1} levels deep.",
+            f"Structures have at most {_DEEPEST} levels.",
+            "Pass flatter lists and dicts.",
         )
     # A subclass would arrive as the plain class.
     kind = type(tree)
     if kind is dict and all(type(key) is str and is_sendable(key) for key in tree):
         keys = sorted(tree)
-        inner = [_flatten(caller, f"{name}[{key!r}]", tree[key], leaves, depth + 1) for key in keys]
+        inner = [_flatten(f"{name}[{key!r}]", tree[key], leaves, depth + 1) for key in keys]
         return ["dict", keys, *inner]
     if kind is list or kind is tuple:
         inner = [
-            _flatten(caller, f"{name}[{number}]", item, leaves, depth + 1)
+            _flatten(f"{name}[{number}]", item, leaves, depth + 1)
             for number, item in enumerate(tree)
         ]
         return [kind.__name__, *inner]
-    raise ArgumentTypeError(
-        f"{caller} was given {name}={show(tree)}.\n\n"
+    raise refuse(
+        ArgumentTypeError,
+        f"{name}={show(tree)}.",
         "What is sent are dicts with texts as keys, lists, tuples and None, with arrays and "
-        "numbers in them.\n\nMake a dict or a tuple of it."
+        "numbers in them.",
+        "Make a dict or a tuple of it.",
     )
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist import _compat
+from jaxdist._called import name_call, refuse
 from jaxdist._parameter_server.transport.message import get_names
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, DonationError, UnsupportedError
@@ -25,11 +26,11 @@ _ACCEPTS: dict[str, tuple[Any, ...]] = {
 _STORED = {"bool": "b", "int": "iu", "float": "f", "complex": "c"}
 
 
-def check_not_traced(caller: str) -> None:
+def check_not_traced() -> None:
     """Raise `UnsupportedError` inside of a function that is being traced."""
     if _compat.is_inside_trace():
         raise UnsupportedError(
-            f"{caller} was called while a function is traced.\n\n"
+            f"{name_call()} was called while a function is traced.\n\n"
             "A traced function runs once in Python, and then as a program that has no values to "
             "send and no place to wait.\n\n"
             "Call it outside; or in the function by jax.experimental.io_callback, whose Python "
@@ -37,7 +38,7 @@ def check_not_traced(caller: str) -> None:
         )
 
 
-def read_leaf(caller: str, name: str, leaf: Any) -> tuple[np.ndarray, Kind]:
+def read_leaf(name: str, leaf: Any) -> tuple[np.ndarray, Kind]:
     """Return a leaf as an array that nobody changes, and how it was given.
 
     Raises:
@@ -47,58 +48,65 @@ def read_leaf(caller: str, name: str, leaf: Any) -> tuple[np.ndarray, Kind]:
         UnsupportedError: It is a traced value, or parts of it are on other processes.
     """
     if isinstance(leaf, jax.Array):
-        return _read_array(caller, name, leaf), ARRAY
+        return _read_array(name, leaf), ARRAY
     if isinstance(leaf, (np.ndarray, np.generic)) and not isinstance(leaf, np.ma.MaskedArray):
         # The caller may write into its own array before this one is sent.
         array = np.array(leaf, copy=True, order="C", subok=False)
-        return _check_dtype(caller, name, leaf, array), ARRAY
+        return _check_dtype(name, leaf, array), ARRAY
     kind: Any = type(leaf).__name__
     if NUMBERS.get(kind) is not type(leaf):
-        raise _make_type_error(caller, name, leaf)
+        raise _make_type_error(name, leaf)
     if kind == "int" and not -(2**63) <= leaf < 2**64:
-        raise ArgumentError(
-            f"{caller} was given {name}={show(leaf)}.\n\n"
-            "An integer has at most 64 bits.\n\nPass a float."
+        raise refuse(
+            ArgumentError,
+            f"{name}={show(leaf)}.",
+            "An integer has at most 64 bits.",
+            "Pass a float.",
         )
     return np.asarray(leaf), kind
 
 
-def _read_array(caller: str, name: str, leaf: jax.Array) -> np.ndarray:
+def _read_array(name: str, leaf: jax.Array) -> np.ndarray:
     if isinstance(leaf, jax.core.Tracer):
-        raise UnsupportedError(
-            f"{caller} was given {name}={show(leaf)}, a value of a function that is traced.\n\n"
-            "It has no numbers that could be sent.\n\nReturn it from the function, and pass what "
-            "the function returns."
+        raise refuse(
+            UnsupportedError,
+            f"{name}={show(leaf)}, a value of a function that is traced.",
+            "It has no numbers that could be sent.",
+            "Return it from the function, and pass what the function returns.",
         )
     if leaf.is_deleted():
-        raise DonationError(
-            f"{caller} was given {name}, an array that was deleted or donated.\n\n"
-            "Its memory is no longer its own.\n\nPass the array that replaces it, or a copy that "
-            "was made before."
+        raise refuse(
+            DonationError,
+            f"{name}, an array that was deleted or donated.",
+            "Its memory is no longer its own.",
+            "Pass the array that replaces it, or a copy that was made before.",
         )
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-        raise _make_type_error(caller, name, leaf)
+        raise _make_type_error(name, leaf)
     if not leaf.is_fully_addressable:
-        raise UnsupportedError(
-            f"{caller} was given {name}, an array of which parts are on other processes.\n\n"
-            "A process sends what it has.\n\nPass a replicated array, or gather it before."
+        raise refuse(
+            UnsupportedError,
+            f"{name}, an array of which parts are on other processes.",
+            "A process sends what it has.",
+            "Pass a replicated array, or gather it before.",
         )
-    return _check_dtype(caller, name, leaf, np.asarray(leaf))
+    return _check_dtype(name, leaf, np.asarray(leaf))
 
 
-def _check_dtype(caller: str, name: str, leaf: Any, array: np.ndarray) -> np.ndarray:
+def _check_dtype(name: str, leaf: Any, array: np.ndarray) -> np.ndarray:
     native = array.dtype.newbyteorder("=")
     if native not in get_names():
-        raise _make_type_error(caller, name, leaf)
+        raise _make_type_error(name, leaf)
     return array.astype(native, copy=False)
 
 
-def _make_type_error(caller: str, name: str, leaf: Any) -> ArgumentTypeError:
-    return ArgumentTypeError(
-        f"{caller} was given {name}={show(leaf)}.\n\n"
-        "What is sent are numbers, and arrays of JAX or NumPy whose dtype is a number or bool.\n\n"
-        "Pass a Variable as variable.value(), a random key as jax.random.key_data(key), and a text "
-        "as an array of its bytes."
+def _make_type_error(name: str, leaf: Any) -> ArgumentTypeError:
+    return refuse(
+        ArgumentTypeError,
+        f"{name}={show(leaf)}.",
+        "What is sent are numbers, and arrays of JAX or NumPy whose dtype is a number or bool.",
+        "Pass a Variable as variable.value(), a random key as jax.random.key_data(key), and a "
+        "text as an array of its bytes.",
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
+from jaxdist._called import call_as, called, refuse
 from jaxdist._parameter_server.protocol import Change, ChangeVariables
 from jaxdist._parameter_server.server.checks import PROGRAM, check_change, find_variable
 from jaxdist._parameter_server.server.programs import UpdateProgram
@@ -33,7 +34,6 @@ class LostValuesError(Exception):
 
 
 def check_changes(
-    caller: str,
     changes: Sequence[Change],
     variables: dict[str, StoredVariable],
     programs: Mapping[str, UpdateProgram],
@@ -41,23 +41,22 @@ def check_changes(
 ) -> None:
     """Check all changes of a request against the variables of the server."""
     for change in changes:
-        variable = find_variable(caller, variables, change.name)
-        check_change(caller, variable, change, programs)
+        variable = find_variable(variables, change.name)
+        check_change(variable, change, programs)
         if change.op not in DENSE and change.op not in ROWS:
             program = programs[change.op.removeprefix(PROGRAM)]
-            _check_slots(caller, program, change.name, slots)
-            program.check_operands(caller, change.name, change.operands)
+            _check_slots(program, change.name, slots)
+            program.check_operands(change.name, change.operands)
 
 
-def _check_slots(caller: str, program: UpdateProgram, name: str, slots: Slots) -> None:
+def _check_slots(program: UpdateProgram, name: str, slots: Slots) -> None:
     if (name, program.key) not in slots:
-        raise ArgumentError(
-            f"{caller} was given op={PROGRAM + program.key!r} for {name!r}, which has no "
-            f"slots for this program.\n\n"
-            f"A program is registered for the variables that it changes, with the "
-            f"{program.num_slots} first values of the slots of each.\n\n"
-            f"Call register_update({program.key!r}, ...) with {name!r} among its "
-            "variables."
+        raise refuse(
+            ArgumentError,
+            f"op={PROGRAM + program.key!r} for {name!r}, which has no slots for this program.",
+            "A program is registered for the variables that it changes, with the "
+            f"{program.num_slots} first values of the slots of each.",
+            f"Call register_update({program.key!r}, ...) with {name!r} among its variables.",
         )
 
 
@@ -152,28 +151,33 @@ class Changing:
             self._state.already_counted += 1
         return status or COUNTED
 
+    @called(_CALLER)
     def _check(self) -> None:
         state = self._state
-        check_changes(_CALLER, self._changes, state.variables, state.programs, state.slots)
+        check_changes(self._changes, state.variables, state.programs, state.slots)
         for change in self._changes:
             found = state.variables[change.name].version
             if change.version is not None and self._is_own and change.version > found:
-                raise ArgumentError(
-                    f"change was given version={change.version} of {change.name!r}, whose version "
-                    f"is {found}.\n\n"
-                    "The version is that of the read that the change was computed from.\n\n"
-                    "Pass the version that read returned, and its incarnation."
+                raise call_as(
+                    "change",
+                    refuse,
+                    ArgumentError,
+                    f"version={change.version} of {change.name!r}, whose version is {found}.",
+                    "The version is that of the read that the change was computed from.",
+                    "Pass the version that read returned, and its incarnation.",
                 )
 
     def _find_status(self) -> str | None:
         found = self._closure
         return None if found is None else self._state.counted.find_status(*found)
 
+    @called(_CALLER)
     def _get_versions(self) -> dict[str, int]:
         variables = self._state.variables
         names = (change.name for change in self._changes)
-        return {name: find_variable(_CALLER, variables, name).version for name in names}
+        return {name: find_variable(variables, name).version for name in names}
 
+    @called(_CALLER)
     def _run_in_turn(self, admission: Admission) -> str | None:
         """Wait for older closures, and apply the request. See Note [Bounded staleness]."""
         seconds = self._request.seconds
@@ -182,11 +186,11 @@ class Changing:
         if reads is None:
             # A write of the coordinator, or a closure whose deadline was over. It takes its place
             # among the reads, since otherwise closures that come later could pass it for ever.
-            admission.admit(_CALLER, own, self._get_versions, seconds, seconds)
+            admission.admit(own, self._get_versions, seconds, seconds)
         else:
             self._check_registered(reads)
         try:
-            admission.wait_for_older(_CALLER, own, self._get_versions, seconds)
+            admission.wait_for_older(own, self._get_versions, seconds)
             # While it waited, the same request may have been applied.
             status = self._find_status()
             if status is None:
@@ -199,15 +203,17 @@ class Changing:
             if reads is None:
                 admission.release(own)
 
+    @called("change")
     def _check_registered(self, reads: Mapping[str, int]) -> None:
         missing = [c.name for c in self._changes if c.name not in reads]
         if missing:
-            raise ArgumentError(
-                f"change was given {missing[0]!r}, which closure {self._request.closure} did "
-                f"not register; it registered {', '.join(map(repr, reads))}.\n\n"
+            raise refuse(
+                ArgumentError,
+                f"{missing[0]!r}, which closure {self._request.closure} did not register; it "
+                f"registered {', '.join(map(repr, reads))}.",
                 "With max_staleness, a closure that registers its read names all variables that "
-                "it will change: otherwise two closures could wait for each other.\n\n"
-                f"Read with register=[{missing[0]!r}]."
+                "it will change: otherwise two closures could wait for each other.",
+                f"Read with register=[{missing[0]!r}].",
             )
 
     def _measure(self, reads: Mapping[str, int]) -> list[int | None]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from jaxdist._called import refuse
 from jaxdist._parameter_server.protocol import Created, Creation, RegisterUpdate
 from jaxdist._parameter_server.server.checks import check_array, check_name, find_variable
 from jaxdist._parameter_server.server.programs import Initialiser, UpdateProgram
@@ -12,37 +13,39 @@ from jaxdist._parameter_server.server.stored import StoredVariable
 from jaxdist.errors import ArgumentError, ShapeError
 
 
-def make_values(caller: str, creations: Sequence[Creation]) -> dict[str, np.ndarray]:
+def make_values(creations: Sequence[Creation]) -> dict[str, np.ndarray]:
     """Return the first values of variables, by name."""
     values: dict[str, np.ndarray] = {}
     for creation in creations:
-        name = check_name(caller, "name", creation.name)
+        name = check_name("name", creation.name)
         if name in values:
-            raise ArgumentError(
-                f"{caller} was given {name!r} twice.\n\nEach variable has its own name.\n\n"
-                "Give the second one another name."
+            raise refuse(
+                ArgumentError,
+                f"{name!r} twice.",
+                "Each variable has its own name.",
+                "Give the second one another name.",
             )
-        values[name] = _make_value(caller, creation)
+        values[name] = _make_value(creation)
     return values
 
 
-def _make_value(caller: str, creation: Creation) -> np.ndarray:
+def _make_value(creation: Creation) -> np.ndarray:
     if creation.program is None:
         # The array may be the caller's own, which it may change later.
-        return np.array(check_array(caller, f"the value of {creation.name!r}", creation.value))
+        return np.array(check_array(f"the value of {creation.name!r}", creation.value))
     what = f"the initialiser of {creation.name!r}"
-    results = Initialiser(caller, what, creation.program.tobytes()).run()
+    results = Initialiser(what, creation.program.tobytes()).run()
     if len(results) != 1:
-        raise ArgumentError(
-            f"{caller} was given {what}, which returns {len(results)} arrays.\n\n"
-            "An initialiser returns the value of one variable.\n\nReturn one array."
+        raise refuse(
+            ArgumentError,
+            f"{what}, which returns {len(results)} arrays.",
+            "An initialiser returns the value of one variable.",
+            "Return one array.",
         )
     return results[0]
 
 
-def add_variables(
-    caller: str, state: State, values: Mapping[str, np.ndarray], client: str
-) -> Created:
+def add_variables(state: State, values: Mapping[str, np.ndarray], client: str) -> Created:
     """Add the variables that do not exist; return for each whether it is new, and its version.
 
     One that the client itself has made counts as new: it asks again after a lost reply.
@@ -53,13 +56,14 @@ def add_variables(
     for name, value in values.items():
         found = state.variables.get(name)
         if found is not None and (found.shape != value.shape or found.dtype != value.dtype):
-            raise ShapeError(
-                f"{caller} was given {name!r} as {value.dtype}{list(value.shape)}, and it exists "
-                f"as {found.describe()}, {found.describe_origin()}.\n\n"
+            raise refuse(
+                ShapeError,
+                f"{name!r} as {value.dtype}{list(value.shape)}, and it exists as "
+                f"{found.describe()}, {found.describe_origin()}.",
                 "A variable keeps its shape and dtype, and a second creator gets the one that "
-                "exists.\n\n"
+                "exists.",
                 "Use another name, delete the variable, or start the server with an empty "
-                "snapshot directory."
+                "snapshot directory.",
             )
     new = {name for name in values if name not in state.variables}
     state.mutations += 1
@@ -76,25 +80,24 @@ def add_variables(
 
 
 def add_update(
-    caller: str,
     state: State,
     program: UpdateProgram,
     request: RegisterUpdate,
     init: Initialiser | None,
 ) -> Created:
     """Add a program, and the slots of its variables; slots that exist stay as they are."""
-    prefix = check_name(caller, "prefix", request.prefix)
+    prefix = check_name("prefix", request.prefix)
     flat: dict[str, np.ndarray] = {}
     names: dict[str, tuple[str, ...]] = {}
     for name, given in request.variables.items():
-        variable = find_variable(caller, state.variables, name)
-        program.check_variable(caller, variable)
-        values = program.make_slots(caller, variable, given, init)
+        variable = find_variable(state.variables, name)
+        program.check_variable(variable)
+        values = program.make_slots(variable, given, init)
         names[name] = tuple(f"{name}/{prefix}_{i}" for i in range(len(values)))
         flat.update(zip(names[name], values, strict=True))
     # Another thread may have registered the key while this one compiled.
-    state.programs.get(program.key, program).check_same(caller, program)
-    created = add_variables(caller, state, flat, request.client)
+    state.programs.get(program.key, program).check_same(program)
+    created = add_variables(state, flat, request.client)
     state.programs.setdefault(program.key, program)
     state.slots.update({(name, program.key): own for name, own in names.items()})
     return created

@@ -12,6 +12,7 @@ import numpy as np
 from jax import export
 from jax.sharding import SingleDeviceSharding
 
+from jaxdist._called import called, name_call, refuse
 from jaxdist._parameter_server.protocol import RegisterUpdate
 from jaxdist._parameter_server.server.checks import check_array
 from jaxdist._parameter_server.server.stored import StoredVariable
@@ -33,12 +34,12 @@ class UpdateProgram:
         ArgumentError: The function does not have this form.
     """
 
-    def __init__(self, caller: str, key: str, content: bytes, num_slots: int) -> None:
+    def __init__(self, key: str, content: bytes, num_slots: int) -> None:
         self.key, self.content, self.num_slots = key, content, num_slots
-        exported = load_exported(caller, f"program {key!r}", content)
+        exported = load_exported(f"program {key!r}", content)
         self.digest = compute_digest(exported.mlir_module())
         self._given = list(exported.in_avals)
-        _check_form(caller, key, exported, num_slots)
+        _check_form(key, exported, num_slots)
         self._exported = exported
         self._compiled: Any = None
         self._compiling = threading.Lock()
@@ -56,35 +57,35 @@ class UpdateProgram:
         return len(self._given) - 1 - self.num_slots
 
     @classmethod
-    def prepare(cls, caller: str, request: RegisterUpdate, found: Self | None) -> Self:
+    def prepare(cls, request: RegisterUpdate, found: Self | None) -> Self:
         """Return the program of a registration: `found` if it is the same, else a new one."""
         content = request.program.tobytes()
         is_same = found is not None and found.content == content
         if found is not None and is_same and found.num_slots == request.num_slots:
             return found
-        made = cls(caller, request.key, content, request.num_slots)
+        made = cls(request.key, content, request.num_slots)
         if found is not None:
-            found.check_same(caller, made)
+            found.check_same(made)
         made.compile()
         return made
 
-    def check_same(self, caller: str, other: "UpdateProgram") -> None:
+    def check_same(self, other: "UpdateProgram") -> None:
         """Check that a program that is registered again is the same."""
         if (self.digest, self.num_slots) != (other.digest, other.num_slots):
-            raise ArgumentError(
-                f"{caller} was given another program under the key {self.key!r}: sha256 "
-                f"{other.digest[:12]} with {other.num_slots} slots, and there is "
-                f"{self.digest[:12]} with {self.num_slots}.\n\n"
-                "A key names one program as long as the server lives.\n\n"
-                "Use another key, such as the hash of the program."
+            raise refuse(
+                ArgumentError,
+                f"another program under the key {self.key!r}: sha256 {other.digest[:12]} with "
+                f"{other.num_slots} slots, and there is {self.digest[:12]} with {self.num_slots}.",
+                "A key names one program as long as the server lives.",
+                "Use another key, such as the hash of the program.",
             )
 
-    def check_variable(self, caller: str, variable: StoredVariable) -> None:
+    def check_variable(self, variable: StoredVariable) -> None:
         """Check that a variable is what the program takes."""
         given = self._given[0]
         if tuple(given.shape) != variable.shape or given.dtype != variable.dtype:
             raise ShapeError(
-                f"{caller}: program {self.key!r} takes {_describe(given)} where "
+                f"{name_call()}: program {self.key!r} takes {_describe(given)} where "
                 f"{variable.name!r} is {variable.describe()}.\n\n"
                 "A program is exported for the shapes and dtypes of one variable and its "
                 "slots.\n\nExport one for this shape, and register it under another key."
@@ -92,7 +93,6 @@ class UpdateProgram:
 
     def make_slots(
         self,
-        caller: str,
         variable: StoredVariable,
         given: Sequence[Any] | None,
         init: "Initialiser | None",
@@ -102,32 +102,36 @@ class UpdateProgram:
             values = init.run(variable.peek())
         else:
             what = f"a slot of {variable.name!r}"
-            values = [np.array(check_array(caller, what, x)) for x in given or ()]
+            values = [np.array(check_array(what, x)) for x in given or ()]
         wanted = [_describe(a) for a in self._given[1 : 1 + self.num_slots]]
         found = [_describe(x) for x in values]
         if wanted != found:
-            raise ShapeError(
-                f"{caller} was given the slots {found} for {variable.name!r}.\n\n"
-                f"Program {self.key!r} has the slots {wanted}.\n\n"
-                "Pass one first value for each slot, or an exported initialiser of them."
+            raise refuse(
+                ShapeError,
+                f"the slots {found} for {variable.name!r}.",
+                f"Program {self.key!r} has the slots {wanted}.",
+                "Pass one first value for each slot, or an exported initialiser of them.",
             )
         return values
 
-    def check_operands(self, caller: str, name: str, operands: Sequence[Any]) -> None:
+    def check_operands(self, name: str, operands: Sequence[Any]) -> None:
         """Check the arrays of one change."""
         if len(operands) != self.num_operands:
-            raise ArgumentError(
-                f"{caller} was given {len(operands)} operands of program {self.key!r} for "
-                f"{name!r}.\n\nIt takes {self.num_operands}, after the value and "
-                f"{self.num_slots} slots.\n\nPass {self.num_operands}."
+            raise refuse(
+                ArgumentError,
+                f"{len(operands)} operands of program {self.key!r} for {name!r}.",
+                f"It takes {self.num_operands}, after the value and {self.num_slots} slots.",
+                f"Pass {self.num_operands}.",
             )
         for given, operand in zip(self._given[1 + self.num_slots :], operands, strict=True):
-            array = check_array(caller, f"an operand of program {self.key!r}", operand)
+            array = check_array(f"an operand of program {self.key!r}", operand)
             if tuple(given.shape) != array.shape or given.dtype != array.dtype:
-                raise ShapeError(
-                    f"{caller} was given program {self.key!r} for {name!r} with an operand of "
-                    f"{array.dtype}{list(array.shape)}.\n\nThe program takes {_describe(given)}."
-                    f"\n\nConvert the operand: np.asarray(value, {str(given.dtype)!r})."
+                raise refuse(
+                    ShapeError,
+                    f"program {self.key!r} for {name!r} with an operand of {array.dtype}"
+                    f"{list(array.shape)}.",
+                    f"The program takes {_describe(given)}.",
+                    f"Convert the operand: np.asarray(value, {str(given.dtype)!r}).",
                 )
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
@@ -137,7 +141,7 @@ class UpdateProgram:
             return list(jax.block_until_ready(self.compile()(*arrays)))
 
 
-def load_exported(caller: str, what: str, content: bytes) -> export.Exported:
+def load_exported(what: str, content: bytes) -> export.Exported:
     """Return the exported function in some bytes, if this server can run it.
 
     Raises:
@@ -150,12 +154,13 @@ def load_exported(caller: str, what: str, content: bytes) -> export.Exported:
         exported = export.deserialize(bytearray(content))
     # The reader of flatbuffers raises whatever a wrong offset leads to.
     except Exception as error:
-        raise ArgumentTypeError(
-            f"{caller} was given {len(content)} bytes for {what}, which are no exported function: "
-            f"{type(error).__name__}: {str(error)[:200]}.\n\n"
-            "A program is what jax.export.export(jax.jit(f))(*shapes).serialize() returns.\n\n"
+        raise refuse(
+            ArgumentTypeError,
+            f"{len(content)} bytes for {what}, which are no exported function: "
+            f"{type(error).__name__}: {str(error)[:200]}.",
+            "A program is what jax.export.export(jax.jit(f))(*shapes).serialize() returns.",
             "Send these bytes, exported with a version of JAX of the same year as this one, "
-            f"{jax.__version__}."
+            f"{jax.__version__}.",
         ) from error
     avals = [*exported.in_avals, *exported.out_avals]
     leaves = [0] * len(exported.in_avals)
@@ -170,10 +175,11 @@ def load_exported(caller: str, what: str, content: bytes) -> export.Exported:
     }
     wrong = [reason for reason, is_so in reasons.items() if is_so]
     if wrong:
-        raise ArgumentError(
-            f"{caller} was given {what}, and {', and '.join(wrong)}.\n\n"
-            "A server runs functions of arrays with fixed shapes, on one CPU device.\n\n"
-            "Export it so: jax.export.export(jax.jit(f), platforms=['cpu'])(*shapes)."
+        raise refuse(
+            ArgumentError,
+            f"{what}, and {', and '.join(wrong)}.",
+            "A server runs functions of arrays with fixed shapes, on one CPU device.",
+            "Export it so: jax.export.export(jax.jit(f), platforms=['cpu'])(*shapes).",
         )
     return exported
 
@@ -200,12 +206,14 @@ class Initialiser:
         content: The bytes of the `jax.export` function.
     """
 
-    def __init__(self, caller: str, what: str, content: bytes) -> None:
+    def __init__(self, what: str, content: bytes) -> None:
+        caller = name_call()
         self._caller, self._what = caller, what
-        exported = load_exported(caller, what, content)
+        exported = load_exported(what, content)
         self._wanted = [_describe(a) for a in exported.in_avals]
         self._run = compile_exported(exported)
 
+    @called(lambda self: self._caller)
     def run(self, *given: Any) -> list[np.ndarray]:
         """Return the first values.
 
@@ -214,10 +222,11 @@ class Initialiser:
         """
         found = [_describe(a) for a in given]
         if self._wanted != found:
-            raise ShapeError(
-                f"{self._caller} was given {self._what}, which takes "
-                f"{self._wanted or 'nothing'}.\n\n"
-                f"It is called with {found or 'nothing'}.\n\nExport it for these arguments."
+            raise refuse(
+                ShapeError,
+                f"{self._what}, which takes {self._wanted or 'nothing'}.",
+                f"It is called with {found or 'nothing'}.",
+                "Export it for these arguments.",
             )
         with jax.enable_x64(True):
             results = jax.tree.leaves(self._run(*given))
@@ -233,16 +242,17 @@ def compute_digest(module: str) -> str:
     return hashlib.sha256(_LOCATION.sub("", module).encode()).hexdigest()
 
 
-def _check_form(caller: str, key: str, exported: export.Exported, num_slots: int) -> None:
+def _check_form(key: str, exported: export.Exported, num_slots: int) -> None:
     state = [_describe(a) for a in exported.in_avals[: 1 + num_slots]]
     results = [_describe(a) for a in exported.out_avals]
     if len(state) != 1 + num_slots or state != results:
-        raise ArgumentError(
-            f"{caller} was given program {key!r} with num_slots={num_slots}: it takes "
-            f"{[_describe(a) for a in exported.in_avals]} and returns {results}.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"program {key!r} with num_slots={num_slots}: it takes "
+            f"{[_describe(a) for a in exported.in_avals]} and returns {results}.",
             "An update program is f(value, *slots, *operands) -> (value, *slots), with the same "
-            "shapes and dtypes.\n\nReturn the next value first, then the next slots in the same "
-            "order."
+            "shapes and dtypes.",
+            "Return the next value first, then the next slots in the same order.",
         )
 
 

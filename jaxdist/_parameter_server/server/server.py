@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdist._called import called, refuse
 from jaxdist._parameter_server.protocol import (
     Changed,
     ChangeVariables,
@@ -66,6 +67,7 @@ class VariableServer:
         DamagedCheckpointError: The newest snapshot is damaged.
     """
 
+    @called("VariableServer")
     def __init__(
         self,
         task: str = "ps:0",
@@ -75,8 +77,7 @@ class VariableServer:
         snapshot_seconds: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        caller = "VariableServer"
-        self.task = checks.check_name(caller, "task", task)
+        self.task = checks.check_name("task", task)
         # One lock: changes of one variable cannot run at the same time anyway, and a request of
         # several variables is atomic.
         self._condition = threading.Condition()
@@ -85,11 +86,11 @@ class VariableServer:
         self._keeper: SnapshotKeeper | None = None
         self._admission: Admission | None = None
         if max_staleness is not None:
-            max_staleness = as_integer(caller, "max_staleness", max_staleness, least=0)
+            max_staleness = as_integer("max_staleness", max_staleness, least=0)
         self._clock = clock
         if snapshot_directory is not None:
-            folder = Path(as_path(caller, "snapshot_directory", snapshot_directory, "snapshots"))
-            seconds = as_number(caller, "snapshot_seconds", snapshot_seconds, least=0.0)
+            folder = Path(as_path("snapshot_directory", snapshot_directory, "snapshots"))
+            seconds = as_number("snapshot_seconds", snapshot_seconds, least=0.0)
             self._keeper = SnapshotKeeper(folder, self.task, seconds, self._capture)
             self._state = self._keeper.state
             if max_staleness is None:
@@ -148,10 +149,11 @@ class VariableServer:
         if self._keeper is not None:
             self._keeper.close()
 
+    @called("configure")
     def _configure(self, request: Configure) -> Done:
         bound = request.max_staleness
         if bound is not None:
-            bound = as_integer("configure", "max_staleness", bound, least=0)
+            bound = as_integer("max_staleness", bound, least=0)
         with self._condition:
             if bound != self._state.max_staleness:
                 self._set_bound(bound)
@@ -184,57 +186,62 @@ class VariableServer:
                 ],
             )
 
+    @called("create")
     def _create(self, request: Create) -> Created:
         # Outside of the lock: compiling an initialiser takes long.
-        values = make_values("create", request.variables)
+        values = make_values(request.variables)
         with self._condition:
             self._check_values()
-            return add_variables("create", self._state, values, request.client)
+            return add_variables(self._state, values, request.client)
 
+    @called("register_update")
     def _register_update(self, request: RegisterUpdate) -> Created:
-        caller = "register_update"
-        key = checks.check_name(caller, "key", request.key)
+        key = checks.check_name("key", request.key)
         with self._condition:
             self._check_values()
             found = self._state.programs.get(key)
-        program = UpdateProgram.prepare(caller, request, found)
+        program = UpdateProgram.prepare(request, found)
         what = f"the initialiser of program {key!r}"
         content = request.init
-        init = None if content is None else Initialiser(caller, what, content.tobytes())
+        init = None if content is None else Initialiser(what, content.tobytes())
         with self._condition:
             self._check_values()
-            return add_update(caller, self._state, program, request, init)
+            return add_update(self._state, program, request, init)
 
+    @called("read")
     def _read(self, request: Read) -> Values:
         with self._condition:
             self._check_values()
-            get_versions = self._make_get_versions("read", [*request.names, *request.register])
+            get_versions = self._make_get_versions([*request.names, *request.register])
             get_versions()
             is_registered = self._admission is not None and request.closure is not None
             if self._admission is not None and request.closure is not None:
                 own = (request.client, request.closure)
-                self._admission.admit("read", own, get_versions, request.seconds, HOLD_SECONDS)
+                self._admission.admit(own, get_versions, request.seconds, HOLD_SECONDS)
             found = self._collect(request.names, request.known, request.incarnation)
             return Values(*found, is_registered)
 
+    @called("read_rows")
     def _read_rows(self, request: ReadRows) -> Rows:
         with self._condition:
             self._check_values()
-            found = checks.find_variable("read_rows", self._state.variables, request.name)
-            ids = checks.check_ids("read_rows", found, request.ids)
+            found = checks.find_variable(self._state.variables, request.name)
+            ids = checks.check_ids(found, request.ids)
             return Rows(found.peek()[ids], found.version, self._state.incarnation)
 
+    @called("change")
     def _change(self, request: ChangeVariables) -> Changed:
         closure, done_below = request.closure, request.done_below
         if closure is not None and done_below > closure:
-            raise ArgumentError(
-                f"change was given closure={closure} and done_below={done_below}.\n\n"
-                "Closures below done_below are finished, and this one is not.\n\n"
-                f"Pass done_below={closure} or less."
+            raise refuse(
+                ArgumentError,
+                f"closure={closure} and done_below={done_below}.",
+                "Closures below done_below are finished, and this one is not.",
+                f"Pass done_below={closure} or less.",
             )
         with self._condition:
             self._check_values()
-            self._make_get_versions("change", request.read)()
+            self._make_get_versions(request.read)()
             changing = Changing(self._state, request)
             try:
                 status = changing.run(self._admission)
@@ -270,9 +277,9 @@ class VariableServer:
             same = self._state.mutations == unless
             return None if same else capture(self._state, self.task)
 
-    def _make_get_versions(self, caller: str, names: Sequence[str]) -> GetVersions:
+    def _make_get_versions(self, names: Sequence[str]) -> GetVersions:
         variables = self._state.variables
-        return lambda: {n: checks.find_variable(caller, variables, n).version for n in names}
+        return lambda: {n: checks.find_variable(variables, n).version for n in names}
 
     def _collect(
         self, names: Sequence[str], known: Mapping[str, int], incarnation: str | None

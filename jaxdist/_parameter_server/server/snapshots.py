@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from jaxdist._called import called
 from jaxdist._checkpoints import (
     Checkpoints,
     JobLock,
@@ -185,6 +186,7 @@ def _make_like(notes: dict[str, Any]) -> dict[str, Any] | None:
     return like | {"format": jax.ShapeDtypeStruct((1,), np.dtype(np.int32))}
 
 
+@called("VariableServer")
 def _make_state(notes: dict[str, Any], arrays: dict[str, Any], path: str) -> State:
     restores = [Restore(*row) for row in notes["restores"]]
     incarnation = make_incarnation(notes["incarnation"])
@@ -206,7 +208,7 @@ def _make_state(notes: dict[str, Any], arrays: dict[str, Any], path: str) -> Sta
         )
     for i, row in enumerate(notes["programs"]):
         content = np.asarray(arrays[f"p{i}"]).tobytes()
-        program = UpdateProgram("VariableServer", row["key"], content, row["num_slots"])
+        program = UpdateProgram(row["key"], content, row["num_slots"])
         state.programs[row["key"]] = program
     return state
 

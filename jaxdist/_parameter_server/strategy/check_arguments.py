@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import jax
 
+from jaxdist._called import refuse
 from jaxdist._parameter_server.coordinator import PerWorkerDataset, PerWorkerValues
 from jaxdist._program import argument_name, is_unit
 from jaxdist._values import BatchSource
@@ -32,14 +33,14 @@ _OF_THREADS = (
 )
 
 
-def check_arguments(caller: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise for an argument that is neither data nor a constant, such as an open file.
 
     Raises:
         ArgumentTypeError: It is an open file, an iterator, or a lock or the like.
     """
     for path, leaf in _list_leaves(args, kwargs):
-        what = remedy = None
+        what, remedy = None, ""
         if isinstance(leaf, io.IOBase):
             what = "an open file"
             remedy = (
@@ -59,22 +60,25 @@ def check_arguments(caller: str, args: Sequence[Any], kwargs: Mapping[str, Any])
                 "changes of one function after the other, so a function needs no lock."
             )
         if what is not None:
-            raise ArgumentTypeError(
-                f"{caller} was given {path}, {what} ({type(leaf).__name__}).\n\n"
+            raise refuse(
+                ArgumentTypeError,
+                f"{path}, {what} ({type(leaf).__name__}).",
                 "A worker has the compiled program of a function, and the arrays that are its "
-                f"arguments; it may be another process, which has no such object.\n\n{remedy}"
+                "arguments; it may be another process, which has no such object.",
+                remedy,
             )
 
 
 def raise_no_iterator(
-    caller: str, args: Sequence[Any], kwargs: Mapping[str, Any], given: PerWorkerDataset
+    args: Sequence[Any], kwargs: Mapping[str, Any], given: PerWorkerDataset
 ) -> NoReturn:
     """Raise the error for a per-worker dataset that was passed where its iterator belongs."""
     name = next(path for path, leaf in _list_leaves(args, kwargs) if leaf is given)
-    raise ArgumentTypeError(
-        f"{caller} was given {name}, a per-worker dataset, and not its iterator.\n\n"
-        "A function takes batches from an iterator, which keeps its place between calls.\n\n"
-        f"Call iterator = iter(dataset) once, and pass iterator in the place of {name}."
+    raise refuse(
+        ArgumentTypeError,
+        f"{name}, a per-worker dataset, and not its iterator.",
+        "A function takes batches from an iterator, which keeps its place between calls.",
+        f"Call iterator = iter(dataset) once, and pass iterator in the place of {name}.",
     ) from None
 
 

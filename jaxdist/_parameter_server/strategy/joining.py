@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from jaxdist._called import called, refuse
 from jaxdist._parameter_server.coordinator import WorkerLink, call_at_exit
 from jaxdist._parameter_server.protocol import Hello, ListAnnounced
 from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
@@ -100,6 +101,7 @@ class LocalJoining:
         self._links, self._make = links, make
         self._lock = threading.Lock()
 
+    @called(_ADD)
     def add(self, address: str | None) -> tuple[WorkerLink, bool]:
         """Add a worker; return the connection to it, and that it is new.
 
@@ -108,10 +110,11 @@ class LocalJoining:
             DeviceError: The replicas of the worker need more devices than there are.
         """
         if address is not None:
-            raise ArgumentError(
-                f"{_ADD} was given address={show(address)}, and all workers of the cluster are in "
-                "this process.\n\nThey have no addresses.\n\n"
-                f"Call {_ADD}()."
+            raise refuse(
+                ArgumentError,
+                f"address={show(address)}, and all workers of the cluster are in this process.",
+                "They have no addresses.",
+                f"Call {_ADD}().",
             )
         with self._lock:
             link = self._make(len(self._links))
@@ -150,6 +153,7 @@ class RemoteJoining:
         # The announcements that were answered; one that was refused is reported once.
         self._answered: set[tuple[int, str]] = set()
 
+    @called(_ADD)
     def add(self, address: str | None) -> tuple[WorkerLink, bool]:
         """Connect to the worker at an address; return the connection, and whether it is new.
 
@@ -160,11 +164,12 @@ class RemoteJoining:
             UnsupportedError: The worker has devices of another platform than the others.
         """
         if address is None:
-            raise ArgumentError(
-                f"{_ADD} was given no address, and the workers of the cluster are processes of "
-                "their own.\n\nA worker is reached at its address.\n\n"
+            raise refuse(
+                ArgumentError,
+                "no address, and the workers of the cluster are processes of their own.",
+                "A worker is reached at its address.",
                 "Start it with `jaxdist server --type worker --index N`, and pass "
-                "address='host:port'."
+                "address='host:port'.",
             )
         return self._connect(address, get_settings().join_seconds)
 

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
+from jaxdist._called import call_as, called, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.coordinator import (
     Joining,
@@ -86,6 +87,7 @@ class ParameterServerStrategy(ServerStrategy):
     def _check_next(self) -> Callable[..., None]:
         return super()._check_next if self._may_read_here else check_on_worker
 
+    @called("ParameterServerStrategy")
     def __init__(
         self,
         cluster_resolver: Any = None,
@@ -93,16 +95,15 @@ class ParameterServerStrategy(ServerStrategy):
         *,
         max_staleness: int | None = None,
     ) -> None:
-        caller = "ParameterServerStrategy"
-        cluster = read_cluster(caller, cluster_resolver)
-        check_is_chief(caller, cluster)
+        cluster = read_cluster(cluster_resolver)
+        check_is_chief(cluster)
         if variable_partitioner is not None:
-            check_callable(caller, variable_partitioner, "variable_partitioner")
+            check_callable(variable_partitioner, "variable_partitioner")
         if max_staleness is not None:
-            as_integer(caller, "max_staleness", max_staleness, least=0)
+            as_integer("max_staleness", max_staleness, least=0)
         self._resolver = cluster_resolver
         client = secrets.token_hex(8)
-        layouts = find_worker_layouts(caller, cluster_resolver, len(cluster.workers))
+        layouts = find_worker_layouts(cluster_resolver, len(cluster.workers))
         self._tasks: Tasks = (
             LocalTasks(
                 cluster,
@@ -112,10 +113,11 @@ class ParameterServerStrategy(ServerStrategy):
                 lambda n: find_layout_of_new_worker(cluster_resolver, n, layouts[0]),
             )
             if cluster.is_local
-            else RemoteTasks(caller, cluster, client, max_staleness)
+            else RemoteTasks(cluster, client, max_staleness)
         )
-        self._set_up_servers(
+        call_as(
             "ClusterCoordinator.schedule",
+            self._set_up_servers,
             layouts[0],
             self._tasks.storage,
             variable_partitioner,
@@ -176,6 +178,7 @@ class ParameterServerStrategy(ServerStrategy):
         self.storage.save_new()
         return prepared
 
+    @called("ClusterCoordinator.create_per_worker_dataset")
     def make_per_worker(self, dataset_or_fn: Any) -> Any:
         """Check a dataset or a function that returns one."""
         is_other = isinstance(dataset_or_fn, _NO_DATASETS)
@@ -183,11 +186,11 @@ class ParameterServerStrategy(ServerStrategy):
         if callable(dataset_or_fn) or is_dataset:
             self._tasks.check_dataset(dataset_or_fn)
             return dataset_or_fn
-        raise ArgumentError(
-            "ClusterCoordinator.create_per_worker_dataset was given dataset_fn="
-            f"{show(dataset_or_fn)}.\n\n"
-            "It is a function without arguments that returns a dataset, or a dataset.\n\n"
-            "Pass for instance lambda: jaxdist.data.batches(x, 32)."
+        raise refuse(
+            ArgumentError,
+            f"dataset_fn={show(dataset_or_fn)}.",
+            "It is a function without arguments that returns a dataset, or a dataset.",
+            "Pass for instance lambda: jaxdist.data.batches(x, 32).",
         )
 
     def report_of_servers(self) -> ServerReport:

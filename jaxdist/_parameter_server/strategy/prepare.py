@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._called import called, name_call
 from jaxdist._parameter_server.closures.adopted import adopt
 from jaxdist._parameter_server.closures.inputs import is_key
 from jaxdist._parameter_server.closures.program import (
@@ -115,13 +116,12 @@ class Preparer:
         finish: Moves the optimizers of a traced function to the servers.
     """
 
-    def __init__(
-        self, caller: str, strategy: Any, finish: Finish, *, is_for_workers: bool = True
-    ) -> None:
+    def __init__(self, strategy: Any, finish: Finish, *, is_for_workers: bool = True) -> None:
+        caller = name_call()
         self._caller, self._is_for_workers = caller, is_for_workers
         self._strategy = weakref.ref(strategy)
         self._finish_with = finish
-        self._calls = WholeCalls(caller)
+        self._calls = WholeCalls()
         self._programs: Recent[Any, ClosureProgram] = Recent(256)
         # Calls without arguments are equal, so nothing has to be looked at again.
         self._without_arguments: Recent[Any, Prepared] = Recent(256)
@@ -140,6 +140,7 @@ class Preparer:
             self._get_strategy().adopted.send_new_values(found.program.captured)
             return found
 
+    @called(lambda self: self._caller)
     def _prepare(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Prepared:
@@ -163,7 +164,7 @@ class Preparer:
             if isinstance(value, PerWorkerDataset):
                 datasets.append(value)
                 if not is_value(made.value):
-                    raise_no_iterator(self._caller, args, kwargs, value)
+                    raise_no_iterator(args, kwargs, value)
             leaves, treedef = jax.tree.flatten(made.value)
             copies = [np.array(x) for x in leaves]
             leaves_of.update({id(c): (c, LeafOf(value, n)) for n, c in enumerate(copies)})
@@ -199,7 +200,7 @@ class Preparer:
                     )
                 except Exception as error:
                     if datasets and isinstance(error, TypeError) and _NO_ITERATOR in str(error):
-                        raise_no_iterator(self._caller, given_args, given_kwargs, datasets[0])
+                        raise_no_iterator(given_args, given_kwargs, datasets[0])
                     # Errors of JAX do not name the function.
                     name = getattr(fn, "__name__", type(fn).__name__)
                     error.add_note(f"It was raised while {name} was traced for the workers.")
@@ -219,9 +220,10 @@ class Preparer:
             given = [copy_if_writable(x) for x in given]
         return Prepared(program, [*given, *program.find_keys(), OwnIndex()], iterators)
 
+    @called(lambda self: self._caller)
     def _check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if self._is_for_workers:
-            check_arguments(self._caller, args, kwargs)
+            check_arguments(args, kwargs)
 
     def _get_strategy(self) -> Any:
         strategy = self._strategy()

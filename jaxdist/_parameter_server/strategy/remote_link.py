@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from jaxdist._called import called
 from jaxdist._parameter_server.closures.program import ClosureProgram
 from jaxdist._parameter_server.closures.traced import TracedClosure
 from jaxdist._parameter_server.coordinator import IteratorOf
@@ -156,15 +157,15 @@ class RemoteWorkerLink:
             return False
         return True
 
+    @called("ClusterCoordinator.create_per_worker_dataset")
     def create_resource(self, resource: Any) -> Made:
         """Make a dataset, or an iterator over one."""
         is_iterator = isinstance(resource, IteratorOf)
-        caller = "ClusterCoordinator.create_per_worker_dataset"
         request = Make(
             client=self.client,
             attempt=next(self._attempts),
             number=next(self._numbers),
-            functions=() if is_iterator else list_names(caller, resource),
+            functions=() if is_iterator else list_names(resource),
             script="" if is_iterator else describe_script(),
             dataset=resource.dataset.number if is_iterator else None,
             forget=self._take_forgotten(),

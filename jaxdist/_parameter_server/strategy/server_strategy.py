@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist import _compat
+from jaxdist._called import call_as, called
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.adopted import Adopted
 from jaxdist._parameter_server.closures.optimizers.move import move_optimizers
@@ -48,7 +49,6 @@ class ServerStrategy(Strategy):
 
     def _set_up_servers(
         self,
-        caller: str,
         layout: ReplicaMesh,
         storage: Servers,
         partitioner: Callable[..., Sequence[int]] | None = None,
@@ -57,7 +57,6 @@ class ServerStrategy(Strategy):
         """Prepare the strategy.
 
         Args:
-            caller: How errors call the function that takes steps.
             layout: The replicas of one worker.
             storage: The servers.
             partitioner: Which variables are cut into shards.
@@ -71,8 +70,10 @@ class ServerStrategy(Strategy):
         self.adopted = Adopted()
         _compat.show_as_array(ServerVariable)
         self._partitioner = partitioner
-        self._preparer = Preparer(caller, self, move_optimizers)
-        self._preparer_here = Preparer("strategy.run", self, move_optimizers, is_for_workers=False)
+        self._preparer = Preparer(self, move_optimizers)
+        self._preparer_here = call_as(
+            "strategy.run", Preparer, self, move_optimizers, is_for_workers=False
+        )
         # Steps that run in this process have numbers of their own.
         worker = Worker(storage, layout, max_staleness)
         client = secrets.token_hex(8)
@@ -116,6 +117,7 @@ class ServerStrategy(Strategy):
 
     # Running on the coordinator
 
+    @called("strategy.run")
     def run(
         self,
         fn: Callable[..., Any],
@@ -141,8 +143,8 @@ class ServerStrategy(Strategy):
         """
         if current_binding() is not None or get_call_context().in_step is not None:
             return super().run(fn, args, kwargs, options, *more)
-        check_call_arguments("strategy.run", args, kwargs, (options, *more) if more else ())
-        check_callable("strategy.run", fn)
+        check_call_arguments(args, kwargs, (options, *more) if more else ())
+        check_callable(fn)
         options = None if options is None else check_options(options)
         self._before_run_here()
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
+from jaxdist._called import called, name_call
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.coordinator import Joining, ServerReport, WorkerLink
 from jaxdist._parameter_server.protocol import Configure, GetStatistics, Hello
@@ -38,17 +39,17 @@ _NEXT_REPORT_SECONDS = 60.0
 _PAUSE = 0.05
 
 
-def wait_for_tasks(caller: str, channels: Mapping[str, Channel], seconds: float) -> list[str]:
+def wait_for_tasks(channels: Mapping[str, Channel], seconds: float) -> list[str]:
     """Wait until all tasks answer, and log which of them do not.
 
     Args:
-        caller: Who waits, for the log.
         channels: The channel to each task, by what the log calls it: `ps 0 at 10.0.0.1:7000`.
         seconds: How long to wait at most.
 
     Returns:
         The tasks that do not answer.
     """
+    caller = name_call()
     began, pause = time.monotonic(), _FIRST_REPORT_SECONDS
     with ThreadPoolExecutor(max(1, len(channels)), "jaxdist-join") as threads:
         asked = {threads.submit(_is_ready, c, seconds): name for name, c in channels.items()}
@@ -171,10 +172,8 @@ class RemoteTasks:
         UnauthenticatedError: A task has another secret.
     """
 
-    def __init__(
-        self, caller: str, cluster: Cluster, client: str, max_staleness: int | None
-    ) -> None:
-        channels = _connect_all(caller, cluster)
+    def __init__(self, cluster: Cluster, client: str, max_staleness: int | None) -> None:
+        channels = _connect_all(cluster)
         servers = [PatientServer(c, n) for n, c in enumerate(channels[: len(cluster.ps)])]
         self.storage, self._servers = Servers(servers, client), servers
         self._losses = LossReport(self.storage, client, "functions")
@@ -200,13 +199,14 @@ class RemoteTasks:
         for link in self.links:
             _greet(link)
 
+    @called("ClusterCoordinator.create_per_worker_dataset")
     def check_dataset(self, dataset_or_fn: Any) -> None:
         """Raise if other processes cannot find the function.
 
         Raises:
             ArgumentError: It has no name at the top of a module.
         """
-        list_names("ClusterCoordinator.create_per_worker_dataset", dataset_or_fn)
+        list_names(dataset_or_fn)
 
     def find_platforms(self) -> Sequence[str]:
         """Return the platforms of the workers, as `jax.export` names them."""
@@ -225,7 +225,7 @@ class RemoteTasks:
         return ServerReport(staleness, lost, lost_changes)
 
 
-def _connect_all(caller: str, cluster: Cluster) -> list[Channel]:
+def _connect_all(cluster: Cluster) -> list[Channel]:
     """Connect to all servers and workers, and wait until they answer."""
     addresses = [
         *((f"ps {n}", address) for n, address in enumerate(cluster.ps)),
@@ -234,17 +234,16 @@ def _connect_all(caller: str, cluster: Cluster) -> list[Channel]:
     channels = [connect(address, layer="grpc", name=name) for name, address in addresses]
     named = {f"{name} at {a}": c for (name, a), c in zip(addresses, channels, strict=True)}
     seconds = get_settings().join_seconds
-    missing = wait_for_tasks(caller, named, seconds)
+    missing = wait_for_tasks(named, seconds)
     if missing:
         for channel in channels:
             channel.close()
         raise DeadlineExceededError(
-            f"{caller} waited {seconds:g} s, and {len(missing)} of {len(channels)} tasks do not "
-            f"answer:\n{format_lines(missing)}\n\n"
-            "The coordinator begins when all servers and workers are there.\n\n"
-            "Start them: `jaxdist server` in each, or jaxdist.Server(resolver.cluster_spec(), "
-            "resolver.task_type, resolver.task_id).join(). JAXDIST_JOIN_SECONDS is how long to "
-            "wait."
+            f"{name_call()} waited {seconds:g} s, and {len(missing)} of {len(channels)} tasks do "
+            f"not answer:\n{format_lines(missing)}\n\nThe coordinator begins when all servers and "
+            "workers are there.\n\nStart them: `jaxdist server` in each, or "
+            "jaxdist.Server(resolver.cluster_spec(), resolver.task_type, "
+            "resolver.task_id).join(). JAXDIST_JOIN_SECONDS is how long to wait."
         )
     return channels
 

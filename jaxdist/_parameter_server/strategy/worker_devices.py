@@ -5,6 +5,7 @@ from typing import Any
 import jax
 
 from jaxdist import _mesh
+from jaxdist._called import refuse
 from jaxdist._devices import runtime
 from jaxdist.cluster_resolver import (
     ClusterResolver,
@@ -14,7 +15,7 @@ from jaxdist.cluster_resolver import (
 from jaxdist.errors import DeviceError, UnsupportedError
 
 
-def find_worker_layouts(caller: str, resolver: Any, workers: int) -> list[_mesh.ReplicaMesh]:
+def find_worker_layouts(resolver: Any, workers: int) -> list[_mesh.ReplicaMesh]:
     """Return the replicas of each worker of a cluster.
 
     Workers in other processes run on one device, and their layout stands for them.
@@ -24,18 +25,19 @@ def find_worker_layouts(caller: str, resolver: Any, workers: int) -> list[_mesh.
         UnsupportedError: Several replicas for workers in other processes.
     """
     if getattr(resolver, "rpc_layer", None) == "local":
-        found = [find_worker_devices(caller, resolver, n, workers) for n in range(workers)]
+        found = [find_worker_devices(resolver, n, workers) for n in range(workers)]
         return [_mesh.build(devices) for devices in found]
     kind, count = _read_stated(resolver)
     # Other resolvers count what a task has, which is no wish.
     if count > 1 and isinstance(resolver, SimpleClusterResolver):
-        raise UnsupportedError(
-            f"{caller} was given a resolver with num_accelerators={{{(kind or '').upper()!r}: "
-            f"{count}}}, and workers in other processes.\n\n"
+        raise refuse(
+            UnsupportedError,
+            f"a resolver with num_accelerators={{{(kind or '').upper()!r}: {count}}}, and workers "
+            "in other processes.",
             "A worker of its own process runs a function on one device; with rpc_layer='local' it "
-            "may have several.\n\n"
+            "may have several.",
             f"List {count} workers for each machine, with one device each, and leave "
-            "num_accelerators out."
+            "num_accelerators out.",
         )
     return [_mesh.build(jax.local_devices()[:1])] * workers
 
@@ -70,16 +72,13 @@ def find_layout_of_new_worker(
     return _mesh.build(present[index * count : (index + 1) * count])
 
 
-def find_worker_devices(
-    caller: str, resolver: Any, index: int = 0, sharers: int = 1
-) -> list[jax.Device]:
+def find_worker_devices(resolver: Any, index: int = 0, sharers: int = 1) -> list[jax.Device]:
     """Return the devices of one worker.
 
     They are as many as `resolver.num_accelerators()` says. If it says nothing, they are the
     accelerators of this process, or one CPU device if there are none.
 
     Args:
-        caller: Who asks, for errors.
         resolver: The resolver of the cluster.
         index: The number of the worker among those that share the devices of this process.
         sharers: How many workers share them. Those with several replicas have devices of their own,
@@ -95,13 +94,13 @@ def find_worker_devices(
     if count == 1 and present:
         return [present[index % len(present)]]
     if len(present) < count * sharers:
-        raise DeviceError(
-            f"{caller} was given a resolver with num_accelerators={{{(kind or '').upper()!r}: "
-            f"{count}}} for each of {sharers} worker(s) in this process, which has {len(present)} "
-            "such devices.\n\n"
-            "Each replica of a worker runs on a device of its own.\n\n"
+        raise refuse(
+            DeviceError,
+            f"a resolver with num_accelerators={{{(kind or '').upper()!r}: {count}}} for each of "
+            f"{sharers} worker(s) in this process, which has {len(present)} such devices.",
+            "Each replica of a worker runs on a device of its own.",
             f"Pass num_accelerators={{{(kind or '').upper()!r}: {len(present) // sharers}}}, or "
-            "leave it out."
+            "leave it out.",
         )
     return present[index * count : (index + 1) * count]
 

@@ -12,6 +12,7 @@ from typing import Any, final
 
 import jax
 
+from jaxdist._called import called, refuse
 from jaxdist._parameter_server.server import VariableServer, make_handlers
 from jaxdist._parameter_server.tasks.announcer import Announcer, read_announce
 from jaxdist._parameter_server.tasks.server_def import CALLER, ServerDef, read_server_def
@@ -103,6 +104,7 @@ class Server:
         `tf.distribute.Server`.
     """
 
+    @called(CALLER)
     def __init__(
         self,
         server_or_cluster_def: Any,
@@ -118,30 +120,28 @@ class Server:
         announce: bool | None = None,
     ) -> None:
         self._def = read_server_def(server_or_cluster_def, job_name, task_index, protocol)
-        _check_config(CALLER, config)
+        _check_config(config)
         _check_modules(modules)
         self._modules = tuple(modules)
         if announce is None:
             self._announces = self._def.job_name == "worker" and read_announce()
         else:
-            self._announces = as_flag(CALLER, "announce", announce)
+            self._announces = as_flag("announce", announce)
         if self._announces:
             self._check_can_announce()
         if modules and self._def.job_name != "worker":
             why = f"a task of the job {self._def.job_name!r} calls no dataset functions"
-            log_without_effect(CALLER, "modules", why)
+            log_without_effect("modules", why)
         if snapshot_directory is not None:
-            snapshot_directory = as_path(
-                CALLER, "snapshot_directory", snapshot_directory, "snapshots"
-            )
+            snapshot_directory = as_path("snapshot_directory", snapshot_directory, "snapshots")
         if snapshot_directory is not None and self._def.job_name != "ps":
             why = f"a task of the job {self._def.job_name!r} has no variables"
-            log_without_effect(CALLER, "snapshot_directory", why)
+            log_without_effect("snapshot_directory", why)
         given = os.environ.get(_DIRECTORY)
         if given:
             given = as_local_path(f"The environment variable {_DIRECTORY} is {given!r}", given)
         self._directory = snapshot_directory or given or None
-        self._seconds = as_number(CALLER, "snapshot_seconds", snapshot_seconds, least=0.0)
+        self._seconds = as_number("snapshot_seconds", snapshot_seconds, least=0.0)
         self._variables: VariableServer | None = None
         self._worker: WorkerService | None = None
         self._listener: Listener | None = None
@@ -149,7 +149,7 @@ class Server:
         self._is_stopped = threading.Event()
         # Why a worker that announced itself has ended without its coordinator saying so.
         self._error: JaxdistError | None = None
-        if as_flag(CALLER, "start", start):
+        if as_flag("start", start):
             self.start()
 
     def start(self) -> None:
@@ -266,6 +266,7 @@ class Server:
         return self._def
 
     @staticmethod
+    @called(f"{CALLER}.create_local_server")
     def create_local_server(config: Any = None, start: bool = True) -> "Server":
         """Return a server of the job `local`, at a free port of this machine.
 
@@ -282,10 +283,10 @@ class Server:
         Source:
             `tf.distribute.Server.create_local_server`.
         """
-        caller = f"{CALLER}.create_local_server"
-        _check_config(caller, config)
-        return Server({"local": ["127.0.0.1:0"]}, start=as_flag(caller, "start", start))
+        _check_config(config)
+        return Server({"local": ["127.0.0.1:0"]}, start=as_flag("start", start))
 
+    @called(CALLER)
     def _make_handlers(self) -> dict[str, Handler]:
         job, index = self._def.job_name, self._def.task_index
         task = f"{job}:{index}"
@@ -295,7 +296,7 @@ class Server:
             )
             return make_handlers(self._variables)
         if job == "worker":
-            check_modules(CALLER, self._modules)
+            check_modules(self._modules)
             # JAX starts now, and not while a coordinator waits.
             jax.local_devices()
             tasks = self._def.cluster.as_dict().get("ps", [])
@@ -304,6 +305,7 @@ class Server:
             return self._worker.make_handlers()
         return {"hello": lambda request: Message("hello", {"task": task})}
 
+    @called(CALLER)
     def _check_can_announce(self) -> None:
         if self._def.job_name != "worker" or 0 not in self._list_indices("ps"):
             found = (
@@ -311,11 +313,12 @@ class Server:
                 if self._def.job_name != "worker"
                 else "a cluster without the task 0 of the job 'ps'"
             )
-            raise ArgumentError(
-                f"{CALLER} was given announce=True, and {found}.\n\n"
-                "A worker announces itself to the first parameter server of its cluster.\n\n"
+            raise refuse(
+                ArgumentError,
+                f"announce=True, and {found}.",
+                "A worker announces itself to the first parameter server of its cluster.",
                 "Pass announce=True for workers only, and list the parameter servers in the "
-                "cluster."
+                "cluster.",
             )
 
     def _announce(self, listener: Listener) -> Announcer:
@@ -367,20 +370,23 @@ class Server:
         return f"Server({self._def.job_name}:{self._def.task_index}, {self._def.address})"
 
 
-def _check_config(caller: str, config: Any) -> None:
+def _check_config(config: Any) -> None:
     if config is not None:
-        raise UnsupportedError(
-            f"{caller} was given config={show(config)}.\n\n"
-            "It configures sessions and devices of TensorFlow, which are not there.\n\n"
-            "Leave it out. JAX is configured by jax.config and by environment variables."
+        raise refuse(
+            UnsupportedError,
+            f"config={show(config)}.",
+            "It configures sessions and devices of TensorFlow, which are not there.",
+            "Leave it out. JAX is configured by jax.config and by environment variables.",
         )
 
 
+@called(CALLER)
 def _check_modules(modules: Any) -> None:
     is_names = isinstance(modules, (list, tuple)) and all(isinstance(x, str) for x in modules)
     if not is_names:
-        raise ArgumentTypeError(
-            f"{CALLER} was given modules={show(modules)}.\n\n"
-            "It is a list of names of modules with dataset functions.\n\n"
-            "Pass for instance modules=['my_data']."
+        raise refuse(
+            ArgumentTypeError,
+            f"modules={show(modules)}.",
+            "It is a list of names of modules with dataset functions.",
+            "Pass for instance modules=['my_data'].",
         )

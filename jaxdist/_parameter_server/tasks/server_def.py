@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist._parameter_server.transport import check_addresses
 from jaxdist._validate import as_integer, check_instance, show
 from jaxdist.cluster_resolver import ClusterResolver, ClusterSpec
@@ -38,6 +39,7 @@ class ServerDef:
         return self.cluster.task_address(self.job_name, self.task_index)
 
 
+@called(CALLER)
 def read_server_def(
     given: Any, job_name: str | None, task_index: int | None, protocol: str | None
 ) -> ServerDef:
@@ -64,30 +66,35 @@ def read_server_def(
         protocol = (getattr(given, "protocol", None) or None) if protocol is None else protocol
         given = cluster_def
     if isinstance(given, ClusterResolver):
-        raise ArgumentTypeError(
-            f"{CALLER} was given server_or_cluster_def={show(given)}.\n\n"
-            "It takes the cluster, the job and the number of the task. A resolver knows all three."
-            f"\n\nCall {CALLER}(resolver.cluster_spec(), resolver.task_type, resolver.task_id)."
+        raise refuse(
+            ArgumentTypeError,
+            f"server_or_cluster_def={show(given)}.",
+            "It takes the cluster, the job and the number of the task. A resolver knows all three.",
+            f"Call {CALLER}(resolver.cluster_spec(), resolver.task_type, resolver.task_id).",
         )
     if not isinstance(given, (ClusterSpec, Mapping)) and not hasattr(given, "job"):
-        raise ArgumentTypeError(
-            f"{CALLER} was given server_or_cluster_def={show(given)}.\n\n"
-            "It is a ClusterSpec, a dict from jobs to addresses, or a ServerDef.\n\n"
-            f"Pass for instance {_EXAMPLE}."
+        raise refuse(
+            ArgumentTypeError,
+            f"server_or_cluster_def={show(given)}.",
+            "It is a ClusterSpec, a dict from jobs to addresses, or a ServerDef.",
+            f"Pass for instance {_EXAMPLE}.",
         )
     cluster = _read_cluster(given)
     if protocol is not None and not (isinstance(protocol, str) and protocol == "grpc"):
-        raise UnsupportedError(
-            f"{CALLER} was given protocol={show(protocol)}.\n\nTasks speak gRPC.\n\n"
-            "Leave protocol= out."
+        raise refuse(
+            UnsupportedError,
+            f"protocol={show(protocol)}.",
+            "Tasks speak gRPC.",
+            "Leave protocol= out.",
         )
     job = _find_job(cluster, job_name)
     # A server may be at a free port.
     jobs = {name: cluster.job_tasks(name) for name in ("ps", "worker", job) if name in cluster.jobs}
-    check_addresses(CALLER, jobs, lowest=0)
+    check_addresses(jobs, lowest=0)
     return ServerDef(cluster, job, _find_index(cluster, job, task_index))
 
 
+@called(CALLER)
 def _read_cluster(given: Any) -> ClusterSpec:
     try:
         cluster = ClusterSpec(given)
@@ -95,47 +102,56 @@ def _read_cluster(given: Any) -> ClusterSpec:
         found, wanted = "ClusterSpec was given cluster", f"{CALLER} was given server_or_cluster_def"
         raise type(error)(str(error).replace(found, wanted, 1)) from error
     if not cluster:
-        raise ArgumentError(
-            f"{CALLER} was given server_or_cluster_def without a job.\n\n"
-            "A server is one of the tasks of a cluster.\n\n"
-            f"Pass for instance {_EXAMPLE}."
+        raise refuse(
+            ArgumentError,
+            "server_or_cluster_def without a job.",
+            "A server is one of the tasks of a cluster.",
+            f"Pass for instance {_EXAMPLE}.",
         )
     return cluster
 
 
+@called(CALLER)
 def _find_job(cluster: ClusterSpec, job_name: str | None) -> str:
     if job_name is None:
         if len(cluster.jobs) == 1:
             return cluster.jobs[0]
-        raise ArgumentError(
-            f"{CALLER} was given no job_name, and a cluster with the jobs {cluster.jobs}.\n\n"
-            "Only a cluster with one job tells which one is meant.\n\n"
-            "Pass job_name='worker', or resolver.task_type."
+        raise refuse(
+            ArgumentError,
+            f"no job_name, and a cluster with the jobs {cluster.jobs}.",
+            "Only a cluster with one job tells which one is meant.",
+            "Pass job_name='worker', or resolver.task_type.",
         )
     remedy = f"Pass one of {cluster.jobs}."
-    check_instance(CALLER, "job_name", job_name, str, "the name of a job", remedy)
+    check_instance("job_name", job_name, str, "the name of a job", remedy)
     if job_name not in cluster.jobs:
-        raise NotFoundError(
-            f"{CALLER} was given job_name={job_name!r}, and the cluster has no such job.\n\n"
-            f"Its jobs are {cluster.jobs}.\n\n{remedy}"
+        raise refuse(
+            NotFoundError,
+            f"job_name={job_name!r}, and the cluster has no such job.",
+            f"Its jobs are {cluster.jobs}.",
+            remedy,
         )
     return job_name
 
 
+@called(CALLER)
 def _find_index(cluster: ClusterSpec, job: str, task_index: int | None) -> int:
     indices = cluster.task_indices(job)
     if task_index is None:
         if len(indices) == 1:
             return indices[0]
-        raise ArgumentError(
-            f"{CALLER} was given no task_index, and a cluster with {len(indices)} tasks of the job "
-            f"{job!r}.\n\nOnly a job with one task tells which one is meant.\n\n"
-            "Pass task_index=0, or resolver.task_id."
+        raise refuse(
+            ArgumentError,
+            f"no task_index, and a cluster with {len(indices)} tasks of the job {job!r}.",
+            "Only a job with one task tells which one is meant.",
+            "Pass task_index=0, or resolver.task_id.",
         )
-    index = as_integer(CALLER, "task_index", task_index, least=0)
+    index = as_integer("task_index", task_index, least=0)
     if index not in indices:
-        raise NotFoundError(
-            f"{CALLER} was given task_index={index}, and job {job!r} has no such task.\n\n"
-            f"Its tasks are {indices}.\n\nPass one of these."
+        raise refuse(
+            NotFoundError,
+            f"task_index={index}, and job {job!r} has no such task.",
+            f"Its tasks are {indices}.",
+            "Pass one of these.",
         )
     return index

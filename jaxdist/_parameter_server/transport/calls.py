@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from jaxdist import errors
+from jaxdist._called import call_as, called, refuse
 from jaxdist._parameter_server.transport.channel import Handler
 from jaxdist._parameter_server.transport.message import LONGEST_METHOD, Message
 from jaxdist._processes import get_settings
@@ -136,26 +137,31 @@ class Peer:
         return f"It has not answered since this channel was made {seconds:.1f} s ago."
 
 
+@called("Channel.call")
 def get_seconds(seconds: float | None) -> float:
     """Return how long a call may take: `JAXDIST_RPC_SECONDS` if the caller does not say."""
     if seconds is None:
         seconds = get_settings().rpc_seconds
     elif type(seconds) is not float or math.isnan(seconds):
-        seconds = as_number("Channel.call", "seconds", seconds, is_finite=False, example=60)
+        seconds = as_number("seconds", seconds, is_finite=False, example=60)
     return min(seconds, _LONGEST)
 
 
-def check_message(caller: str, message: Message) -> None:
+def check_message(message: Message) -> None:
     """Raise if it is no message."""
     if not isinstance(message, Message) or not isinstance(message.method, str):
-        raise ArgumentTypeError(
-            f"{caller} was given message={show(message)}.\n\n"
-            "message is a Message, whose method is a text.\n\nPass Message('read', {}, ())."
+        raise refuse(
+            ArgumentTypeError,
+            f"message={show(message)}.",
+            "message is a Message, whose method is a text.",
+            "Pass Message('read', {}, ()).",
         )
     if len(message.method) > LONGEST_METHOD:
-        raise ArgumentError(
-            f"{caller} was given a method with a name of {len(message.method):,} characters.\n\n"
-            f"A name has at most {LONGEST_METHOD}.\n\nPass what is longer in fields."
+        raise refuse(
+            ArgumentError,
+            f"a method with a name of {len(message.method):,} characters.",
+            f"A name has at most {LONGEST_METHOD}.",
+            "Pass what is longer in fields.",
         )
 
 
@@ -170,7 +176,7 @@ def answer(handlers: Mapping[str, Handler], request: Message) -> tuple[Message, 
                 "Call one of these, or the task that has the method."
             )
         reply = handler(request)
-        check_message(f"The reply of {method}", reply)
+        call_as(f"The reply of {method}", check_message, reply)
     # Also SystemExit and its like: the caller would wait until its deadline.
     except BaseException as error:
         if not isinstance(error, JaxdistError):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from jaxdist._called import called, refuse
 from jaxdist._parameter_server.transport.channel import Channel, Handler, Listener
 from jaxdist._parameter_server.transport.limits import Limits
 from jaxdist._parameter_server.transport.local import LocalChannel, LocalListener
@@ -15,6 +16,7 @@ from jaxdist.errors import ArgumentError
 LAYERS = ("grpc", "local")
 
 
+@called("serve")
 def serve(
     address: str,
     handlers: Mapping[str, Handler],
@@ -52,18 +54,19 @@ def serve(
         (array([1, 2, 3]),)
         >>> listener.stop()
     """
-    _check_layer("serve", layer, security)
-    host, port = split_address("serve", address)
+    _check_layer(layer, security)
+    host, port = split_address(address)
     chosen = limits or Limits()
     if layer == "local":
         return LocalListener(_join(host, port), handlers, chosen)
     found = read_security() if security is None else security
     addresses = find_addresses()
     if addresses is not None:
-        host, port = split_address("serve", addresses.find(_join(host, port)))
+        host, port = split_address(addresses.find(_join(host, port)))
     return GrpcListener(host, port, handlers, chosen, found)
 
 
+@called("connect")
 def connect(
     address: str,
     *,
@@ -88,8 +91,8 @@ def connect(
         ArgumentError: The layer or the address is not valid.
         MissingExtraError: `"grpc"`, and grpcio is not installed.
     """
-    _check_layer("connect", layer, security)
-    host, port = split_address("connect", address, lowest=1)
+    _check_layer(layer, security)
+    host, port = split_address(address, lowest=1)
     chosen = limits or Limits()
     if layer == "local":
         return LocalChannel(_join(host, port), name, chosen)
@@ -102,49 +105,51 @@ def connect(
     )
 
 
-def check_layer(caller: str, layer: str, name: str = "layer") -> None:
+def check_layer(layer: str, name: str = "layer") -> None:
     """Raise `ArgumentError` if a layer is none. Users may call the argument otherwise."""
     # An array has no truth value when it is compared.
     if not isinstance(layer, str) or layer not in LAYERS:
-        raise ArgumentError(
-            f"{caller} was given {name}={show(layer)}.\n\n"
-            f"A layer is one of {list(LAYERS)}.\n\n"
-            f"Pass {name}='grpc' for tasks in several processes, or 'local' for tasks in one."
+        raise refuse(
+            ArgumentError,
+            f"{name}={show(layer)}.",
+            f"A layer is one of {list(LAYERS)}.",
+            f"Pass {name}='grpc' for tasks in several processes, or 'local' for tasks in one.",
         )
 
 
-def _check_layer(caller: str, layer: str, security: Security | None) -> None:
-    check_layer(caller, layer)
+def _check_layer(layer: str, security: Security | None) -> None:
+    check_layer(layer)
     if layer == "local" and security is not None:
-        raise ArgumentError(
-            f"{caller} was given security= with layer='local'.\n\n"
-            "Messages in one process reach nobody else.\n\nLeave security= out."
+        raise refuse(
+            ArgumentError,
+            "security= with layer='local'.",
+            "Messages in one process reach nobody else.",
+            "Leave security= out.",
         )
 
 
-def split_address(caller: str, address: str, lowest: int = 0) -> tuple[str, int]:
+def split_address(address: str, lowest: int = 0) -> tuple[str, int]:
     """Return the host and the port of an address.
 
     Raises:
         ArgumentError: It is none.
     """
-    check_text(caller, "address", address, "127.0.0.1:2222")
+    check_text("address", address, "127.0.0.1:2222")
     found = parse_address(f"127.0.0.1{address}" if address.startswith(":") else address, lowest)
     if found is None:
-        raise ArgumentError(
-            f"{caller} was given address={show(address)}.\n\n{describe_addresses(lowest)}\n\n"
-            "Pass for instance address='127.0.0.1:2222' or '[::1]:2222'."
+        raise refuse(
+            ArgumentError,
+            f"address={show(address)}.",
+            f"{describe_addresses(lowest)}",
+            "Pass for instance address='127.0.0.1:2222' or '[::1]:2222'.",
         )
     return found
 
 
-def check_addresses(
-    caller: str, tasks: Mapping[str, Sequence[str | None]], lowest: int = 1
-) -> None:
+def check_addresses(tasks: Mapping[str, Sequence[str | None]], lowest: int = 1) -> None:
     """Check the addresses of tasks, so that a wrong one is not waited for.
 
     Args:
-        caller: What the user called.
         tasks: The addresses of each job.
         lowest: The lowest port.
 
@@ -154,10 +159,11 @@ def check_addresses(
     for job, addresses in tasks.items():
         for number, address in enumerate(addresses):
             if address is not None and parse_address(address, lowest) is None:
-                raise ArgumentError(
-                    f"{caller} was given the address {address!r} of {job} {number}.\n\n"
-                    f"{describe_addresses(lowest)}\n\n"
-                    "Write for instance 'host0.example.com:2222' or '[::1]:2222'."
+                raise refuse(
+                    ArgumentError,
+                    f"the address {address!r} of {job} {number}.",
+                    f"{describe_addresses(lowest)}",
+                    "Write for instance 'host0.example.com:2222' or '[::1]:2222'.",
                 )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxdist._called import called, refuse
 from jaxdist.errors import ArgumentError
 
 
@@ -31,29 +32,31 @@ class Limits:
     calls: int = 128
     reading_seconds: float | None = None
 
+    @called("Limits")
     def __post_init__(self) -> None:
         if self.bytes_in_flight < self.message_bytes:
-            raise ArgumentError(
-                f"Limits was given bytes_in_flight={self.bytes_in_flight} and "
-                f"message_bytes={self.message_bytes}.\n\n"
-                "The largest message is one of those that are in flight.\n\n"
-                "Pass a larger bytes_in_flight=, or a smaller message_bytes=."
+            raise refuse(
+                ArgumentError,
+                f"bytes_in_flight={self.bytes_in_flight} and message_bytes={self.message_bytes}.",
+                "The largest message is one of those that are in flight.",
+                "Pass a larger bytes_in_flight=, or a smaller message_bytes=.",
             )
 
-    def check(self, caller: str, arrays: Sequence[np.ndarray]) -> None:
+    def check(self, arrays: Sequence[np.ndarray]) -> None:
         """Raise `ArgumentError` if these are too many arrays, or too many bytes."""
-        compare(caller, "arrays", len(arrays), self.arrays)
+        compare("arrays", len(arrays), self.arrays)
         nbytes = sum(array.nbytes for array in arrays)
-        compare(caller, "bytes of arrays", nbytes, self.message_bytes)
+        compare("bytes of arrays", nbytes, self.message_bytes)
 
 
-def compare(caller: str, what: str, found: int, most: int) -> None:
+def compare(what: str, found: int, most: int) -> None:
     """Raise `ArgumentError` if a number is above a limit."""
     if found > most:
-        raise ArgumentError(
-            f"{caller} was given a message with {found:,} {what}, and {most:,} is the most.\n\n"
-            "Limits keep a task from running out of memory.\n\n"
-            "Send several messages, or an array in shards."
+        raise refuse(
+            ArgumentError,
+            f"a message with {found:,} {what}, and {most:,} is the most.",
+            "Limits keep a task from running out of memory.",
+            "Send several messages, or an array in shards.",
         )
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import Future, InvalidStateError
 
 import numpy as np
 
+from jaxdist._called import called
 from jaxdist._parameter_server.transport.calls import (
     Failure,
     Peer,
@@ -85,9 +86,10 @@ class LocalListener:
             _settle(future, None)
         self._threads.shutdown()
 
+    @called("Channel.call")
     def take(self, request: Message) -> _Future:
         """Start to answer; the result is None if the listener stops before."""
-        self._limits.check("Channel.call", request.arrays)
+        self._limits.check(request.arrays)
         future: _Future = Future()
         with self._lock:
             if self._is_stopped:
@@ -103,6 +105,7 @@ class LocalListener:
             self._waiting.discard(future)
         _settle(future, None)
 
+    @called(lambda request: f"The reply of {request.method}")
     def _answer(self, request: Message, future: _Future) -> None:
         # The caller gave up, or the listener was stopped, before a thread was free.
         if future.done():
@@ -110,7 +113,7 @@ class LocalListener:
         reply, failure = answer(self._handlers, request)
         if failure is None:
             try:
-                reply = receive(f"The reply of {request.method}", reply, self._limits)
+                reply = receive(reply, self._limits)
             except JaxdistError as error:
                 reply, failure = Message(request.method), describe_failure(error, request.method)
         with self._lock:
@@ -139,12 +142,13 @@ class LocalChannel:
         """The address of the other task."""
         return self._address
 
+    @called("Channel.call")
     def call(self, message: Message, seconds: float | None = None) -> Message:
         """Call a method of the other task; see `Channel.call`."""
         seconds = get_seconds(seconds)
-        check_message("Channel.call", message)
+        check_message(message)
         method = message.method
-        request = receive("Channel.call", message, self._limits)
+        request = receive(message, self._limits)
         listener = _LISTENERS.get(self._address)
         if self._is_closed or listener is None:
             why = "this channel is closed" if self._is_closed else "nobody listens there"
@@ -198,12 +202,12 @@ class LocalChannel:
             _CHANGE.notify_all()
 
 
-def receive(caller: str, message: Message, limits: Limits) -> Message:
+def receive(message: Message, limits: Limits) -> Message:
     """Return a message as its receiver gets it: other fields, the same arrays without copies."""
     if not message.is_plain:
-        check_fields(caller, message.fields)
-    arrays = tuple(_make_view(get_plain(caller, array)) for array in message.arrays)
-    limits.check(caller, arrays)
+        check_fields(message.fields)
+    arrays = tuple(_make_view(get_plain(array)) for array in message.arrays)
+    limits.check(arrays)
     return Message(message.method, copy_fields(message.fields), arrays)
 
 

@@ -9,6 +9,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
+from jaxdist._called import refuse
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
@@ -67,7 +68,7 @@ def get_names() -> dict[np.dtype, str]:
     return {dtype: name for name, dtype in get_dtypes().items()}
 
 
-def get_plain(caller: str, array: np.ndarray) -> np.ndarray:
+def get_plain(array: np.ndarray) -> np.ndarray:
     """Return an array as a message holds it: contiguous, and little-endian.
 
     Raises:
@@ -77,23 +78,26 @@ def get_plain(caller: str, array: np.ndarray) -> np.ndarray:
     if type(array) is np.ndarray and array.dtype in get_names() and array.flags.c_contiguous:
         return array
     if not isinstance(array, np.ndarray):
-        raise ArgumentTypeError(
-            f"{caller} was given a message with the array {show(array)}.\n\n"
-            "Arrays of a message are NumPy arrays.\n\nPass np.asarray(value)."
+        raise refuse(
+            ArgumentTypeError,
+            f"a message with the array {show(array)}.",
+            "Arrays of a message are NumPy arrays.",
+            "Pass np.asarray(value).",
         )
     native = array.dtype.newbyteorder("=")
     if native not in get_names():
-        raise ArgumentTypeError(
-            f"{caller} was given a message with an array of dtype {array.dtype}.\n\n"
+        raise refuse(
+            ArgumentTypeError,
+            f"a message with an array of dtype {array.dtype}.",
             "A message holds numbers whose bytes mean the same on every machine: bool, integers, "
-            "floats up to 64 bits, complex numbers of two of those, and the dtypes of ml_dtypes."
-            "\n\nConvert it, for instance by array.astype('float32')."
+            "floats up to 64 bits, complex numbers of two of those, and the dtypes of ml_dtypes.",
+            "Convert it, for instance by array.astype('float32').",
         )
     # Also a subclass, such as a matrix, becomes a plain array. A 0-d array stays one.
     return np.asarray(array, dtype=native, order="C")
 
 
-def check_fields(caller: str, fields: Mapping[str, Any]) -> None:
+def check_fields(fields: Mapping[str, Any]) -> None:
     """Raise if fields hold anything that would arrive as something else, or not at all.
 
     Raises:
@@ -101,8 +105,8 @@ def check_fields(caller: str, fields: Mapping[str, Any]) -> None:
         ArgumentError: An integer has more than 64 bits, or values are nested too deeply.
     """
     if type(fields) is not dict:
-        _refuse(caller, "fields", fields)
-    _check(caller, "fields", fields, 0)
+        _refuse("fields", fields)
+    _check("fields", fields, 0)
 
 
 def copy_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,42 +115,48 @@ def copy_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     return copied
 
 
-def _check(caller: str, name: str, value: Any, depth: int) -> None:
+def _check(name: str, value: Any, depth: int) -> None:
     # Exact types: a subclass of int or str would arrive as the plain one.
     kind = type(value)
     if kind in _PLAIN:
         if kind is int and not -(2**63) <= value < 2**64:
-            raise ArgumentError(
-                f"{caller} was given a message with {name}={show(value)}.\n\n"
-                "An integer of a message has at most 64 bits.\n\n"
-                "Pass it as a text: str(value)."
+            raise refuse(
+                ArgumentError,
+                f"a message with {name}={show(value)}.",
+                "An integer of a message has at most 64 bits.",
+                "Pass it as a text: str(value).",
             )
         return
     if depth == _DEEPEST:
-        raise ArgumentError(
-            f"{caller} was given a message with {name}, which is {depth + 1} levels deep.\n\n"
-            f"Fields have at most {_DEEPEST} levels.\n\nPass flatter lists and dicts."
+        raise refuse(
+            ArgumentError,
+            f"a message with {name}, which is {depth + 1} levels deep.",
+            f"Fields have at most {_DEEPEST} levels.",
+            "Pass flatter lists and dicts.",
         )
     if kind is dict:
         for key, item in value.items():
             if type(key) is not str:
-                raise ArgumentTypeError(
-                    f"{caller} was given a message with the key {show(key)} in {name}.\n\n"
-                    "Keys of a message are texts.\n\nPass for instance {'step': 1}."
+                raise refuse(
+                    ArgumentTypeError,
+                    f"a message with the key {show(key)} in {name}.",
+                    "Keys of a message are texts.",
+                    "Pass for instance {'step': 1}.",
                 )
             if type(item) not in _QUICK:
-                _check(caller, f"{name}[{key!r}]", item, depth + 1)
+                _check(f"{name}[{key!r}]", item, depth + 1)
     elif kind is list:
         for number, item in enumerate(value):
             if type(item) not in _QUICK:
-                _check(caller, f"{name}[{number}]", item, depth + 1)
+                _check(f"{name}[{number}]", item, depth + 1)
     else:
-        _refuse(caller, name, value)
+        _refuse(name, value)
 
 
-def _refuse(caller: str, name: str, value: Any) -> NoReturn:
-    raise ArgumentTypeError(
-        f"{caller} was given a message with {name}={show(value)}.\n\n"
-        "Fields of a message are a dict of texts, numbers, True, False, None, lists and dicts.\n\n"
-        "Pass arrays in arrays, a tuple as a list, and a number of NumPy as value.item()."
+def _refuse(name: str, value: Any) -> NoReturn:
+    raise refuse(
+        ArgumentTypeError,
+        f"a message with {name}={show(value)}.",
+        "Fields of a message are a dict of texts, numbers, True, False, None, lists and dicts.",
+        "Pass arrays in arrays, a tuple as a list, and a number of NumPy as value.item().",
     )

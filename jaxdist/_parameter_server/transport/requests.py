@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 import msgspec
 import numpy as np
 
+from jaxdist._called import call_as, called, refuse
 from jaxdist._parameter_server.transport.channel import Channel, Handler
 from jaxdist._parameter_server.transport.message import Message
 from jaxdist.errors import ArgumentError, ProgramMismatchError, ShapeError
@@ -63,6 +64,7 @@ def make_message(method: str, value: msgspec.Struct) -> Message:
     return Message(method, fields, tuple(arrays), is_plain=True)
 
 
+@called(lambda message: message.method)
 def read_message(kind: type[S], message: Message) -> S:
     """Return the request or the reply in a message.
 
@@ -81,10 +83,11 @@ def read_message(kind: type[S], message: Message) -> S:
 
     value = msgspec.convert(message.fields, kind, dec_hook=find, str_keys=True)
     if len(taken) != len(arrays) or any(number >= len(arrays) for number in taken):
-        raise ShapeError(
-            f"{message.method} was given {len(arrays)} arrays.\n\n"
-            f"Its fields describe {len(taken)}.\n\n"
-            "Send one array for each that the fields describe."
+        raise refuse(
+            ShapeError,
+            f"{len(arrays)} arrays.",
+            f"Its fields describe {len(taken)}.",
+            "Send one array for each that the fields describe.",
         )
     return value
 
@@ -141,10 +144,13 @@ def _make_handler(kind: type[Request[Any]], answer: Callable[[Any], Reply], task
         try:
             request = read_message(kind, message)
         except msgspec.ValidationError as error:
-            raise ArgumentError(
-                f"{method} was given fields that are not valid: {error}.\n\n"
-                f"Its fields are {fields}.\n\n"
-                f"{tasks} are of one version of jaxdist: compare `jaxdist --version`."
+            raise call_as(
+                method,
+                refuse,
+                ArgumentError,
+                f"fields that are not valid: {error}.",
+                f"Its fields are {fields}.",
+                f"{tasks} are of one version of jaxdist: compare `jaxdist --version`.",
             ) from error
         return make_message(method, answer(request))
 

@@ -6,6 +6,7 @@ import os
 import pathlib
 from collections.abc import Mapping
 
+from jaxdist._called import called, refuse
 from jaxdist._processes import is_loopback
 from jaxdist.errors import ArgumentError, UnauthenticatedError
 
@@ -35,19 +36,22 @@ class Security:
     key: bytes | None = dataclasses.field(default=None, repr=False)
     authority: bytes | None = dataclasses.field(default=None, repr=False)
 
+    @called("Security")
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
             given, missing = ("key", "certificate") if self.key else ("certificate", "key")
-            raise ArgumentError(
-                f"Security was given a {given} and no {missing}.\n\n"
-                "A certificate and its private key belong together.\n\n"
-                f"Pass {missing}= too, or set {_VARIABLES[missing]}."
+            raise refuse(
+                ArgumentError,
+                f"a {given} and no {missing}.",
+                "A certificate and its private key belong together.",
+                f"Pass {missing}= too, or set {_VARIABLES[missing]}.",
             )
         if self.secret is not None and len(self.secret) < _SHORTEST_SECRET:
-            raise ArgumentError(
-                f"Security was given a secret of {len(self.secret)} characters.\n\n"
-                f"It has {_SHORTEST_SECRET} or more, so that nobody finds it by trying.\n\n"
-                "Make one: python -c 'import secrets; print(secrets.token_urlsafe())'"
+            raise refuse(
+                ArgumentError,
+                f"a secret of {len(self.secret)} characters.",
+                f"It has {_SHORTEST_SECRET} or more, so that nobody finds it by trying.",
+                "Make one: python -c 'import secrets; print(secrets.token_urlsafe())'",
             )
 
     def check_address(self, host: str) -> None:

@@ -77,18 +77,16 @@ class Outgoing:
         ArgumentTypeError: It holds what no message can.
     """
 
-    def __init__(
-        self, caller: str, message: Message, limits: Limits, failure: Failure | None = None
-    ) -> None:
+    def __init__(self, message: Message, limits: Limits, failure: Failure | None = None) -> None:
         if not message.is_plain:
-            check_fields(caller, message.fields)
-        self._arrays = [get_plain(caller, array) for array in message.arrays]
-        limits.check(caller, self._arrays)
+            check_fields(message.fields)
+        self._arrays = [get_plain(array) for array in message.arrays]
+        limits.check(self._arrays)
         names = get_names()
         specs = [(names[array.dtype], [*array.shape]) for array in self._arrays]
         header = Header(message.method, dict(message.fields), specs, failure)
         self._header = msgspec.msgpack.encode(header)
-        compare(caller, "bytes of fields, names and shapes", len(self._header), limits.header_bytes)
+        compare("bytes of fields, names and shapes", len(self._header), limits.header_bytes)
 
     @property
     def is_one_chunk(self) -> bool:

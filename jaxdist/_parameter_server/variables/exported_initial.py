@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
+from jaxdist._called import called, refuse
 from jaxdist._values import check_is_real
 from jaxdist.errors import ShapeError
 
@@ -43,6 +44,7 @@ def is_known_form(shape: Any, dtype: Any) -> bool:
         return False
 
 
+@called(lambda name: f"Variable {name!r}")
 def export_initial(
     name: str, make: Callable[[], Any], shape: Sequence[int], dtype: Any
 ) -> ExportedInitial | Any:
@@ -84,10 +86,11 @@ def export_initial(
     closed = traced.jaxpr
     found = tuple(closed.out_avals[0].shape)
     if found != tuple(shape):
-        raise ShapeError(
-            f"Variable {name!r} was given an initial_value that makes the shape {list(found)}, and "
-            f"shape={list(shape)}.\n\nThe function makes the value of the whole variable.\n\n"
-            f"Let it return an array of shape {list(shape)}."
+        raise refuse(
+            ShapeError,
+            f"an initial_value that makes the shape {list(found)}, and shape={list(shape)}.",
+            "The function makes the value of the whole variable.",
+            f"Let it return an array of shape {list(shape)}.",
         )
     constants = sum(int(np.size(x)) * x.dtype.itemsize for x in closed.consts)
     if constants > _MOST_CONSTANTS or closed.effects:

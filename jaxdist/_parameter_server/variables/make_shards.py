@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_array, is_array, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
@@ -48,6 +49,7 @@ def split_rows(rows: int, count: int) -> list[int]:
     return [each + (number < more) for number in range(count)]
 
 
+@called(lambda name: f"Variable {name!r}")
 def make_shards(
     shape: Sequence[int] | None,
     dtype: Any,
@@ -77,10 +79,11 @@ def make_shards(
         ShapeError: The initial value does not have the shape of the variable or of the shard.
     """
     if initial_value is None:
-        raise ArgumentError(
-            f"Variable {name!r} was given no initial_value.\n\n"
-            "A variable has a value from the start, also where a variable_partitioner cuts it.\n\n"
-            "Pass an array, a number, or a function that makes one."
+        raise refuse(
+            ArgumentError,
+            "no initial_value.",
+            "A variable has a value from the start, also where a variable_partitioner cuts it.",
+            "Pass an array, a number, or a function that makes one.",
         )
     # A function cannot tell its shape and dtype before it was called.
     if not callable(initial_value) or shape is None or dtype is None:
@@ -186,16 +189,18 @@ def _find_arguments(
     return {}
 
 
+@called(lambda name: f"Variable {name!r}")
 def _as_whole(name: str, value: Any) -> Any:
     has_dtype = hasattr(value, "dtype") and is_array(value)
-    return value if has_dtype else as_array(f"Variable {name!r}", "initial_value", value)
+    return value if has_dtype else as_array("initial_value", value)
 
 
+@called(lambda name: f"Variable {name!r}")
 def _make_shape_error(name: str, wanted: tuple[int, ...], found: tuple[int, ...]) -> ShapeError:
-    return ShapeError(
-        f"Variable {name!r} was given an initial_value of shape {list(found)}, and what it fills "
-        f"has the shape {list(wanted)}.\n\n"
+    return refuse(
+        ShapeError,
+        f"an initial_value of shape {list(found)}, and what it fills has the shape {list(wanted)}.",
         "The initial value has the shape of the variable; a function with partition_shape or "
-        "shard_info may return the rows of one shard.\n\n"
-        f"Return an array of shape {list(wanted)}."
+        "shard_info may return the rows of one shard.",
+        f"Return an array of shape {list(wanted)}.",
     )

@@ -7,6 +7,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
+from jaxdist._called import called, name_call
 from jaxdist._validate import as_integer, as_list, show, spell_dtype
 from jaxdist.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 
@@ -70,10 +71,11 @@ class FixedShardsPartitioner(Partitioner):
         `tf.distribute.experimental.partitioners.FixedShardsPartitioner`.
     """
 
+    @called("FixedShardsPartitioner")
     def __init__(self, num_shards: int) -> None:
-        caller = "FixedShardsPartitioner"
-        self._num_shards = as_integer(caller, "num_shards", num_shards, least=1, example=2)
+        self._num_shards = as_integer("num_shards", num_shards, least=1, example=2)
 
+    @called("FixedShardsPartitioner")
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
         """Return `num_shards` for `axis`, or its size where that is smaller, and 1 elsewhere.
 
@@ -81,8 +83,8 @@ class FixedShardsPartitioner(Partitioner):
             ArgumentError: `axis` is no dim of `shape`, or `shape` has a negative size.
             ArgumentTypeError: `shape` is not known, or `dtype` is no dtype.
         """
-        dims, dim = _read_shape("FixedShardsPartitioner", shape, axis)
-        _count_bytes("FixedShardsPartitioner", dtype, 1)
+        dims, dim = _read_shape(shape, axis)
+        _count_bytes(dtype, 1)
         return _cut_one(dims, dim, self._num_shards)
 
 
@@ -111,14 +113,15 @@ class MinSizePartitioner(Partitioner):
         `tf.distribute.experimental.partitioners.MinSizePartitioner`.
     """
 
+    @called("MinSizePartitioner")
     def __init__(
         self, min_shard_bytes: int = 256 << 10, max_shards: int = 1, bytes_per_string: int = 16
     ) -> None:
-        caller = "MinSizePartitioner"
-        self._least = as_integer(caller, "min_shard_bytes", min_shard_bytes, least=1, example=4096)
-        self._max_shards = as_integer(caller, "max_shards", max_shards, least=1, example=2)
-        self._of_text = as_integer(caller, "bytes_per_string", bytes_per_string, least=1)
+        self._least = as_integer("min_shard_bytes", min_shard_bytes, least=1, example=4096)
+        self._max_shards = as_integer("max_shards", max_shards, least=1, example=2)
+        self._of_text = as_integer("bytes_per_string", bytes_per_string, least=1)
 
+    @called("MinSizePartitioner")
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
         """Return the number of shards for `axis`, and 1 elsewhere.
 
@@ -126,8 +129,8 @@ class MinSizePartitioner(Partitioner):
             ArgumentError: `axis` is no dim of `shape`, or `shape` has a negative size.
             ArgumentTypeError: `shape` is not known, or `dtype` is no dtype.
         """
-        dims, dim = _read_shape("MinSizePartitioner", shape, axis)
-        total = math.prod(dims) * _count_bytes("MinSizePartitioner", dtype, self._of_text)
+        dims, dim = _read_shape(shape, axis)
+        total = math.prod(dims) * _count_bytes(dtype, self._of_text)
         return _cut_one(dims, dim, min(self._max_shards, -(-total // self._least)))
 
 
@@ -155,15 +158,16 @@ class MaxSizePartitioner(Partitioner):
         `tf.distribute.experimental.partitioners.MaxSizePartitioner`.
     """
 
+    @called("MaxSizePartitioner")
     def __init__(
         self, max_shard_bytes: int, max_shards: int | None = None, bytes_per_string: int = 16
     ) -> None:
-        caller = "MaxSizePartitioner"
-        self._most = as_integer(caller, "max_shard_bytes", max_shard_bytes, least=1, example=4096)
+        self._most = as_integer("max_shard_bytes", max_shard_bytes, least=1, example=4096)
         given = 0 if max_shards is None else max_shards
-        self._max_shards = as_integer(caller, "max_shards", given, least=0, example=2)
-        self._of_text = as_integer(caller, "bytes_per_string", bytes_per_string, least=1)
+        self._max_shards = as_integer("max_shards", given, least=0, example=2)
+        self._of_text = as_integer("bytes_per_string", bytes_per_string, least=1)
 
+    @called("MaxSizePartitioner")
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
         """Return the number of shards for `axis`, and 1 elsewhere.
 
@@ -171,9 +175,9 @@ class MaxSizePartitioner(Partitioner):
             ArgumentError: `axis` is no dim of `shape`, or `shape` has a negative size.
             ArgumentTypeError: `shape` is not known, or `dtype` is no dtype.
         """
-        dims, dim = _read_shape("MaxSizePartitioner", shape, axis)
+        dims, dim = _read_shape(shape, axis)
         rows = math.prod(dims[:dim] + dims[dim + 1 :])
-        row_bytes = rows * _count_bytes("MaxSizePartitioner", dtype, self._of_text)
+        row_bytes = rows * _count_bytes(dtype, self._of_text)
         if not row_bytes:
             # TensorFlow divides by zero here; an array without elements has nothing to cut.
             return [1] * len(dims)
@@ -189,31 +193,30 @@ def _cut_one(dims: Sequence[int], dim: int, shards: int) -> list[int]:
     return parts
 
 
-def _read_shape(caller: str, shape: Any, axis: Any) -> tuple[list[int], int]:
+def _read_shape(shape: Any, axis: Any) -> tuple[list[int], int]:
     """Return the sizes, and the number of the dim to cut, counted from 0."""
     remedy = "Pass for instance shape=variable.shape."
     if shape is None or isinstance(shape, dict):
         raise ArgumentTypeError(
-            f"{caller} was called with shape={show(shape)}.\n\nshape is {_SHAPE}.\n\n{remedy}"
+            f"{name_call()} was called with shape={show(shape)}.\n\nshape is {_SHAPE}.\n\n{remedy}"
         )
-    listed = as_list(caller, "shape", shape, _SHAPE, remedy)
+    listed = as_list("shape", shape, _SHAPE, remedy)
     dims = [
-        as_integer(caller, f"shape[{i}]", size, least=0, remedy=remedy)
-        for i, size in enumerate(listed)
+        as_integer(f"shape[{i}]", size, least=0, remedy=remedy) for i, size in enumerate(listed)
     ]
     if not dims:
         raise ArgumentError(
-            f"{caller} was called with shape=(), the shape of a scalar.\n\n"
+            f"{name_call()} was called with shape=(), the shape of a scalar.\n\n"
             "A partitioner cuts one dim, and a scalar has none.\n\n"
             "Leave scalars as they are; a strategy does not ask its partitioner about them."
         )
     rank = len(dims)
     remedy = f"Pass axis=0, the first of {rank} dim(s)."
-    number = as_integer(caller, "axis", axis, least=-rank, most=rank - 1, remedy=remedy)
+    number = as_integer("axis", axis, least=-rank, most=rank - 1, remedy=remedy)
     return dims, number % rank
 
 
-def _count_bytes(caller: str, dtype: Any, of_text: int) -> int:
+def _count_bytes(dtype: Any, of_text: int) -> int:
     """Return the bytes of one element."""
     if isinstance(dtype, str) and dtype == "string":
         return of_text
@@ -227,7 +230,7 @@ def _count_bytes(caller: str, dtype: Any, of_text: int) -> int:
             raise TypeError
     except TypeError:
         raise ArgumentTypeError(
-            f"{caller} was called with dtype={show(dtype)}.\n\n"
+            f"{name_call()} was called with dtype={show(dtype)}.\n\n"
             "dtype is the dtype of the variable's elements.\n\nPass for instance dtype='float32'."
         ) from None
     return of_text if found.kind in _KINDS_OF_TEXT else found.itemsize

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist._called import called
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.protocol import Change as ServerChange
 from jaxdist._parameter_server.variables.exported_initial import (
@@ -290,11 +291,12 @@ class ServerVariable(Lent, Variable):
             )
         self.assign(value)
 
+    @called(lambda change: change.value)
     def _update(
         self, change: Change, value: Any, use_locking: Any, name: Any, *, read_value: bool
     ) -> Any:
         if not self._is_traced():
-            given = cast_to_variable(self, change.value, value)
+            given = cast_to_variable(self, value)
             self._send(_OPS[change], np.broadcast_to(_own(given), self.shape))
             return self.value() if read_value else None
         # The server applies it before changes of rows.

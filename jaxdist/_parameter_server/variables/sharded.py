@@ -7,6 +7,7 @@ from typing import Any, NoReturn, Self, final
 import jax
 import numpy as np
 
+from jaxdist._called import call_as, called, refuse
 from jaxdist._parameter_server.variables import shard_rows
 from jaxdist._parameter_server.variables.shard_rows import read_index, split_slices
 from jaxdist._parameter_server.worker_protocol import Part
@@ -57,8 +58,9 @@ class ShardedRowChanges:
     _starts: np.ndarray
     _label: str
 
+    @called(lambda kind: kind.value)
     def _scatter(self, kind: Scatter, given: Any, use_locking: Any, name: Any) -> Self:
-        check_name(self._label, kind.value, name, use_locking)
+        check_name(self._label, name, use_locking)
         slices = check_slices(self, kind, given)
         for shard, own in split_slices(kind, slices, self._variables, self._starts):
             if hasattr(shard, "change_rows"):
@@ -110,12 +112,13 @@ class ShardedRowChanges:
         """Replace some rows, as `Variable.scatter_update`."""
         return self._scatter(Scatter.UPDATE, sparse_delta, use_locking, name)
 
+    @called("batch_scatter_update")
     def batch_scatter_update(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
     ) -> Self:
         """Replace some rows, as `scatter_update`: indices have one dim, so there is one batch."""
-        check_name(self._label, "batch_scatter_update", name, use_locking)
-        slices = as_indexed_slices(self._label, "batch_scatter_update", sparse_delta)
+        check_name(self._label, name, use_locking)
+        slices = as_indexed_slices(self._label, sparse_delta)
         return self._scatter(Scatter.UPDATE, slices, use_locking, name)
 
 
@@ -156,9 +159,10 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
 
     __slots__ = ("__weakref__", "_label", "_shape", "_starts", "_variables")
 
+    @called("ShardedVariable")
     def __init__(self, variables: Sequence[Any], name: str = "ShardedVariable") -> None:
         text = "a text"
-        check_instance("ShardedVariable", "name", name, str, text, "Pass for instance name='w'.")
+        check_instance("name", name, str, text, "Pass for instance name='w'.")
         self._label = name
         self._variables = _check_shards(variables)
         rows = [int(v.shape[0]) for v in self._variables]
@@ -207,9 +211,12 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
         """
         return self._read_rows("sparse_read", "indices", indices, name)
 
+    @called(lambda method: method)
     def _read_rows(self, method: str, parameter: str, given: Any, name: Any) -> jax.Array:
-        check_name(self._label, method, name)
-        ids = check_ids(f"ShardedVariable {self._label!r}.{method}", parameter, given, self)
+        check_name(self._label, name)
+        ids = call_as(
+            f"ShardedVariable {self._label!r}.{method}", check_ids, parameter, given, self
+        )
         if isinstance(ids, jax.core.Tracer):
             found: jax.Array = shard_rows.select_rows(self._variables, self._starts, ids)
             return found
@@ -224,9 +231,9 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
         """Return rows, as `sparse_read` does; `tf.gather` of a sharded variable."""
         return self._read_rows("gather", "indices", indices, name)
 
+    @called(lambda self: f"ShardedVariable {self._label!r}[index]")
     def __getitem__(self, index: Any) -> jax.Array:
-        caller = f"ShardedVariable {self._label!r}[index]"
-        return read_index(caller, self, self._variables, self._starts, index)
+        return read_index(self, self._variables, self._starts, index)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._variables)
@@ -277,25 +284,32 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
         """Subtract from each shard its rows of `delta`; everything else is as for `assign`."""
         return self._update(Change.SUBTRACT, delta, use_locking, name, read_value)
 
+    @called(lambda self, change: f"ShardedVariable {self._label!r}.{change.value}")
     def _update(
         self, change: Change, value: Any, use_locking: Any, name: Any, read_value: Any
     ) -> "ShardedVariable":
-        caller = f"ShardedVariable {self._label!r}.{change.value}"
-        check_name(self._label, change.value, name, False if use_locking is None else use_locking)
-        as_flag(caller, "read_value", read_value)
+        call_as(
+            change.value,
+            check_name,
+            self._label,
+            name,
+            False if use_locking is None else use_locking,
+        )
+        as_flag("read_value", read_value)
         if isinstance(value, (Variable, ShardedVariable)):
             value = value.value()
         parameter = "value" if change is Change.ASSIGN else "delta"
         if isinstance(value, DistributedValues):
-            raise ReplicaValueError(
-                f"{caller} was given {parameter}={show(value)}.\n\n"
-                "A sharded variable has one value for all replicas.\n\n"
-                "Combine the values first: strategy.reduce('MEAN', value, axis=None)."
+            raise refuse(
+                ReplicaValueError,
+                f"{parameter}={show(value)}.",
+                "A sharded variable has one value for all replicas.",
+                "Combine the values first: strategy.reduce('MEAN', value, axis=None).",
             )
         given = value if hasattr(value, "dtype") and is_array(value) else None
-        given = as_array(caller, parameter, value) if given is None else given
+        given = as_array(parameter, value) if given is None else given
         # The shards check their rows too, but then some of them would have changed already.
-        check_value(self._label, change.value, given, self._shape, self.dtype)
+        call_as(change.value, check_value, self._label, given, self._shape, self.dtype)
         for shard, start in zip(self._variables, self._starts.tolist(), strict=True):
             own = given[start : start + int(shard.shape[0])]
             getattr(shard, change.value)(own, read_value=False)
@@ -357,32 +371,37 @@ def list_shards(variable: Any) -> Sequence[Any]:
     return variable.variables if isinstance(variable, ShardedVariable) else [variable]
 
 
+@called("ShardedVariable")
 def _check_shards(given: Any) -> tuple[Any, ...]:
     remedy = "Pass for instance [jaxdist.Variable(rows), jaxdist.Variable(more_rows)]."
     is_list = isinstance(given, (list, tuple))
     if not is_list or not given or not all(all(hasattr(v, n) for n in PROTOCOL) for v in given):
-        raise ArgumentTypeError(
-            f"ShardedVariable was given variables={show(given)}.\n\n"
-            f"variables is {_SHARDS}.\n\n{remedy}"
+        raise refuse(
+            ArgumentTypeError, f"variables={show(given)}.", f"variables is {_SHARDS}.", remedy
         )
     shapes, dtypes = [tuple(v.shape) for v in given], [str(v.dtype) for v in given]
     if len(set(dtypes)) > 1:
-        raise ArgumentError(
-            f"ShardedVariable was given variables of the dtypes {dtypes}.\n\n"
-            "The shards are rows of one array, which has one dtype.\n\n"
-            f"Make all of them with dtype={dtypes[0]!r}."
+        raise refuse(
+            ArgumentError,
+            f"variables of the dtypes {dtypes}.",
+            "The shards are rows of one array, which has one dtype.",
+            f"Make all of them with dtype={dtypes[0]!r}.",
         )
     if () in shapes or len({shape[1:] for shape in shapes}) > 1:
-        raise ShapeError(
-            f"ShardedVariable was given variables of the shapes {list(map(list, shapes))}.\n\n"
+        raise refuse(
+            ShapeError,
+            f"variables of the shapes {list(map(list, shapes))}.",
             "The shards are rows of one array: each has a dim of rows, and their other dims are "
-            f"the same.\n\nGive all of them the shape [rows, {', '.join(map(str, shapes[0][1:]))}]."
+            "the same.",
+            f"Give all of them the shape [rows, {', '.join(map(str, shapes[0][1:]))}].",
         )
     if len(set(map(id, given))) < len(given):
-        raise ArgumentError(
-            f"ShardedVariable was given {len(given)} variables, and "
-            f"{len(given) - len(set(map(id, given)))} of them more than once.\n\n"
-            "Each shard has its own rows.\n\nPass each variable once."
+        raise refuse(
+            ArgumentError,
+            f"{len(given)} variables, and {len(given) - len(set(map(id, given)))} of them more "
+            "than once.",
+            "Each shard has its own rows.",
+            "Pass each variable once.",
         )
     return tuple(given)
 

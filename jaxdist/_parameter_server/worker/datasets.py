@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._called import called
 from jaxdist._integers import check_all_fit
 from jaxdist._parameter_server.variables.ports import make_zero
 from jaxdist._parameter_server.worker.worker_index import on_worker
@@ -76,9 +77,10 @@ def read_elements(dataset: Iterable[Any]) -> Iterator[PyTree]:
     return map(_convert, itertools.count(), iter(dataset))
 
 
+@called(lambda number: f"element {number} of a per-worker dataset")
 def _convert(number: int, element: Any) -> PyTree:
     arrays = jax.tree.map(_convert_leaf, element)
-    check_all_fit(f"element {number} of a per-worker dataset", "batch", arrays)
+    check_all_fit("batch", arrays)
     return arrays
 
 

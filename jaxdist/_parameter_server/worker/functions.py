@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxdist._called import refuse
 from jaxdist._validate import format_lines, show
 from jaxdist.errors import ArgumentError, NotFoundError
 
@@ -20,11 +21,10 @@ def describe_script() -> str:
     return spec.name if spec is not None else os.path.basename(getattr(main, "__file__", ""))
 
 
-def list_names(caller: str, function: Any) -> list[str]:
+def list_names(function: Any) -> list[str]:
     """Return the names by which other processes find a function, as `module:qualname`.
 
     Args:
-        caller: What was called, for errors.
         function: The function.
 
     Raises:
@@ -41,17 +41,18 @@ def list_names(caller: str, function: Any) -> list[str]:
     names += [f"{_MAIN}:{name}" for name, value in main.items() if value is function]
     if names:
         return list(dict.fromkeys(names))
-    raise ArgumentError(
-        f"{caller} was given {show(function)}.\n\n"
+    raise refuse(
+        ArgumentError,
+        f"{show(function)}.",
         "The workers are other processes. They call a dataset function by its name, so it is "
         "defined by `def` at the top of a module or of the script: no lambda, no function inside "
-        "of another one, no method, no partial, no dataset.\n\n"
+        "of another one, no method, no partial, no dataset.",
         "Write def dataset_fn(): ... at the top of the script, above the line that starts "
-        "jaxdist.Server, and pass dataset_fn."
+        "jaxdist.Server, and pass dataset_fn.",
     )
 
 
-def check_modules(caller: str, modules: Sequence[str]) -> None:
+def check_modules(modules: Sequence[str]) -> None:
     """Check that the modules of dataset functions are there; none is imported that has no package.
 
     Raises:
@@ -60,11 +61,12 @@ def check_modules(caller: str, modules: Sequence[str]) -> None:
     for name in modules:
         reason = _find_fault(name)
         if reason is not None:
-            raise ArgumentError(
-                f"{caller} was given the module {name!r}, and {reason}.\n\n"
-                "A worker imports the modules whose dataset functions it may call.\n\n"
+            raise refuse(
+                ArgumentError,
+                f"the module {name!r}, and {reason}.",
+                "A worker imports the modules whose dataset functions it may call.",
                 "Look at the name, as `import` takes it: my_package.my_data. Install the package, "
-                "or set PYTHONPATH to the folder that has it, where the worker is started."
+                "or set PYTHONPATH to the folder that has it, where the worker is started.",
             )
 
 

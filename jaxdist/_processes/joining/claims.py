@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jaxlib
 
+from jaxdist._called import name_call
 from jaxdist._processes.addresses import listen, split_address
 from jaxdist.errors import ClusterError, DuplicateTaskError
 
@@ -87,12 +88,12 @@ class Claim:
         ClusterError: Another program listens there.
     """
 
-    def __init__(self, caller: str, address: str, said: Mapping[str, Any]) -> None:
-        host, port = split_address(caller, address)
+    def __init__(self, address: str, said: Mapping[str, Any]) -> None:
+        host, port = split_address(address)
         try:
             server = listen(host, port)
         except OSError as error:
-            raise _explain_used_port(caller, address, said, error) from None
+            raise _explain_used_port(address, said, error) from None
         self._answers = None if server is None else Answers(server, said)
 
     @property
@@ -127,7 +128,7 @@ class Silence:
 _OTHER_PROGRAM = Silence("another program listens there", is_listening=True)
 
 
-def ask(address: str, caller: str, seconds: float = _ANSWER_SECONDS) -> dict[str, Any] | Silence:
+def ask(address: str, seconds: float = _ANSWER_SECONDS) -> dict[str, Any] | Silence:
     """Ask which process is at an address.
 
     Waits at most `seconds` for a connection, and as long again for an answer.
@@ -135,7 +136,7 @@ def ask(address: str, caller: str, seconds: float = _ANSWER_SECONDS) -> dict[str
     Returns:
         The answer of a process of jaxdist, or why there is none.
     """
-    host, port = split_address(caller, address)
+    host, port = split_address(address)
     try:
         connection = socket.create_connection((host, port), timeout=seconds)
     except TimeoutError:
@@ -171,22 +172,20 @@ def _read(connection: socket.socket) -> dict[str, Any] | Silence:
     return said
 
 
-def _explain_used_port(
-    caller: str, address: str, said: Mapping[str, Any], error: OSError
-) -> ClusterError:
-    other = ask(address, caller)
+def _explain_used_port(address: str, said: Mapping[str, Any], error: OSError) -> ClusterError:
+    other = ask(address)
     same = isinstance(other, dict) and all(other[k] == said[k] for k in ("cluster", "index"))
     if isinstance(other, dict) and same:
         return DuplicateTaskError(
-            f"{caller}: this process (pid {said['pid']}) and the process with pid {other['pid']} "
-            f"on {other['host']} are both task {said['index']} of the job, {address}.\n\n"
-            f"Each of the {said['count']} tasks of a cluster is one process, with an index of its "
-            "own.\n\nGive each process another index: TF_CONFIG's task.index, or task_id of the "
-            "resolver."
+            f"{name_call()}: this process (pid {said['pid']}) and the process with pid "
+            f"{other['pid']} on {other['host']} are both task {said['index']} of the job, "
+            f"{address}.\n\nEach of the {said['count']} tasks of a cluster is one process, with "
+            "an index of its own.\n\nGive each process another index: TF_CONFIG's task.index, or "
+            "task_id of the resolver."
         )
     who = "a process of another job" if isinstance(other, dict) else "another program"
     return ClusterError(
-        f"{caller} could not use {address}, the address of this process: {error.strerror}; "
+        f"{name_call()} could not use {address}, the address of this process: {error.strerror}; "
         f"{who} uses the port.\n\n"
         "A process must be able to listen at its own address.\n\n"
         "Choose another port for this task, in the cluster of every process; or end what uses it "

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from jaxdist._called import call_as, name_call, refuse
 from jaxdist._compat import have_backends_started, set_gloo_address, uses_gloo
 from jaxdist._processes.addresses import find_bind_address, is_loopback, split_address
 from jaxdist._processes.joining.claims import Claim, describe_this_process
@@ -44,7 +45,7 @@ def is_connected() -> bool:
     return jax.distributed.is_initialized()
 
 
-def join(caller: str, addresses: Sequence[str], index: int) -> Process:
+def join(addresses: Sequence[str], index: int) -> Process:
     """Join the other processes of a cluster; call it before the first use of a device.
 
     A second call with the same cluster does nothing. See Note [Roll call], Note [Address of gloo]
@@ -55,7 +56,6 @@ def join(caller: str, addresses: Sequence[str], index: int) -> Process:
         TPUs then test their connections, which takes at most as long again.
 
     Args:
-        caller: Who joins, for errors.
         addresses: `host:port` of each process. JAX's coordination service uses the first, unless a
             launcher hosts it (`JAXDIST_SERVICE`).
         index: Which of them this process is.
@@ -72,33 +72,34 @@ def join(caller: str, addresses: Sequence[str], index: int) -> Process:
         ContextError: This process has joined another cluster.
     """
     count = len(addresses)
-    index = as_integer(caller, "index", index, least=0, most=count - 1)
+    index = as_integer("index", index, least=0, most=count - 1)
     plan = (tuple(addresses), index)
     if _joined == [plan]:
         return Process(index, count)
     if _joined or is_connected():
-        raise ContextError(
-            f"{caller} was given a cluster of {count} processes, and this process has joined "
-            f"{f'one of {len(_joined[0][0])}' if _joined else 'a job'} already.\n\n"
-            "A process joins one cluster, once.\n\n"
+        raise refuse(
+            ContextError,
+            f"a cluster of {count} processes, and this process has joined "
+            f"{f'one of {len(_joined[0][0])}' if _joined else 'a job'} already.",
+            "A process joins one cluster, once.",
             "Use one cluster for all strategies of a process; or leave out what joins first "
-            "(jax.distributed.initialize, experimental_connect_to_cluster)."
+            "(jax.distributed.initialize, experimental_connect_to_cluster).",
         )
     if have_backends_started():
         raise BackendStartedError(
-            f"{caller} cannot join the {count} processes of the job: JAX has already used the "
+            f"{name_call()} cannot join the {count} processes of the job: JAX has already used the "
             "devices of this process.\n\n"
             "The processes join before the first array, jax.devices() or jax.random.key.\n\n"
-            f"Move {caller}(...) to the top of the program, behind the imports."
+            f"Move {name_call()}(...) to the top of the program, behind the imports."
         )
     settings = get_settings()
     for address in addresses:
-        split_address(caller, address)
+        split_address(address)
     service = os.environ.get(SERVICE, "")
     if service:
-        split_address(f"The environment variable {SERVICE}", service)
-    use_launched_devices(caller)
-    claim = _meet(caller, addresses, index, service, settings)
+        call_as(f"The environment variable {SERVICE}", split_address, service)
+    use_launched_devices()
+    claim = _meet(addresses, index, service, settings)
     try:
         # JAX's service needs the port of process 0, unless a launcher hosts it. With a launcher,
         # process 0 answers until all have joined: some may not have asked it yet.
@@ -117,7 +118,7 @@ def join(caller: str, addresses: Sequence[str], index: int) -> Process:
     jax.local_devices()
     store = get_store()
     if jax.default_backend() == "cpu" and uses_gloo() and store is not None:
-        try_pairs(caller, own, Process(index, count), store, settings.join_seconds)
+        try_pairs(own, Process(index, count), store, settings.join_seconds)
     return Process(index, count)
 
 
@@ -176,13 +177,11 @@ def _choose_interface(address: str, machine: Machine) -> None:
         _LOG.info("%s=%s, the interface of %s.", INTERFACE, os.environ[INTERFACE], address)
 
 
-def _meet(
-    caller: str, addresses: Sequence[str], index: int, service: str, settings: Settings
-) -> Claim:
+def _meet(addresses: Sequence[str], index: int, service: str, settings: Settings) -> Claim:
     """Return the claim of this process when all others have come; see Note [Roll call]."""
     me = describe_this_process(index, addresses)
-    claim = Claim(caller, addresses[index], me)
-    call = RollCall(caller, addresses, me, claim, settings.join_seconds)
+    claim = Claim(addresses[index], me)
+    call = RollCall(addresses, me, claim, settings.join_seconds)
     try:
         if not claim.can_answer:
             # The address belongs to a proxy or a service in front of this process, so the others

@@ -5,6 +5,7 @@ import os
 
 import jax
 
+from jaxdist._called import name_call
 from jaxdist.errors import ArgumentError
 
 _LOG = logging.getLogger("jaxdist")
@@ -31,8 +32,9 @@ def get_launched_devices() -> int | None:
     return int(text)
 
 
-def use_launched_devices(caller: str) -> None:
+def use_launched_devices() -> None:
     """Set the number of CPU devices that the launcher asks for, before JAX starts."""
+    caller = name_call()
     count = get_launched_devices()
     if count is None:
         return

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from jaxdist._called import call_as, name_call
 from jaxdist._processes.addresses import format_address, listen
 from jaxdist._processes.joining.claims import Answers, ask
 from jaxdist._processes.process import Process
@@ -54,7 +55,7 @@ def list_partners(index: int, count: int) -> list[int]:
     return sorted(both - {index})
 
 
-def try_pairs(caller: str, address: str, process: Process, store: Store, seconds: float) -> None:
+def try_pairs(address: str, process: Process, store: Store, seconds: float) -> None:
     """Connect to other processes as gloo will; see Note [Pairs of gloo].
 
     Cost:
@@ -63,7 +64,6 @@ def try_pairs(caller: str, address: str, process: Process, store: Store, seconds
         `seconds`, whichever is less.
 
     Args:
-        caller: Who joins, for errors.
         address: The address of this process for gloo.
         process: This process.
         store: The store of the job.
@@ -79,7 +79,7 @@ def try_pairs(caller: str, address: str, process: Process, store: Store, seconds
     server = listen(address, 0)
     if server is None:
         raise ClusterError(
-            f"{caller}: process {process.index} cannot listen at {address}.\n\n"
+            f"{name_call()}: process {process.index} cannot listen at {address}.\n\n"
             "Collectives between CPU processes (gloo) connect at an address of this machine.\n\n"
             "Write an address of this machine into the cluster. `jaxdist resolve` shows what a "
             "process would use."
@@ -89,7 +89,7 @@ def try_pairs(caller: str, address: str, process: Process, store: Store, seconds
     answers = Answers(server, said)
     try:
         store.set(f"{_PREFIX}/{process.index}", json.dumps(said), overwrite=True)
-        failed = _try_all(caller, said, process, store, end)
+        failed = _try_all(said, process, store, end)
         store.set(f"{_PREFIX}/failed/{process.index}", json.dumps(failed), overwrite=True)
         if process.index == 0:
             found = json.dumps(_collect(process.count, store, end))
@@ -102,7 +102,7 @@ def try_pairs(caller: str, address: str, process: Process, store: Store, seconds
         more = [f"and {len(lines) - 8} more"] if len(lines) > 8 else []
         shown = "\n".join(f"  {line}" for line in [*lines[:8], *more])
         raise ClusterError(
-            f"{caller}: the processes of the job cannot connect to each other:\n{shown}\n\n"
+            f"{name_call()}: the processes of the job cannot connect to each other:\n{shown}\n\n"
             "Collectives between CPU processes (gloo) connect each process with each other one, at "
             "any free port of these addresses. The ports of the cluster (TF_CONFIG) are not "
             "enough.\n\n"
@@ -112,12 +112,12 @@ def try_pairs(caller: str, address: str, process: Process, store: Store, seconds
     _LOG.debug("The pairs of gloo were tried in %.3f s.", time.monotonic() - start)
 
 
-def _try_all(
-    caller: str, me: Mapping[str, Any], process: Process, store: Store, end: float
-) -> list[str]:
+def _try_all(me: Mapping[str, Any], process: Process, store: Store, end: float) -> list[str]:
     """Connect to the partners for which this process is the connecting end; return what failed."""
     seconds = min(_MOST_SECONDS, 0.8 * _left(end))
     stop = threading.Event()
+
+    caller = name_call()
 
     def connect(other: int) -> str | None:
         text = None
@@ -128,7 +128,7 @@ def _try_all(
         it: dict[str, Any] = json.loads(text)
         if not _connects(me, it):
             return None
-        answer = ask(it["where"], caller, seconds)
+        answer = call_as(caller, ask, it["where"], seconds)
         if isinstance(answer, dict) and answer == it:
             return None
         if isinstance(answer, dict):

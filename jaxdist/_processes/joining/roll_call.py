@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxdist._called import called, name_call
 from jaxdist._processes.joining.claims import Claim, Silence, ask
 from jaxdist.errors import ClusterError, DuplicateTaskError
 
@@ -38,24 +39,25 @@ class RollCall:
 
     def __init__(
         self,
-        caller: str,
         addresses: Sequence[str],
         me: Mapping[str, Any],
         claim: Claim,
         seconds: float,
     ) -> None:
+        caller = name_call()
         self._caller, self._addresses, self._me = caller, addresses, me
         self._claim, self._seconds = claim, seconds
         self._start = time.monotonic()
         self._has_logged = False
 
+    @called(lambda self: self._caller)
     def wait_for_all(self) -> None:
         """Ask every process until all have answered; for process 0."""
         missing = {i for i in range(len(self._addresses)) if i != self._me["index"]}
         heard: dict[int, Silence] = {}
         while True:
             for index in sorted(missing):
-                said = ask(self._addresses[index], self._caller)
+                said = ask(self._addresses[index])
                 if isinstance(said, dict):
                     self._check(index, said)
                     missing.discard(index)
@@ -66,11 +68,12 @@ class RollCall:
                 return
             self._nap(missing, heard)
 
+    @called(lambda self: self._caller)
     def wait_for_first(self, *, is_service_elsewhere: bool) -> None:
         """Ask process 0 until it has heard from all others; for the other processes."""
         address, missing = self._addresses[0], {0}
         while True:
-            said = ask(address, self._caller)
+            said = ask(address)
             if isinstance(said, dict):
                 self._check(0, said)
                 missing = set(said.get("missing", []))
@@ -80,6 +83,7 @@ class RollCall:
                 return  # JAX's service has the port now.
             self._nap(missing or {0}, {0: said} if isinstance(said, Silence) else {})
 
+    @called(lambda self: self._caller)
     def wait_for_service(self, address: str) -> None:
         """Wait until JAX's service can be reached; for all processes that do not host it.
 
@@ -89,7 +93,7 @@ class RollCall:
             ClusterError: The service cannot be reached in time.
         """
         while True:
-            said = ask(address, self._caller)
+            said = ask(address)
             if not isinstance(said, Silence) or said.is_listening:
                 return
             if time.monotonic() - self._start >= self._seconds:

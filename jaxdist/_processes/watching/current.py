@@ -80,13 +80,13 @@ def _list_ended(doctor: Doctor) -> dict[int, str]:
     return {i: seen.ended for i, seen in table.items() if seen.ended is not None}
 
 
-def join(caller: str, addresses: Sequence[str], index: int) -> Process:
+def join(addresses: Sequence[str], index: int) -> Process:
     """Join the other processes of a cluster, and watch them; see `joining.join`.
 
     Raises:
         The errors of `joining.join`.
     """
-    process = joining.join(caller, addresses, index)
+    process = joining.join(addresses, index)
     watch()
     return process
 

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.tree_util import PyTreeDef, keystr, register_pytree_node
 
 from jaxdist import _compat
+from jaxdist._called import name_call, refuse
 from jaxdist._integers import check_all_fit, has_cut_off
 from jaxdist._program.arguments.exact import exact
 from jaxdist._program.arguments.opaque import find_array, hidden_array_message
@@ -182,7 +183,7 @@ def _open_containers(given: tuple[Any, Any]) -> tuple[Any, Any]:
     )
 
 
-def check_no_arrays_hidden(caller: str, flat: Flat) -> None:
+def check_no_arrays_hidden(flat: Flat) -> None:
     """Raise for an object that holds arrays but is not a pytree: they would become constants."""
     for position, slot in enumerate(flat.slots):
         if not isinstance(slot, Static) or isinstance(slot, VariableItself):
@@ -190,16 +191,16 @@ def check_no_arrays_hidden(caller: str, flat: Flat) -> None:
         where = find_array(slot.value)
         if where is not None:
             name = argument_name(flat.paths()[position])
-            raise ArgumentTypeError(hidden_array_message(caller, name, slot.value, where))
+            raise ArgumentTypeError(hidden_array_message(name, slot.value, where))
 
 
-def check_no_refs(caller: str, flat: Flat) -> None:
+def check_no_refs(flat: Flat) -> None:
     """Raise for a mutable array of `jax.new_ref`: a step cannot write to the caller's."""
     for position, slot in enumerate(flat.slots):
         value = flat.dynamic[slot] if type(slot) is int else getattr(slot, "value", None)
         if _compat.is_mutable(value):
             name = argument_name(flat.paths()[position])
-            raise ArgumentTypeError(explain_ref(f"{caller} was given {name}, a jax.Ref"))
+            raise ArgumentTypeError(explain_ref(f"{name_call()} was given {name}, a jax.Ref"))
 
 
 def explain_ref(what: str) -> str:
@@ -214,14 +215,14 @@ def explain_ref(what: str) -> str:
     )
 
 
-def check_not_leaked(caller: str, flat: Flat) -> None:
+def check_not_leaked(flat: Flat) -> None:
     """Raise for a tracer whose trace has ended."""
     # Inside another trace, tracers are ordinary arguments.
     if not flat.has_tracer or _compat.is_inside_trace():
         return
     for number, leaf in enumerate(flat.dynamic):
         for part in [leaf.held] if isinstance(leaf, Sharded) else jax.tree.leaves(leaf):
-            refuse_leaked(caller, flat.name(number), part)
+            refuse_leaked(flat.name(number), part)
 
 
 def is_dynamic(leaf: Any) -> bool:
@@ -243,7 +244,7 @@ def is_traced(leaf: Any) -> bool:
     return isinstance(leaf, jax.core.Tracer)
 
 
-def check_hashable(caller: str, flat: Flat) -> None:
+def check_hashable(flat: Flat) -> None:
     """Raise for a leaf that is neither an array nor a pytree nor hashable; the error names it.
 
     Also raise for an iterator: as a static value it would be advanced only once, while tracing.
@@ -252,13 +253,13 @@ def check_hashable(caller: str, flat: Flat) -> None:
         if not isinstance(slot, Static):
             continue
         if isinstance(slot.value, Iterator) and not isinstance(slot.value, BatchSource):
-            raise _iterator_error(caller, argument_name(flat.paths()[position]), slot.value)
+            raise _iterator_error(argument_name(flat.paths()[position]), slot.value)
         try:
             hash(slot)
         except TypeError as error:
             name = argument_name(flat.paths()[position])
             raise ArgumentTypeError(
-                f"{caller} cannot take {name}: it is a {type(slot.value).__name__}, which is "
+                f"{name_call()} cannot take {name}: it is a {type(slot.value).__name__}, which is "
                 "neither an array nor a pytree, and cannot be hashed.\n\n"
                 "Such an object becomes part of the program, and is compared by hash and "
                 "equality to know when to compile again.\n\n"
@@ -267,51 +268,54 @@ def check_hashable(caller: str, flat: Flat) -> None:
             ) from error
 
 
-def check_dtypes(caller: str, flat: Flat) -> None:
+def check_dtypes(flat: Flat) -> None:
     """Raise for an array whose elements are not numbers, such as strings or Python objects."""
     for number, leaf in enumerate(flat.dynamic):
         if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "OSUmM":
-            raise ArgumentTypeError(
-                f"{caller} was given {flat.name(number)}, an array of {leaf.dtype} with shape "
-                f"{list(leaf.shape)}.\n\nArrays in a step hold numbers or bools: JAX has no text, "
-                "dates or Python objects.\n\nPass numbers, such as ids in the place of text, or a "
-                "tuple of the values, which becomes part of the program."
+            raise refuse(
+                ArgumentTypeError,
+                f"{flat.name(number)}, an array of {leaf.dtype} with shape {list(leaf.shape)}.",
+                "Arrays in a step hold numbers or bools: JAX has no text, dates or Python objects.",
+                "Pass numbers, such as ids in the place of text, or a tuple of the values, which "
+                "becomes part of the program.",
             )
         if type(leaf) is int and not -(1 << 31) <= leaf < 1 << 31:
             bounds = np.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
             if not bounds.min <= leaf <= bounds.max:
                 raise ArgumentError(
-                    f"{caller} was given {flat.name(number)}={leaf}, and "
+                    f"{name_call()} was given {flat.name(number)}={leaf}, and "
                     f"{explain_too_large(leaf, bounds)}"
                 )
         if has_cut_off(list_arrays(leaf)):
-            check_all_fit(caller, flat.name(number), leaf)
+            check_all_fit(flat.name(number), leaf)
 
 
-def _iterator_error(caller: str, name: str, value: Any) -> ArgumentTypeError:
+def _iterator_error(name: str, value: Any) -> ArgumentTypeError:
     kind = type(value).__name__
-    return ArgumentTypeError(
-        f"{caller} was given {name}, an iterator ({kind}).\n\n"
+    return refuse(
+        ArgumentTypeError,
+        f"{name}, an iterator ({kind}).",
         "What is no array and no pytree becomes part of the program: the step would take one "
-        "element when it is traced, and every later call would compute with that one.\n\n"
+        "element when it is traced, and every later call would compute with that one.",
         f"Take the element outside and pass it: next({name}). jaxdist.function takes the iterator "
         "of strategy.experimental_distribute_dataset(dataset) as an argument, and then gives new "
-        "batches at every call."
+        "batches at every call.",
     )
 
 
-def check_no_bare_variable(caller: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def check_no_bare_variable(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Raise for a Flax variable that is itself an argument: its assignments would be lost."""
     named = [*((f"args[{i}]", a) for i, a in enumerate(args))]
     named += [(f"kwargs[{k!r}]", v) for k, v in kwargs.items()]
     for name, value in named:
         if isinstance(value, nnx.Variable):
-            raise ArgumentTypeError(
-                f"{caller} was given {name}, a {type(value).__name__} by itself.\n\n"
-                "JAX takes it for its value, so a step could read it, and what the step writes "
-                "to it would be lost.\n\n"
-                "Pass its value, variable[...], where it is only read; pass the module that "
-                "holds it, or nnx.Dict(value=variable), where it is written."
+            raise refuse(
+                ArgumentTypeError,
+                f"{name}, a {type(value).__name__} by itself.",
+                "JAX takes it for its value, so a step could read it, and what the step writes to "
+                "it would be lost.",
+                "Pass its value, variable[...], where it is only read; pass the module that holds "
+                "it, or nnx.Dict(value=variable), where it is written.",
             )
 
 

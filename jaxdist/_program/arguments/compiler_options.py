@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
+from jaxdist._called import call_as, called, name_call, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import log_without_effect, show
 from jaxdist._values import current_binding
@@ -41,11 +42,10 @@ _RULE = (
 )
 
 
-def as_compiler_options(caller: str, given: Any) -> CompilerOptions:
+def as_compiler_options(given: Any) -> CompilerOptions:
     """Check compiler options, and return them as pairs sorted by name.
 
     Args:
-        caller: The name of the called function.
         given: A mapping, or pairs of names and values.
 
     Raises:
@@ -54,7 +54,7 @@ def as_compiler_options(caller: str, given: Any) -> CompilerOptions:
     """
     if given is None:
         return ()
-    pairs = _list_pairs(caller, given)
+    pairs = _list_pairs(given)
     found: dict[str, CompilerOption] = {}
     for name, value in pairs:
         bare = value.item() if isinstance(value, np.generic) else value
@@ -62,40 +62,48 @@ def as_compiler_options(caller: str, given: Any) -> CompilerOptions:
         is_value = isinstance(bare, (bool, int, float, str)) or is_profile
         is_too_large = isinstance(bare, int) and not -(1 << 63) <= bare < 1 << 63
         if not isinstance(name, str) or not is_value or is_too_large:
-            _refuse_pair(caller, name, value)
+            _refuse_pair(name, value)
         if not name or name != name.strip().lstrip("-"):
-            raise ArgumentError(
-                f"{caller} was given compiler_options with the name {name!r}.\n\n{_RULE}\n\n"
-                f"Pass {name.strip().lstrip('-') or 'the name of an option'!r}."
+            raise refuse(
+                ArgumentError,
+                f"compiler_options with the name {name!r}.",
+                _RULE,
+                f"Pass {name.strip().lstrip('-') or 'the name of an option'!r}.",
             )
         if name in found:
-            raise ArgumentError(
-                f"{caller} was given {name} twice in compiler_options, as {found[name]!r} and "
-                f"{value!r}.\n\nAn option has one value.\n\nLeave one of them out."
+            raise refuse(
+                ArgumentError,
+                f"{name} twice in compiler_options, as {found[name]!r} and {value!r}.",
+                "An option has one value.",
+                "Leave one of them out.",
             )
         found[name] = bare
     return tuple(sorted(found.items()))
 
 
-def _list_pairs(caller: str, given: Any) -> Sequence[tuple[Any, Any]]:
+def _list_pairs(given: Any) -> Sequence[tuple[Any, Any]]:
     if isinstance(given, Mapping):
         return list(given.items())
     if isinstance(given, (tuple, list)) and all(
         isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in given
     ):
         return [(name, value) for name, value in given]
-    raise ArgumentTypeError(
-        f"{caller} was given compiler_options={show(given)}.\n\n{_RULE}\n\n"
-        f"Pass for instance {_EXAMPLE}."
+    raise refuse(
+        ArgumentTypeError,
+        f"compiler_options={show(given)}.",
+        _RULE,
+        f"Pass for instance {_EXAMPLE}.",
     )
 
 
-def _refuse_pair(caller: str, name: Any, value: Any) -> NoReturn:
+def _refuse_pair(name: Any, value: Any) -> NoReturn:
     is_name = isinstance(name, str)
     shown = f"{name} = {show(value)}" if is_name else f"the name {show(name)}"
-    raise ArgumentTypeError(
-        f"{caller} was given compiler_options with {shown}.\n\n{_RULE}\n\n"
-        f"Pass for instance {_EXAMPLE}."
+    raise refuse(
+        ArgumentTypeError,
+        f"compiler_options with {shown}.",
+        _RULE,
+        f"Pass for instance {_EXAMPLE}.",
     )
 
 
@@ -110,6 +118,7 @@ def _format_value(value: CompilerOption) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+@called(lambda name: name)
 def add_options(
     needed: Mapping[str, Any], asked: CompilerOptions, name: str, layout: ReplicaMesh
 ) -> dict[str, Any]:
@@ -135,9 +144,11 @@ def add_options(
             if layout.is_described_gpu
             else "With deterministic=True, XLA keeps the order of sums"
         )
-        raise ArgumentError(
-            f"{name} was given compiler_options {option}={_format_value(value)}.\n\n"
-            f"{why}, which needs {option}={_format_value(wanted)}.\n\nLeave {option} out."
+        raise refuse(
+            ArgumentError,
+            f"compiler_options {option}={_format_value(value)}.",
+            f"{why}, which needs {option}={_format_value(wanted)}.",
+            f"Leave {option} out.",
         )
     if asked and layout.num_virtual is not None and asked not in _LOGGED:
         _LOGGED.add(asked)
@@ -150,6 +161,7 @@ def add_options(
     return {**dict(asked), **needed}
 
 
+@called(lambda name: name)
 def refuse_option(error: Exception, asked: CompilerOptions, name: str) -> ArgumentError | None:
     """Return the error for an option that the compiler does not accept; None for another error."""
     text = str(error).partition("\n")[0]
@@ -160,19 +172,19 @@ def refuse_option(error: Exception, asked: CompilerOptions, name: str) -> Argume
     if not asked or not (is_type or (is_status and any(option in text for option, _ in asked))):
         return None
     said = "A value has another type than the option" if is_type else text
-    return ArgumentError(
-        f"{name} was given compiler_options {format_options(asked)}, and XLA's compiler does "
-        f"not accept them: {said}\n\n"
-        f"Each platform has its own options, and this is JAX {jax.__version__}. {_RULE}\n\n"
-        "Correct the name or the value, or leave the option out."
+    return refuse(
+        ArgumentError,
+        f"compiler_options {format_options(asked)}, and XLA's compiler does not accept them: "
+        f"{said}",
+        f"Each platform has its own options, and this is JAX {jax.__version__}. {_RULE}",
+        "Correct the name or the value, or leave the option out.",
     )
 
 
-def request_options(caller: str, options: Mapping[str, Any]) -> bool:
+def request_options(options: Mapping[str, Any]) -> bool:
     """Request options from the `jaxdist.function` that will compile the caller.
 
     Args:
-        caller: The name of the called function, such as `strategy.run`.
         options: Options with which the program of the caller must be compiled.
 
     Returns:
@@ -188,7 +200,7 @@ def request_options(caller: str, options: Mapping[str, Any]) -> bool:
     for option, value in options.items():
         if known.setdefault(option, value) != value:
             raise ContextError(
-                f"{caller} was called in a jaxdist.function with compiler_options {option}="
+                f"{name_call()} was called in a jaxdist.function with compiler_options {option}="
                 f"{_format_value(value)}, and another step of the function has {option}="
                 f"{_format_value(known[option])}.\n\n"
                 "All steps of the function are one program, which is compiled with one set of "
@@ -198,11 +210,9 @@ def request_options(caller: str, options: Mapping[str, Any]) -> bool:
     return True
 
 
-def log_options_without_effect(
-    caller: str, asked: CompilerOptions, saved_program: Any, why: str
-) -> None:
+def log_options_without_effect(asked: CompilerOptions, saved_program: Any, why: str) -> None:
     """Log that compiler options and a saved program have no effect, once for each reason."""
     if asked:
-        log_without_effect(f"{caller} {why}", "compiler_options", _WHY[why])
+        call_as(f"{name_call()} {why}", log_without_effect, "compiler_options", _WHY[why])
     if saved_program:
-        log_without_effect(f"{caller} {why}", "saved_program", _WHY_NOT_SAVED)
+        call_as(f"{name_call()} {why}", log_without_effect, "saved_program", _WHY_NOT_SAVED)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
+from jaxdist._called import called, refuse
 from jaxdist._program.arguments.arguments import Flat, argument_name
 from jaxdist._validate import format_lines
 from jaxdist.errors import DonationError
@@ -33,15 +34,16 @@ def find_deleted_arguments(
     return [f"{n}: {x.dtype}{list(x.shape)}" for n, x in named if _compat.has_deleted([x])]
 
 
+@called(lambda step: f"strategy.run({step})")
 def deleted_arguments_error(step: str, names: list[str], donated: tuple[int, ...]) -> DonationError:
     """Return the error for arguments whose buffers are deleted."""
     numbers = donated or (0,)
-    return DonationError(
-        f"strategy.run({step}) was given {len(names)} array(s) whose buffers are gone:\n"
-        f"{format_lines(names, 4)}\n\n"
+    return refuse(
+        DonationError,
+        f"{len(names)} array(s) whose buffers are gone:\n{format_lines(names, 4)}",
         "A step with donate_argnums gives the buffers of those arguments to its results, so they "
-        "hold nothing afterwards.\n\n"
+        "hold nothing afterwards.",
         "Pass what the step returned: state = strategy.run(step, (state, batch), options). To use "
         "the old arrays again, copy them before (jax.tree.map(jnp.copy, state)), or leave the "
-        f"argument out of RunOptions(donate_argnums={numbers})."
+        f"argument out of RunOptions(donate_argnums={numbers}).",
     )

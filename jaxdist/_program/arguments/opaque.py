@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jaxdist._called import name_call
 from jaxdist._values import Assignable, PerReplica, Sharded
 from jaxdist.errors import ArgumentTypeError
 
@@ -48,7 +49,7 @@ def ends_after_one_reading(value: Any) -> bool:
     return of_python and isinstance(value, Iterator)
 
 
-def check_step_holds_no_arrays(caller: str, fn: Any) -> None:
+def check_step_holds_no_arrays(fn: Any) -> None:
     """Raise if the step is a method of an object with arrays, or is itself such an object.
 
     The object is not passed as an argument, so its arrays would become constants. Two kinds of
@@ -70,10 +71,11 @@ def check_step_holds_no_arrays(caller: str, fn: Any) -> None:
         lambda x: iter(()) if isinstance(x, nnx.Pytree) else _iterate_parts(x),
     )
     if where is not None:
-        raise ArgumentTypeError(_step_with_array_message(caller, fn, holder, where))
+        raise ArgumentTypeError(_step_with_array_message(fn, holder, where))
 
 
-def _step_with_array_message(caller: str, fn: Any, holder: Any, where: str) -> str:
+def _step_with_array_message(fn: Any, holder: Any, where: str) -> str:
+    caller = name_call()
     kind = type(holder).__name__
     is_method = isinstance(fn, types.MethodType)
     what = f"the method {fn.__name__} of a {kind}" if is_method else f"a {kind} as a function"
@@ -177,8 +179,9 @@ def _iterate_slots(value: Any) -> Iterator[tuple[str, Any]]:
                 continue
 
 
-def hidden_array_message(caller: str, name: str, value: Any, where: str) -> str:
+def hidden_array_message(name: str, value: Any, where: str) -> str:
     """Return the message for an argument that is not a pytree and holds arrays."""
+    caller = name_call()
     kind = type(value).__name__
     place = f" ({name}{where})" if where else ""
     return (

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+from jaxdist._called import call_as, called, refuse
 from jaxdist._program.arguments.compiler_options import (
     CompilerOption,
     CompilerOptions,
@@ -62,19 +63,23 @@ class RunOptions(NamedTuple):
     saved_program: str | os.PathLike[str] | None = None
 
 
+@called("RunOptions")
 def check_options(options: Any) -> RunOptions:
     """Check `options` and return them with tuples as fields."""
     if not isinstance(options, RunOptions):
-        raise ArgumentTypeError(
-            f"strategy.run was given options={show(options)}.\n\n"
-            "options is a jaxdist.RunOptions.\n\n"
-            "Pass options=jaxdist.RunOptions(donate_argnums=(0,))."
+        raise call_as(
+            "strategy.run",
+            refuse,
+            ArgumentTypeError,
+            f"options={show(options)}.",
+            "options is a jaxdist.RunOptions.",
+            "Pass options=jaxdist.RunOptions(donate_argnums=(0,)).",
         )
     for name in (
         "experimental_enable_dynamic_batch_size",
         "experimental_bucketizing_dynamic_shape",
     ):
-        as_flag("RunOptions", name, getattr(options, name))
+        as_flag(name, getattr(options, name))
     _check_xla_options(options.experimental_xla_options)
     without_effect = options._replace(
         donate_argnums=(), static_argnames=(), compiler_options=(), saved_program=None
@@ -87,8 +92,8 @@ def check_options(options: Any) -> RunOptions:
     return RunOptions(
         donate_argnums=_as_tuple_of("donate_argnums", options.donate_argnums, int, "(0,)"),
         static_argnames=_as_tuple_of("static_argnames", options.static_argnames, str, "('n',)"),
-        compiler_options=as_compiler_options("RunOptions", options.compiler_options),
-        saved_program=None if path is None else as_path("RunOptions", "saved_program", path, _FILE),
+        compiler_options=as_compiler_options(options.compiler_options),
+        saved_program=None if path is None else as_path("saved_program", path, _FILE),
     )
 
 
@@ -98,20 +103,25 @@ _LOGGED: set[str] = set()
 _DEFAULTS = RunOptions()
 
 
+@called("tpu.XLAOptions")
 def _check_xla_options(given: Any) -> None:
     if given is None or isinstance(given, Mapping):
         return
     if type(given).__name__ == "XLAOptions":
         for name, value in given._asdict().items():
-            as_flag("tpu.XLAOptions", name, value)
+            as_flag(name, value)
         return
-    raise ArgumentTypeError(
-        f"RunOptions was given experimental_xla_options={show(given)}.\n\n"
-        "It is a jaxdist.tpu.XLAOptions, as tf.distribute documents it, and has no effect here."
-        "\n\nLeave it out; options of XLA's compiler are RunOptions(compiler_options={...})."
+    raise call_as(
+        "RunOptions",
+        refuse,
+        ArgumentTypeError,
+        f"experimental_xla_options={show(given)}.",
+        "It is a jaxdist.tpu.XLAOptions, as tf.distribute documents it, and has no effect here.",
+        "Leave it out; options of XLA's compiler are RunOptions(compiler_options={...}).",
     )
 
 
+@called("RunOptions")
 def _as_tuple_of(name: str, given: Any, kind: type, example: str) -> tuple[Any, ...]:
     """Return one value or several values as a tuple of `kind`."""
     several = (given,) if isinstance(given, (str, kind)) else given
@@ -119,23 +129,23 @@ def _as_tuple_of(name: str, given: Any, kind: type, example: str) -> tuple[Any, 
     several = tuple(given) if isinstance(given, (set, frozenset)) else several
     remedy = f"Pass for instance RunOptions({name}={example})."
     what = f"one {kind.__name__}, or a tuple of several"
-    held = tuple(as_list("RunOptions", name, several, what, remedy))
+    held = tuple(as_list(name, several, what, remedy))
     if not all(type(x) is kind for x in held):
-        raise ArgumentTypeError(
-            f"RunOptions was given {name}={show(given)}.\n\n{name} is {what}.\n\n{remedy}"
-        )
+        raise refuse(ArgumentTypeError, f"{name}={show(given)}.", f"{name} is {what}.", remedy)
     return held
 
 
-def check_names(caller: str, given: Any) -> tuple[str, ...]:
+def check_names(given: Any) -> tuple[str, ...]:
     """Check names of parameters, and return them as a tuple. A single name is accepted, too."""
     remedy = "Pass for instance static_argnames=('n',)."
     several = (given,) if isinstance(given, str) else given
-    names = as_list(caller, "static_argnames", several, "a list of names of parameters", remedy)
+    names = as_list("static_argnames", several, "a list of names of parameters", remedy)
     if not all(isinstance(n, str) for n in names):
-        raise ArgumentTypeError(
-            f"{caller} was given static_argnames={show(given)}.\n\n"
-            f"Each entry is the name of a parameter.\n\n{remedy}"
+        raise refuse(
+            ArgumentTypeError,
+            f"static_argnames={show(given)}.",
+            "Each entry is the name of a parameter.",
+            remedy,
         )
     return tuple(names)
 
@@ -147,9 +157,7 @@ def _suggest_names(names: tuple[str, ...], known: list[str]) -> str:
     return f"Pass static_argnames={fitting}." if fitting else "Leave static_argnames out."
 
 
-def find_static_numbers(
-    fn: Callable[..., Any], names: tuple[str, ...], caller: str = "RunOptions"
-) -> frozenset[int]:
+def find_static_numbers(fn: Callable[..., Any], names: tuple[str, ...]) -> frozenset[int]:
     """Return the positions of the parameters of `fn` that have these names."""
     if not names:
         return frozenset()
@@ -163,9 +171,10 @@ def find_static_numbers(
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
     unknown = [n for n in names if n not in known]
     if unknown and not takes_any:
-        raise ArgumentError(
-            f"{caller} was given static_argnames={names}, and the function has no parameter "
-            f"{unknown}.\n\nstatic_argnames are names of its parameters: {known}.\n\n"
-            f"{_suggest_names(names, known)}"
+        raise refuse(
+            ArgumentError,
+            f"static_argnames={names}, and the function has no parameter {unknown}.",
+            f"static_argnames are names of its parameters: {known}.",
+            f"{_suggest_names(names, known)}",
         )
     return frozenset(i for i, n in enumerate(known) if n in names)

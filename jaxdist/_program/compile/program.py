@@ -10,6 +10,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _compat, _reports
+from jaxdist._called import called
 from jaxdist._collectives import TraceNotes
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import report, virtual
@@ -239,8 +240,9 @@ class Program:
             self.compiler_options,
         )
 
+    @called("CompiledProgram.save")
     def _save(self, path: str | os.PathLike[str], executable: jax.stages.Compiled) -> None:
-        file = saving.check_path("CompiledProgram.save", "path", path)
+        file = saving.check_path("path", path)
         check_can_be_saved(self.name, self.traced.closed, self.layout)
         saving.save_program(file, self._identify(self.lowered()), executable)
 

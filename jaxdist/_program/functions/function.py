@@ -8,6 +8,7 @@ from typing import Any, overload
 import jax
 
 from jaxdist import _compat
+from jaxdist._called import called
 from jaxdist._devices import CPU_STEPS
 from jaxdist._program.arguments.arguments import (
     Flat,
@@ -75,12 +76,13 @@ class _CompiledFunction:
 class Function:
     """A Python function that `jaxdist.function` compiles as a whole."""
 
+    @called("jaxdist.function")
     def __init__(self, fn: Callable[..., Any], static_argnames: Sequence[str]) -> None:
         functools.update_wrapper(self, fn)
         self._fn = fn
-        names = check_names("jaxdist.function", static_argnames)
+        names = check_names(static_argnames)
         self._static_names = frozenset(names)
-        self._static_numbers = find_static_numbers(fn, names, "jaxdist.function")
+        self._static_numbers = find_static_numbers(fn, names)
         self._known: dict[Any, _CompiledFunction] = {}
         self._counts: dict[Any, tuple[int, ...]] = {}  # the number of batches that a call takes
         self._graphs = GraphCache()
@@ -113,6 +115,7 @@ class Function:
     def __repr__(self) -> str:
         return f"<jaxdist.function {getattr(self._fn, '__qualname__', self._fn)}>"
 
+    @called("jaxdist.function")
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         frame = current_frame()
         inside = frame is not None and frame.is_inside_step
@@ -122,10 +125,10 @@ class Function:
         # A compiled function needs one shape for all replicas. A step called from Python does not.
         if any(is_uneven(leaf) for leaf in flat.dynamic):
             return self._call_python(args, kwargs)
-        check_hashable("jaxdist.function", flat)
-        check_not_leaked("jaxdist.function", flat)
-        check_dtypes("jaxdist.function", flat)
-        check_no_bare_variable("jaxdist.function", args, kwargs)
+        check_hashable(flat)
+        check_not_leaked(flat)
+        check_dtypes(flat)
+        check_no_bare_variable(args, kwargs)
         flat, draws = take_iterators_out(getattr(self._fn, "__name__", "function"), flat)
         try:
             return self._run(flat, draws, None if frame is None else frame.strategy)
@@ -150,16 +153,18 @@ class Function:
         with _compat.check_constants(traces_anew=_compat.is_inside_trace()):
             return self._fn(*args, **kwargs)
 
+    @called("jaxdist.function")
     def _improve_error(self, error: BaseException, flat: Flat, draws: Draws) -> Exception | None:
         """Return a better error for a call that failed, or None."""
         if isinstance(error, jax.errors.UnexpectedTracerError):
             cached_graph = self._graphs.of(flat)
-            return None if cached_graph is None else cached_graph.find_leak("jaxdist.function")
+            return None if cached_graph is None else cached_graph.find_leak()
         if isinstance(error, FloatingPointError) and _compat.is_checking_numbers():
             return find_invalid_operation(self._fn, flat, self._graphs.of(flat), draws, error)
         return mixed_devices_error(getattr(self._fn, "__name__", "function"), error)
 
     @_compat.outside_of_meshes
+    @called("jaxdist.function")
     def _run(self, flat: Flat, draws: Draws, strategy: HasLayout | None) -> Any:
         cached_graph = self._graphs.of(flat)
         shape = cached_graph.shape if cached_graph else None
@@ -177,8 +182,8 @@ class Function:
         given = FunctionCall(flat, shape, state, draws)
         compiled = self._known.get((asked, given.key()))
         if compiled is None:
-            check_no_arrays_hidden("jaxdist.function", flat)
-            check_step_holds_no_arrays("jaxdist.function", self._fn)
+            check_no_arrays_hidden(flat)
+            check_step_holds_no_arrays(self._fn)
             with serve(draws):
                 found = self._trace(given, state, flat.dynamic)
             compiled = self._build(given, asked, found, ())
@@ -338,8 +343,9 @@ def function(
         `tf.function`; `jax.jit`.
     """
 
+    @called("jaxdist.function")
     def decorate(fn: Callable[..., Any]) -> Function:
-        check_callable("jaxdist.function", fn, "func")
+        check_callable(fn, "func")
         return Function(fn, static_argnames)
 
     return decorate if func is None else decorate(func)

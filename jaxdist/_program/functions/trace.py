@@ -11,6 +11,7 @@ from flax import nnx
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxdist import _compat
+from jaxdist._called import called
 from jaxdist._integers import check_fits
 from jaxdist._program.arguments.arguments import Static, VariableItself, is_unit, unflatten
 from jaxdist._program.arguments.opaque import is_iterable_leaf
@@ -164,6 +165,7 @@ def _check_result(result: Any) -> Any:
 
     result = open_result(result, _is_whole)
 
+    @called("The function")
     def keep(path: Any, leaf: Any) -> Any:
         name = "result" + jax.tree_util.keystr(path)
         refuse_ref(f"The function returned {name}", leaf)
@@ -173,7 +175,7 @@ def _check_result(result: Any) -> Any:
             return VariableItself(leaf)
         # Classes such as `jnp.float32` have a dtype too.
         if hasattr(leaf, "dtype") and not isinstance(leaf, type):
-            check_fits("The function", name, leaf)
+            check_fits(name, leaf)
             return leaf
         check_result("The function", name, leaf)
         return Static(leaf)

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxdist._called import called, name_call
 from jaxdist._program.arguments.arguments import (
     Flat,
     check_dtypes,
@@ -47,6 +48,7 @@ class WholeCall:
         shapes = shapes_of(flat.dynamic)[1]
         return flat.treedef, structure, flat.slots, shape, shapes
 
+    @called(lambda self: self.caller)
     def trace(
         self,
         state: Sequence[Any],
@@ -60,8 +62,8 @@ class WholeCall:
             replace_in: Replaces attributes of the NNX objects while the function runs.
             read: Maps each leaf of the function's result to the value to return.
         """
-        check_no_arrays_hidden(self.caller, self.flat)
-        check_step_holds_no_arrays(self.caller, self.fn)
+        check_no_arrays_hidden(self.flat)
+        check_step_holds_no_arrays(self.fn)
         shape = self.graph.shape if self.graph else None
         given = FunctionCall(self.flat, shape, list(state), self.draws)
         with serve(self.draws):
@@ -73,10 +75,12 @@ class WholeCall:
 class WholeCalls:
     """Reads calls of one caller. Models that were passed before are not listed again."""
 
-    def __init__(self, caller: str) -> None:
+    def __init__(self) -> None:
+        caller = name_call()
         self._caller = caller
         self._graphs = GraphCache()
 
+    @called(lambda self: self._caller)
     def read(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> WholeCall:
@@ -90,9 +94,9 @@ class WholeCalls:
             fn = fn.python_function
         else:
             flat = flatten(args, dict(kwargs))
-        check_hashable(self._caller, flat)
-        check_not_leaked(self._caller, flat)
-        check_dtypes(self._caller, flat)
-        check_no_bare_variable(self._caller, args, dict(kwargs))
+        check_hashable(flat)
+        check_not_leaked(flat)
+        check_dtypes(flat)
+        check_no_bare_variable(args, dict(kwargs))
         flat, draws = take_iterators_out(getattr(fn, "__name__", "function"), flat)
         return WholeCall(self._caller, fn, flat, self._graphs.of(flat), draws)

@@ -12,6 +12,7 @@ from flax import nnx
 from jax.tree_util import PyTreeDef, treedef_is_leaf
 
 from jaxdist import _compat
+from jaxdist._called import called, name_call, refuse
 from jaxdist._program.arguments.exact import exact
 from jaxdist._values import is_leaked, is_sharded, list_arrays, make_leak_error
 from jaxdist.errors import ArgumentTypeError, ContextError, StateDivergenceError
@@ -202,6 +203,7 @@ class CachedGraph:
         # Values that `read` took from other places, to compare with what is written.
         self._lent: Sequence[Any] = ()
 
+    @called("strategy.run")
     def _hold(
         self, path: tuple[Any, ...], places: dict[Any, Any]
     ) -> tuple[nnx.Variable[Any], Any, Any]:
@@ -214,12 +216,13 @@ class CachedGraph:
         is_known = isinstance(around, (nnx.Pytree, dict, list)) and path in places
         if is_known and isinstance(places[path], jax.Array):
             return nnx.Variable(places[path]), around, path[-1]
-        raise ArgumentTypeError(
-            "strategy.run was given NNX objects that hold arrays outside variables: "
-            f"{self.shape.name(self.shape.paths.index(path))}.\n\n"
+        raise refuse(
+            ArgumentTypeError,
+            "NNX objects that hold arrays outside variables: "
+            f"{self.shape.name(self.shape.paths.index(path))}.",
             "Only variables, and arrays of JAX in attributes, dicts and lists, can be updated in "
-            "place.\n\n"
-            "Wrap the array: nnx.Param(x), or nnx.Variable(x) if it is not trained."
+            "place.",
+            "Wrap the array: nnx.Param(x), or nnx.Variable(x) if it is not trained.",
         )
 
     @property
@@ -268,8 +271,9 @@ class CachedGraph:
         self._lent = _compat.find_lent(self.variables, held)
         return held if self._structures is None else jax.tree.leaves(held, is_leaf=is_sharded)
 
-    def find_leak(self, caller: str) -> ContextError | None:
+    def find_leak(self) -> ContextError | None:
         """Return the error for a variable that holds a tracer of an ended trace, or None."""
+        caller = name_call()
         for number, value in enumerate(list_arrays(self.read())):
             if is_leaked(value):
                 return make_leak_error(f"{caller} was given {self.shape.name(number)}, ", value)

@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+from jaxdist._called import called
 from jaxdist._validate import check_instance
 
 _LOG = logging.getLogger("jaxdist")
@@ -24,6 +25,7 @@ class RestoreOnExit:
         _set(self._before)
 
 
+@called("jaxdist.config.run_eagerly")
 def run_eagerly(enabled: bool = True) -> RestoreOnExit:
     """Run steps op by op, with one thread for each replica, for debugging.
 
@@ -68,9 +70,7 @@ def run_eagerly(enabled: bool = True) -> RestoreOnExit:
         `tf.config.run_functions_eagerly`.
     """
     remedy = "Pass enabled=True or enabled=False."
-    check_instance(
-        "jaxdist.config.run_eagerly", "enabled", enabled, bool, "either True or False", remedy
-    )
+    check_instance("enabled", enabled, bool, "either True or False", remedy)
     before = bool(EAGERLY)
     _set(enabled)
     return RestoreOnExit(before)

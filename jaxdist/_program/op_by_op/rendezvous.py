@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jaxdist import _compat
+from jaxdist._called import called, refuse
 from jaxdist._collectives import UNEVEN_ALL_GATHER
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs.extremes import EXTREMES, compute_extreme
@@ -196,14 +197,15 @@ def move_to_one_axis(params: dict[str, Any], size: int, name: str) -> dict[str, 
     return changed
 
 
+@called("strategy.run: a collective")
 def _check_shapes(requests: Sequence[Collective]) -> None:
     kinds = {tuple((x.dtype, x.shape) for x in b.operands) for b in requests}
     if len(kinds) > 1:
-        raise ShapeError(
-            "strategy.run: a collective was given different shapes or dtypes on different replicas."
-            f"\n{_describe_by_replica(requests)}\n\n"
-            "This collective needs one shape and one dtype on all replicas.\n\n"
-            f"{_suggest_one_kind(requests)}"
+        raise refuse(
+            ShapeError,
+            f"different shapes or dtypes on different replicas.\n{_describe_by_replica(requests)}",
+            "This collective needs one shape and one dtype on all replicas.",
+            f"{_suggest_one_kind(requests)}",
         )
 
 

@@ -8,6 +8,7 @@ import jax
 from jax.sharding import AbstractMesh
 
 from jaxdist import _compat
+from jaxdist._called import called
 from jaxdist._integers import check_fits, has_cut_off
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Flat
@@ -76,6 +77,7 @@ def update_state(rebuilt: Any, cached_graph: CachedGraph | None, variables: Lift
     return result
 
 
+@called("strategy.run")
 def read(flat: Flat, cached_graph: CachedGraph | None, layout: ReplicaMesh) -> Call:
     """Check every leaf, and move it to where the program needs it.
 
@@ -85,14 +87,14 @@ def read(flat: Flat, cached_graph: CachedGraph | None, layout: ReplicaMesh) -> C
         ShapeError: Per-replica values do not fit. The error names all such arguments.
         ReplicaValueError: A value belongs to another strategy.
     """
-    leak = cached_graph.find_leak("strategy.run") if cached_graph else None
+    leak = cached_graph.find_leak() if cached_graph else None
     if leak is not None:
         raise leak
     leaves = cached_graph.read() if cached_graph else []
     num_state = len(leaves)
     if has_cut_off(leaves):
         for i, leaf in enumerate(leaves):
-            check_fits("strategy.run", _LeafName(flat, cached_graph, i - num_state), leaf)
+            check_fits(_LeafName(flat, cached_graph, i - num_state), leaf)
     values, uneven, moved = _check_values(flat, num_state, layout)
     leaves += values
     inputs = []

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from jaxdist import _compat
+from jaxdist._called import called
 from jaxdist._collectives import collect_notes, is_below_a_byte
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import check_no_arrays_hidden, check_no_refs
@@ -130,6 +131,7 @@ class Programs:
         """Return the compiled program for this signature, or None."""
         return self._ready.get(signature)
 
+    @called("strategy.run")
     def find_or_trace(self, call: Call) -> Program:
         """Return the program of a call without compiling it; trace and analyse it if it is new."""
         flat, signature = call.flat, call.signature
@@ -139,9 +141,9 @@ class Programs:
             return known
         fn, strategy = self._fn(), self._strategy()
         check_positions(self._donated, flat.given[0])
-        check_no_arrays_hidden("strategy.run", flat)
-        check_no_refs("strategy.run", flat)
-        check_step_holds_no_arrays("strategy.run", fn)
+        check_no_arrays_hidden(flat)
+        check_no_refs(flat)
+        check_step_holds_no_arrays(fn)
         with collect_notes() as notes:
             lifted = lift(fn, signature, strategy, self._variables)
         program = build(

@@ -20,6 +20,7 @@ import jax
 from jax.tree_util import keystr
 
 from jaxdist import _processes
+from jaxdist._called import called
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.run.call import Call
 from jaxdist._values import MOST_BYTES, PerReplica, digest, is_of_this_process, make_equal
@@ -30,6 +31,7 @@ _KEPT = 16
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 
+@called(lambda name: f"strategy.run({name})")
 def make_arguments_equal(name: str, call: Call, layout: ReplicaMesh, seconds: float | None) -> None:
     """Compare the plain leaves of the first call of a program; state becomes that of process 0.
 
@@ -48,7 +50,7 @@ def make_arguments_equal(name: str, call: Call, layout: ReplicaMesh, seconds: fl
                 graph.shape.name(i)
             )  # fmt: skip
             named[path], numbers[path] = leaf, i
-    equal = make_equal(f"strategy.run({name})", named, layout, seconds)
+    equal = make_equal(named, layout, seconds)
     for path, value in equal.items():
         call.leaves[numbers[path]] = value
         call.moved = True

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from jaxdist import _compat
+from jaxdist._called import call_as, called
 from jaxdist._devices import CPU_STEPS
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import op_by_op as executor
@@ -77,6 +78,7 @@ from jaxdist.errors import NotFiniteError
 class Step:
     """Runs one function. `call` is the current call path; see Note [Call paths]."""
 
+    @called("RunOptions")
     def __init__(
         self,
         fn: Callable[..., Any],
@@ -91,8 +93,10 @@ class Step:
         self.name = getattr(fn, "__name__", type(fn).__name__)
         self.donated = options.donate_argnums
         self._static_names = frozenset(options.static_argnames)
-        self._static_numbers = run_options.find_static_numbers(fn, options.static_argnames)
-        self._compiler_options = as_compiler_options("RunOptions", options.compiler_options)
+        self._static_numbers = call_as(
+            "RunOptions", run_options.find_static_numbers, fn, options.static_argnames
+        )
+        self._compiler_options = as_compiler_options(options.compiler_options)
         self._saved_program = options.saved_program
         self._programs = Programs(
             self._fn,
@@ -150,13 +154,14 @@ class Step:
         """Run without the C++ dispatcher."""
         return self._miss(*args, **kwargs)[0]
 
+    @called("strategy.run")
     def _miss(self, *args: Any, **kwargs: Any) -> _compat.Answer:
         around = find_mesh_of_trace(self._layout)
         with _compat.use_no_mesh():
             call = self._read(args, kwargs)
             if call.is_traced:
                 return _compat.answer_miss(self._inside_trace(call, around))
-            self._layout.check_can_run("strategy.run")
+            self._layout.check_can_run()
             if _compat.is_jit_disabled():
                 return _compat.answer_miss(self._op_by_op(call, args))
             # Now: a copy on all devices below would replace an array on one of them.
@@ -218,14 +223,16 @@ class Step:
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
         return flatten(args, kwargs, self._static_names, self._static_numbers)
 
+    @called("strategy.run")
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         flat = self._flatten(args, kwargs)
-        check_hashable("strategy.run", flat)
-        check_not_leaked("strategy.run", flat)
-        check_dtypes("strategy.run", flat)
-        check_no_bare_variable("strategy.run", args, kwargs)
+        check_hashable(flat)
+        check_not_leaked(flat)
+        check_dtypes(flat)
+        check_no_bare_variable(args, kwargs)
         return read(flat, self._graphs.of(flat), self._layout)
 
+    @called("strategy.run")
     def _inside_trace(self, call: Call, around: Any) -> Any:
         virtual.check_inside_trace(self._layout)
         program = self._programs.find_or_trace(call)
@@ -233,9 +240,9 @@ class Step:
         # `compiler_options` checks them against those that the program needs.
         options = program.compiler_options if left else {}
         chosen = {name: options[name] for name, _ in left}
-        if chosen and request_options("strategy.run", chosen):
+        if chosen and request_options(chosen):
             left = ()
-        log_options_without_effect("strategy.run", left, self._saved_program, IN_JIT)
+        log_options_without_effect(left, self._saved_program, IN_JIT)
         self._programs.look_ahead(call)
         self._check_same_work(call, self._whole_batches.find(call), program)
         return run_inside_trace(call, program, around)
@@ -253,26 +260,28 @@ class Step:
         with _compat.use_no_mesh():
             return self._start_op_by_op(args, kwargs, around)
 
+    @called("strategy.run")
     def _start_op_by_op(self, args: tuple[Any, ...], kwargs: dict[str, Any], around: Any) -> Any:
         call = self._read(args, kwargs)
         if call.is_traced:
             return self._inside_trace(call, around)
-        self._layout.check_can_run("strategy.run")
+        self._layout.check_can_run()
         if _compat.has_deleted(call.leaves):
             self.check_deleted(args, kwargs)
         return self._op_by_op(call, args)
 
+    @called("strategy.run")
     def _run_op_by_op(
         self, call: Call, args: tuple[Any, ...], *, warns: bool
     ) -> "executor.Outcome":
         virtual.check_compiled(self._layout)
         given = self._compiler_options, self._saved_program
-        log_options_without_effect("strategy.run", *given, OP_BY_OP)
+        log_options_without_effect(*given, OP_BY_OP)
         fn: Any = self._fn()
         strategy: Any = self._strategy()
         check_positions(self.donated, args)
-        check_no_arrays_hidden("strategy.run", call.flat)
-        check_no_refs("strategy.run", call.flat)
+        check_no_arrays_hidden(call.flat)
+        check_no_refs(call.flat)
         with _compat.enable_jit():
             step = executor.OpByOpStep(fn, call.signature, strategy, call.leaves)
             outcome = step.run(self.donated, source_location(fn))

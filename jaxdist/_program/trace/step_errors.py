@@ -9,6 +9,7 @@ import jax
 import optax
 from flax import nnx
 
+from jaxdist._called import called, refuse
 from jaxdist._compat import ROW_NUMBERS_TAG, are_row_numbers
 from jaxdist._values import is_sharded, make_arithmetic_error
 from jaxdist.errors import ArgumentTypeError, JaxdistError, MissingNameError, ReplicaValueError
@@ -92,6 +93,7 @@ def explain_row_numbers() -> Iterator[None]:
         raise make_arithmetic_error(f"A function of JAX ({text})") from error
 
 
+@called("A function that takes only arrays, such as those of jax.lax,")
 def find_better_error(error: Exception, names: Sequence[str]) -> JaxdistError | None:
     """Return the error to raise instead of an error of a step that has arrays in pieces.
 
@@ -113,10 +115,11 @@ def find_better_error(error: Exception, names: Sequence[str]) -> JaxdistError | 
     said = first if isinstance(error, JaxdistError) else " ".join(text.split())
     held = f"{len(names)} argument(s) are in pieces, such as {names[0]}."
     if "__jax_array__" in text:
-        return ArgumentTypeError(
-            f"A function that takes only arrays, such as those of jax.lax, was given an array in "
-            f"pieces: {first}\n\n{held}\n\n"
-            "Gather it before, jaxdist.partition.gather(value), or use jax.numpy, which gathers."
+        return refuse(
+            ArgumentTypeError,
+            f"an array in pieces: {first}",
+            held,
+            "Gather it before, jaxdist.partition.gather(value), or use jax.numpy, which gathers.",
         )
     is_of_structures = "pytree" in text and ("Sharded" in text or _maps_pieces(error))
     found = (

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import PyTreeDef
 
 from jaxdist import _compat
+from jaxdist._called import called
 from jaxdist._collectives import fresh_trace_key
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static, explain_ref, unflatten
@@ -492,6 +493,7 @@ class LocalStep:
             made[i] = opened_piece(results[i], cut, layout, name=name)
         return made
 
+    @called("The step")
     def _flatten_result(self, result: Any) -> list[Any]:
         check_keys("The step returned", "result", result)
         result = open_result(result, _is_whole)
@@ -514,7 +516,7 @@ class LocalStep:
             if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
                 marks.append(len(arrays))
                 # No operation of JAX has converted an array that the step closes over.
-                arrays.append(view_auto(as_array("The step", name, leaf)))
+                arrays.append(view_auto(as_array(name, leaf)))
                 paths.append(name)
             else:
                 check_result("The step", name, leaf)

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxdist import _compat
+from jaxdist._called import call_as, refuse
 from jaxdist._program.jaxprs.control_flow import Scan
 from jaxdist._program.jaxprs.subprograms import iterate_with_inner
 from jaxdist._program.proof.replication import get_named_axes
@@ -85,11 +86,13 @@ def check_same_gather(ops: Sequence[Op], shapes: Sequence[tuple[int, ...]], grou
     asked = {(op.eqn.params["dim"], op.eqn.params["sizes"]) for op in ops}
     if len(others) == len(asked) == 1:
         return
-    raise ShapeError(
-        f"An all_gather at {_compat.find_source(ops[0].eqn)} was given different shapes on "
-        f"different replicas:\n{_describe_operands(ops, groups)}\n\n"
-        f"Values that are concatenated on dim {dim} may differ in dim {dim} only.\n\n"
-        "Gather on the dim that differs, or pad the others first."
+    raise call_as(
+        f"An all_gather at {_compat.find_source(ops[0].eqn)}",
+        refuse,
+        ShapeError,
+        f"different shapes on different replicas:\n{_describe_operands(ops, groups)}",
+        f"Values that are concatenated on dim {dim} may differ in dim {dim} only.",
+        "Gather on the dim that differs, or pad the others first.",
     )
 
 
@@ -145,12 +148,14 @@ def _is_gather_of_pieces(eqn: Any) -> bool:
 
 
 def _make_shape_error(ops: Sequence[Op], groups: Groups) -> ShapeError:
-    return ShapeError(
-        f"A {ops[0].name} at {_compat.find_source(ops[0].eqn)} was given different shapes on "
-        f"different replicas:\n{_describe_operands(ops, groups)}\n\n"
-        "Values that are combined element by element have one shape on all replicas.\n\n"
-        "Reduce them over the dim that differs first (a sum and a count), or bring them "
-        "together with get_replica_context().all_gather(value, axis)."
+    return call_as(
+        f"A {ops[0].name} at {_compat.find_source(ops[0].eqn)}",
+        refuse,
+        ShapeError,
+        f"different shapes on different replicas:\n{_describe_operands(ops, groups)}",
+        "Values that are combined element by element have one shape on all replicas.",
+        "Reduce them over the dim that differs first (a sum and a count), or bring them together "
+        "with get_replica_context().all_gather(value, axis).",
     )
 
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxdist import _compat
+from jaxdist._called import call_as
 from jaxdist._collectives import GatherLog, check_together, fresh_trace_key, record_gathers
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static
@@ -293,7 +294,7 @@ def _check_asked(logs: Sequence[GatherLog], groups: Groups) -> None:
                 for name in first.values
             }
             remedy = _TO_GATHER if first.free else _TO_REDUCE
-            check_together(first.caller, named, first.free, remedy=remedy)
+            call_as(first.caller, check_together, named, first.free, remedy=remedy)
 
 
 def _describe_group(replicas: list[int], signature: Signature) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
+from jaxdist._called import called, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.variables.in_step import (
     aggregate_value,
@@ -155,14 +156,16 @@ def _other_strategy_error(
     )
 
 
+@called(lambda variable, what: f"Variable {variable.label!r}.{what}")
 def _mapped_value_error(variable: Variable, what: str) -> ArgumentError:
     """Return the error for an assignment of a value that `jax.vmap` maps over."""
-    return ArgumentError(
-        f"Variable {variable.label!r}.{what} was given a value that jax.vmap maps over, and the "
-        f"variable is one {variable.dtype}{list(variable.shape)}.\n\n"
-        "Under vmap there is one value for each example, and the variable has room for one.\n\n"
+    return refuse(
+        ArgumentError,
+        f"a value that jax.vmap maps over, and the variable is one {variable.dtype}"
+        f"{list(variable.shape)}.",
+        "Under vmap there is one value for each example, and the variable has room for one.",
         "Return the value from the mapped function, combine it (value.mean(axis=0)), and assign "
-        "that outside jax.vmap."
+        "that outside jax.vmap.",
     )
 
 

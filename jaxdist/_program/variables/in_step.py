@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _collectives
+from jaxdist._called import called, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import (
     Change,
@@ -41,11 +42,12 @@ def aggregate_value(
     return _aggregate_mirrored(variable, change, given, layout)
 
 
+@called(lambda change: change.value)
 def cast_own_value(variable: Variable, change: Change, value: Any, layout: ReplicaMesh) -> Any:
     """Return the value for the copy of one replica, in the dtype of the variable."""
     if isinstance(value, PerReplica):
         value = jnp.asarray(get_own_value(value, layout))
-    return cast_to_variable(variable, change.value, value)
+    return cast_to_variable(variable, value)
 
 
 def _share_of_copy(variable: Variable, change: Change, given: Any, layout: ReplicaMesh) -> Any:
@@ -71,18 +73,19 @@ def _sum_additions(given: Any, layout: ReplicaMesh) -> Any:
     return given * layout.num_replicas
 
 
+@called(lambda variable, change: f"Variable {variable.label!r}.{change.value}")
 def _aggregate_mirrored(variable: Variable, change: Change, given: Any, layout: ReplicaMesh) -> Any:
     """Return the aggregate of the values that all replicas assign to a mirrored variable."""
     how = variable.aggregation
     is_constant = not isinstance(given, jax.core.Tracer)
     if how is VariableAggregation.SUM and is_constant:
-        raise ArgumentError(
-            f"Variable {variable.label!r}.{change.value} was given {given!r} inside a replica, and "
-            "the variable has VariableAggregation.SUM.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"{given!r} inside a replica, and the variable has VariableAggregation.SUM.",
             "The sum is over a value that each replica computes; a constant is none of them, and "
-            f"whether {layout.num_replicas} times the constant is meant cannot be told.\n\n"
+            f"whether {layout.num_replicas} times the constant is meant cannot be told.",
             "Use VariableAggregation.MEAN or ONLY_FIRST_REPLICA for constants, or let each "
-            "replica compute its part (jnp.asarray(value) inside the step)."
+            "replica compute its part (jnp.asarray(value) inside the step).",
         )
     if is_constant or how is VariableAggregation.NONE:
         return given

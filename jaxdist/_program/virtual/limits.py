@@ -5,6 +5,7 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
+from jaxdist._called import called
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.compiler_options import request_options
 from jaxdist.errors import ContextError, UnsupportedError
@@ -37,6 +38,7 @@ def check_compiled(layout: ReplicaMesh) -> None:
     )
 
 
+@called("strategy.run")
 def check_inside_trace(layout: ReplicaMesh) -> None:
     """Request the compile options of virtual replicas from the caller that will compile.
 
@@ -48,7 +50,7 @@ def check_inside_trace(layout: ReplicaMesh) -> None:
     options = _compat.get_exact_options(layout.platform)
     if options is None or _compat.are_set_by_flags(options):
         return
-    if request_options("strategy.run", options):
+    if request_options(options):
         return
     raise ContextError(
         "strategy.run of a strategy with deterministic=True was called inside another function "

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from jaxdist import _compat
+from jaxdist._called import called, refuse
 from jaxdist._collectives import ASSUME_REPLICATED
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.subprograms import open_jaxpr
@@ -185,6 +186,7 @@ class _Run:
             self.values.update((k, next(sums)) for k in op.outputs)
             self.differs.update((k, NONE) for k in op.outputs)
 
+    @called("strategy.run of a strategy with deterministic=True")
     def _run_collective(
         self, op: Op, held: list[Same | Own], differs: list[Differs]
     ) -> list[Same | Own]:
@@ -192,12 +194,13 @@ class _Run:
             return run_collective(op.eqn, held, self.device)
         if op.name in LOOPS:
             return LOOPS[op.name](op.eqn, held, differs, self.device, run_virtually)
-        raise UnsupportedError(
-            "strategy.run of a strategy with deterministic=True was given a step that has a "
-            f"{op.name} with a collective in it, at {_compat.find_source(op.eqn)}.\n\n"
+        raise refuse(
+            UnsupportedError,
+            f"a step that has a {op.name} with a collective in it, at "
+            f"{_compat.find_source(op.eqn)}.",
             "There a collective may be in scan, while_loop, fori_loop, cond, switch, jit and "
-            "checkpoint.\n\n"
-            "Take the collective out of it, or leave deterministic out."
+            "checkpoint.",
+            "Take the collective out of it, or leave deterministic out.",
         )
 
 

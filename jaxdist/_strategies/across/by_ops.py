@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist import _collectives
+from jaxdist._called import call_as
 from jaxdist._collectives import ReduceOp, Request
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import Form, PerReplica, place_per_replica, view_auto
@@ -31,14 +32,14 @@ def reduce(request: Request, named: dict[str, Any]) -> list[Any]:
         values, counts = [s for s, _ in sums], [c for _, c in sums]
     placed = [place_per_replica(name, v, layout) for name, v in zip(named, values, strict=True)]
     for name, v in zip(named, placed, strict=True):
-        _collectives.check_numeric(request.caller, name, v.array)
+        _collectives.check_numeric(name, v.array)
     # The classes of jaxdist work on the global array of all replicas. A user's class gets one
     # uncommitted array per replica: JAX refuses to combine arrays on different devices.
     own_sums = isinstance(ops, _collectives.AlgorithmicOps)
     # XLA wraps integers around without an error, so sums of Python integers are checked first.
     if op is ReduceOp.SUM and own_sums:
         for name, v in given.items():
-            _collectives.check_sum(name, v, axis)
+            call_as("Strategy.reduce", _collectives.check_sum, name, v, axis)
     if not own_sums:
         placed = [_make_uncommitted(v) for v in placed]
     across = op if axis is None else ReduceOp.SUM

@@ -45,14 +45,14 @@ class Method:
 
     caller: str
     table: Table
-    refuse: Callable[[str, str, Any], None]
-    check: Callable[[str, Mapping[str, Any], Any], None]
+    refuse: Callable[[str, Any], None]
+    check: Callable[[Mapping[str, Any], Any], None]
 
 
 REDUCE = Method(
     "Strategy.reduce",
     table.REDUCE,
-    lambda caller, _, leaf: _collectives.refuse_sparse(caller, leaf),
+    lambda _, leaf: _collectives.refuse_sparse(leaf),
     _collectives.check_reducible,
 )
 GATHER = Method(
@@ -108,17 +108,17 @@ class AcrossReplicas:
             leaves, treedef = jax.tree.flatten_with_path(inner, is_leaf=is_leaf)
         named = {"value" + keystr(path): _collectives.join_slices(leaf) for path, leaf in leaves}
         for name, leaf in named.items():
-            method.refuse(request.caller, name, leaf)
-            refuse_ref(f"{request.caller} was given {name}", leaf)
-            check_all_fit(request.caller, name, leaf)
+            method.refuse(name, leaf)
+            refuse_ref(f"{method.caller} was given {name}", leaf)
+            check_all_fit(name, leaf)
         if self._layout.is_shared and not in_merge:
             given = {"axis": axis, "reduce op": request.op}
             seconds = request.options.timeout_seconds
-            check_same_call(request.caller, given, named, self._layout, seconds)
+            check_same_call(given, named, self._layout, seconds)
         # All leaves are checked before the first one is combined, so that an error names all bad
         # ones. A single `PerReplica` is checked by its function.
         if not in_merge and (not isinstance(value, PerReplica) or request.ops is not None):
-            method.check(request.caller, named, axis)
+            method.check(named, axis)
         outside = Context.OUTSIDE if request.ops is None else Context.BY_OPS
         column = method.table[Context.IN_MERGE if in_merge else outside]
         found = {n: column[_collectives.find_kind(x, self._layout)] for n, x in named.items()}
@@ -135,17 +135,17 @@ class AcrossReplicas:
     def _read_request(
         self, method: Method, axis: Any, options: tuple[Any, Any], in_merge: bool, op: Any
     ) -> Request:
-        ops, caller, packs = self._communication.ops, method.caller, False
+        ops, packs = self._communication.ops, False
         if method is REDUCE:
-            op = _collectives.reduce_op(caller, op)
+            op = _collectives.reduce_op(op)
             # Only a collective can pack leaves. Outside of a step the strategy runs no collective
             # of its own, so a hint to pack has no effect, which is logged.
             packs = in_merge or ops is not None
         elif not _collectives.has_override(ops, "gather_implementation"):
             # The classes of jaxdist gather as XLA does; only a user's own method is called.
             ops = None
-        chosen = self._communication.asked(caller, *options, packs=packs)
-        return Request(caller, axis, self._layout, op, chosen, ops)
+        chosen = self._communication.asked(*options, packs=packs)
+        return Request(axis, self._layout, op, chosen, ops)
 
 
 def _find_key(method: Method, value: Any, axis: Any, op: Any) -> tuple[Any, list[Any]]:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.tree_util import keystr
 
 from jaxdist import _collectives
+from jaxdist._called import called, refuse
 from jaxdist._collectives import ReduceOp, Request
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import Frame, HasLayout, ReplicaContext, enter_frame
@@ -50,15 +51,13 @@ def reduce_own_values(request: Request, named: dict[str, Any]) -> list[Any]:
     """Reduce the values of this replica in one call, so that small leaves share an all-reduce."""
     own = get_own_values(list(named.values()), request.layout)
     given = [_reduce_dims(request, name, local) for name, local in zip(named, own, strict=True)]
-    return _collectives.all_reduce(
-        request.caller, request.op, given, request.layout, request.options, request.ops
-    )
+    return _collectives.all_reduce(request.op, given, request.layout, request.options, request.ops)
 
 
 def _reduce_dims(request: Request, name: str, local: Any) -> Any:
     """Reduce dims of the value of one replica."""
     op, axis = request.op, request.axis
-    _collectives.check_numeric(request.caller, name, local)
+    _collectives.check_numeric(name, local)
     if axis is None:
         return local
     dims = _collectives.find_reduced_dims(name, local, axis)
@@ -82,7 +81,7 @@ def gather_own_value(request: Request, name: str, leaf: PerReplica) -> Any:
     if request.ops is not None:
         handle = Handle(local, layout)
         return _collectives.gather_by_ops(request.ops, name, handle, axis, layout, request.options)
-    dim = _collectives.gather_dim(request.caller, name, local, axis)
+    dim = _collectives.gather_dim(name, local, axis)
     return _collectives.gather_over_replicas(local, dim, layout.replica_axes)
 
 
@@ -94,12 +93,14 @@ def keep(_: Request, __: str, leaf: Any) -> Any:
 def broadcast(value: PyTree) -> PyTree:
     """Return the value for every replica; raise an error for a `PerReplica`."""
 
+    @called("broadcast_to")
     def check_leaf(path: Any, leaf: Any) -> Any:
         if isinstance(leaf, PerReplica):
-            raise ArgumentTypeError(
-                f"broadcast_to was given tensor{keystr(path)}, which is a PerReplica.\n\n"
-                "It has a value for each replica already.\n\n"
-                "Reduce it first: strategy.reduce('MEAN', value, axis=None)."
+            raise refuse(
+                ArgumentTypeError,
+                f"tensor{keystr(path)}, which is a PerReplica.",
+                "It has a value for each replica already.",
+                "Reduce it first: strategy.reduce('MEAN', value, axis=None).",
             )
         return leaf
 

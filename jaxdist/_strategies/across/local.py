@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _collectives, _compat, data
+from jaxdist._called import called, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import current_frame
 from jaxdist._typing import PyTree
@@ -64,6 +65,7 @@ def _is_distributed(leaf: Any, layout: ReplicaMesh) -> bool:
     return len(leaf.sharding.device_set) == len(layout.devices) and _compat.is_committed(leaf)
 
 
+@called("experimental_local_results")
 def _get_values(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
     if isinstance(leaf, Sharded):
         # The shards of all replicas form one array; no replica has its own value.
@@ -83,10 +85,11 @@ def _get_values(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
         else:
             return tuple(_get_copy(leaf, layout, r) for r in layout.local_replicas)
     values: tuple[Any, ...] = take_own(leaf, layout).values
-    _collectives.check_count("experimental_local_results", "value", values, layout)
+    _collectives.check_count("value", values, layout)
     return values
 
 
+@called("experimental_local_results")
 def _get_values_of_all(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
     """Return the values of the replicas of all processes, in a merge function."""
     if isinstance(leaf, Handle):
@@ -99,11 +102,11 @@ def _get_values_of_all(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any,
         values = leaf.values
     if len(values) != count:
         held = f"{len(values)} values" if values else "values on the devices of other processes"
-        raise ReplicaValueError(
-            f"experimental_local_results was given a value in a merge function that has {held}, "
-            f"and the strategy has {count} replicas.\n\n"
-            "A merge function is traced once for all replicas, and lists the values of all.\n\n"
-            "Pass the value as an argument of the step and of merge_call."
+        raise refuse(
+            ReplicaValueError,
+            f"a value in a merge function that has {held}, and the strategy has {count} replicas.",
+            "A merge function is traced once for all replicas, and lists the values of all.",
+            "Pass the value as an argument of the step and of merge_call.",
         )
     return values
 
@@ -157,6 +160,7 @@ def _is_none(x: Any) -> bool:
     return x is None
 
 
+@called("experimental_distribute_values_from_function")
 def _make_per_replica(values: Sequence[Any], layout: ReplicaMesh) -> PerReplica:
     """Make a `PerReplica`; arrays of one shape and dtype are placed on the devices.
 
@@ -165,7 +169,7 @@ def _make_per_replica(values: Sequence[Any], layout: ReplicaMesh) -> PerReplica:
     """
     value = PerReplica(values)
     for v in values:
-        refuse_leaked("experimental_distribute_values_from_function", "a result of value_fn", v)
+        refuse_leaked("a result of value_fn", v)
     are_arrays = all(isinstance(v, (jax.Array, np.ndarray, np.generic)) for v in values)
     if not are_arrays or any(isinstance(v, jax.core.Tracer) for v in values):
         return value

@@ -3,6 +3,7 @@
 from typing import NoReturn
 
 from jaxdist import _replica
+from jaxdist._called import called
 from jaxdist._strategies.properties import StrategyProperties
 from jaxdist._values import current_binding
 from jaxdist.errors import ContextError, InputContextError, MixedStrategyError
@@ -44,6 +45,7 @@ def _explain_conflict(called: StrategyProperties, current: StrategyProperties) -
     )
 
 
+@called(lambda what: f"strategy.{what}")
 def check_across(strategy: StrategyProperties, what: str, remedy: str) -> _replica.Frame | None:
     """Return the current frame; raise an error inside a replica or under another strategy.
 
@@ -55,7 +57,7 @@ def check_across(strategy: StrategyProperties, what: str, remedy: str) -> _repli
     # While a step is traced, a described slice may be used: a trace needs no real devices.
     is_described = strategy.layout.described is not None
     if is_described and (frame is None or not frame.is_inside_step):
-        strategy.layout.check_can_run(f"strategy.{what}")
+        strategy.layout.check_can_run()
     if frame is None:
         return None
     if frame.strategy is not strategy:

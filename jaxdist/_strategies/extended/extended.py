@@ -8,6 +8,7 @@ import jax
 from jax.tree_util import keystr
 
 from jaxdist import _collectives, _replica
+from jaxdist._called import called, refuse
 from jaxdist._collectives import ReduceOp
 from jaxdist._devices import runtime
 from jaxdist._strategies.across import in_merge as merged
@@ -45,12 +46,15 @@ class StrategyExtended(ExtendedV1):
 
     __slots__ = ("_strategy",)
 
+    @called("StrategyExtended")
     def __init__(self, strategy: Any) -> None:
         # An `isinstance` check would need `Strategy`, whose module imports this one.
         if not hasattr(strategy, "run"):
-            raise ArgumentTypeError(
-                f"StrategyExtended was given strategy={show(strategy)}.\n\n"
-                "It belongs to a strategy, which makes it.\n\nUse strategy.extended."
+            raise refuse(
+                ArgumentTypeError,
+                f"strategy={show(strategy)}.",
+                "It belongs to a strategy, which makes it.",
+                "Use strategy.extended.",
             )
         self._strategy = strategy
 
@@ -98,6 +102,7 @@ class StrategyExtended(ExtendedV1):
         """
         return bool(self._strategy._requires_static_shapes)
 
+    @called("StrategyExtended.reduce_to")
     def reduce_to(
         self,
         reduce_op: ReduceOp | str,
@@ -138,14 +143,15 @@ class StrategyExtended(ExtendedV1):
         """
         caller = "StrategyExtended.reduce_to"
         check_across(self._strategy, "extended.reduce_to", _INSIDE)
-        reduce_op = _collectives.reduce_op(caller, reduce_op)
-        target = _collectives.target_in_strategy(caller, destinations, self._strategy.layout)
-        chosen = _collectives.read_options(caller, options, experimental_hints, packs=True)
+        reduce_op = _collectives.reduce_op(reduce_op)
+        target = _collectives.target_in_strategy(destinations, self._strategy.layout)
+        chosen = _collectives.read_options(options, experimental_hints, packs=True)
         # Errors of `Strategy.reduce` begin with its name; the user called this method.
         with CallerRename("Strategy.reduce", caller):
             reduced = self._strategy.reduce(reduce_op, value, axis=None, options=chosen)
         return self._put_on_target(reduced, target)
 
+    @called("StrategyExtended.batch_reduce_to")
     def batch_reduce_to(
         self,
         reduce_op: ReduceOp | str,
@@ -182,17 +188,18 @@ class StrategyExtended(ExtendedV1):
         """
         caller = "StrategyExtended.batch_reduce_to"
         check_across(self._strategy, "extended.batch_reduce_to", _INSIDE)
-        reduce_op = _collectives.reduce_op(caller, reduce_op)
-        pairs = _collectives.check_pairs(caller, value_destination_pairs)
-        chosen = _collectives.read_options(caller, options, experimental_hints, packs=True)
+        reduce_op = _collectives.reduce_op(reduce_op)
+        pairs = _collectives.check_pairs(value_destination_pairs)
+        chosen = _collectives.read_options(options, experimental_hints, packs=True)
         layout = self._strategy.layout
-        targets = [_collectives.target_in_strategy(caller, d, layout) for _, d in pairs]
+        targets = [_collectives.target_in_strategy(d, layout) for _, d in pairs]
         # The list is one pytree, so one `reduce` can pack all values.
         values = [v for v, _ in pairs]
         with CallerRename("Strategy.reduce", caller):
             reduced = self._strategy.reduce(reduce_op, values, axis=None, options=chosen)
         return [self._put_on_target(v, t) for v, t in zip(reduced, targets, strict=True)]
 
+    @called("StrategyExtended.broadcast_to")
     def broadcast_to(self, tensor: PyTree, destinations: Any) -> PyTree:
         """Copy one value to all devices in `destinations`.
 
@@ -216,15 +223,14 @@ class StrategyExtended(ExtendedV1):
         Source:
             `tf.distribute.StrategyExtended.broadcast_to`.
         """
-        caller = "StrategyExtended.broadcast_to"
         frame = check_across(
             self._strategy, "extended.broadcast_to", "Inside a replica call it in a merge_call."
         )
-        target = _collectives.target_in_strategy(caller, destinations, self._strategy.layout)
+        target = _collectives.target_in_strategy(destinations, self._strategy.layout)
         # See Note [Merge functions].
         if frame is not None and frame.in_merge:
             tensor = merged.broadcast(tensor)
-        tensor = as_arrays(caller, "tensor", tensor)
+        tensor = as_arrays("tensor", tensor)
         ops = self._strategy.communication.ops
         if ops is not None and _collectives.has_override(ops, "broadcast_implementation"):
             return jax.tree.map(lambda leaf: ops.broadcast(leaf, destinations), tensor)
@@ -232,6 +238,7 @@ class StrategyExtended(ExtendedV1):
             return tensor
         return self._put_on_target(tensor, target)
 
+    @called("StrategyExtended.update")
     def update(
         self,
         var: Variable,
@@ -274,11 +281,10 @@ class StrategyExtended(ExtendedV1):
         Source:
             `tf.distribute.StrategyExtended.update`.
         """
-        caller = "StrategyExtended.update"
-        _check_variable(caller, var, "var")
-        check_callable(caller, fn)
-        check_call_arguments(caller, args, kwargs)
-        return self._update_copies(fn, var, args, kwargs, as_flag(caller, "group", group), caller)
+        _check_variable(var, "var")
+        check_callable(fn)
+        check_call_arguments(args, kwargs)
+        return self._update_copies(fn, var, args, kwargs, as_flag("group", group))
 
     def value_container(self, value: Any) -> Any:
         """Return the variable that contains a value; in jaxdist every value is its own container.
@@ -293,6 +299,7 @@ class StrategyExtended(ExtendedV1):
         """
         return value
 
+    @called("StrategyExtended.read_var")
     def read_var(self, v: Variable) -> Any:
         """Return the value of a variable, as `v.read_value()` does.
 
@@ -306,9 +313,10 @@ class StrategyExtended(ExtendedV1):
         Source:
             `tf.compat.v1.distribute.StrategyExtended.read_var`.
         """
-        _check_variable("StrategyExtended.read_var", v)
+        _check_variable(v)
         return v.read_value()
 
+    @called("StrategyExtended.variable_created_in_scope")
     def variable_created_in_scope(self, v: Variable) -> bool:
         """Return whether a variable was made in the scope of this strategy.
 
@@ -325,10 +333,11 @@ class StrategyExtended(ExtendedV1):
         Source:
             `tf.distribute.StrategyExtended.variable_created_in_scope`.
         """
-        _check_variable("StrategyExtended.variable_created_in_scope", v)
+        _check_variable(v)
         return v.distribute_strategy is self._strategy
 
     @contextlib.contextmanager
+    @called("StrategyExtended.colocate_vars_with")
     def colocate_vars_with(self, colocate_with_variable: Variable) -> Iterator[None]:
         """Place the variables made in a block on the devices of a variable of this strategy.
 
@@ -361,12 +370,12 @@ class StrategyExtended(ExtendedV1):
             )
         given = colocate_with_variable
         if not isinstance(given, Variable) or given.distribute_strategy is not self._strategy:
-            raise ArgumentError(
-                f"StrategyExtended.colocate_vars_with was given "
-                f"colocate_with_variable={show(given)}.\n\n"
-                f"It takes a variable that was made in the scope of this {name}.\n\n"
+            raise refuse(
+                ArgumentError,
+                f"colocate_with_variable={show(given)}.",
+                f"It takes a variable that was made in the scope of this {name}.",
                 "Make it there, or leave colocate_vars_with out: all variables of a strategy are "
-                "on all its devices."
+                "on all its devices.",
             )
         with self._place_with(given):
             yield
@@ -376,6 +385,7 @@ class StrategyExtended(ExtendedV1):
         del variable
         return contextlib.nullcontext()
 
+    @called("StrategyExtended.non_slot_devices")
     def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[str, ...]:
         """Return the full names of the devices for state that belongs to no single variable.
 
@@ -392,13 +402,13 @@ class StrategyExtended(ExtendedV1):
         Source:
             `tf.compat.v1.distribute.StrategyExtended.non_slot_devices`.
         """
-        caller = "StrategyExtended.non_slot_devices"
         remedy = "Pass for instance var_list=[variable], or [] where there is none."
-        listed = as_list(caller, "var_list", var_list, "a list of variables", remedy)
+        listed = as_list("var_list", var_list, "a list of variables", remedy)
         for number, v in enumerate(listed):
-            _check_variable(caller, v, f"var_list[{number}]")
+            _check_variable(v, f"var_list[{number}]")
         return tuple(self.worker_devices)
 
+    @called("StrategyExtended.call_for_each_replica")
     def call_for_each_replica(
         self,
         fn: Callable[..., Any],
@@ -415,11 +425,12 @@ class StrategyExtended(ExtendedV1):
             `tf.compat.v1.distribute.StrategyExtended.call_for_each_replica`.
         """
         caller = "StrategyExtended.call_for_each_replica"
-        check_callable(caller, fn)
-        check_call_arguments(caller, args, kwargs)
+        check_callable(fn)
+        check_call_arguments(args, kwargs)
         with CallerRename("strategy.run ", f"{caller} "):
             return self._strategy.run(fn, args, kwargs)
 
+    @called("StrategyExtended")
     def _put_on_target(self, value: PyTree, target: Any) -> PyTree:
         frame = _replica.current_frame()
         # In a merge function the result is traced and every replica has it already.
@@ -427,13 +438,13 @@ class StrategyExtended(ExtendedV1):
             return value
         named, treedef = jax.tree.flatten_with_path(value)
         for path, leaf in named:
-            refuse_leaked("StrategyExtended", "value" + keystr(path), leaf)
+            refuse_leaked("value" + keystr(path), leaf)
         return treedef.unflatten([put(copy_if_writable(x), target) for _, x in named])
 
     def __repr__(self) -> str:
         return f"StrategyExtended({self._strategy!r})"
 
 
-def _check_variable(caller: str, value: Any, name: str = "v") -> None:
+def _check_variable(value: Any, name: str = "v") -> None:
     remedy = "Make one in the scope of the strategy."
-    check_instance(caller, name, value, Variable, "a jaxdist.Variable", remedy)
+    check_instance(name, value, Variable, "a jaxdist.Variable", remedy)

@@ -4,31 +4,34 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from jaxdist._called import refuse
 from jaxdist._typing import PyTree
 from jaxdist._validate import log_without_effect
 from jaxdist.data import DistributedIterator, Examples, InputContext, InputReplicationMode
 from jaxdist.errors import ArgumentError, ArgumentTypeError, OutOfRangeError
 
 
-def check_iterator(caller: str, name: str, iterator: Any) -> None:
+def check_iterator(name: str, iterator: Any) -> None:
     """Raise an error if `iterator` is not an iterator of a distributed dataset."""
     if not isinstance(iterator, DistributedIterator):
-        raise ArgumentTypeError(
-            f"{caller} was given {name}={iterator!r:.200}, of type {type(iterator).__name__}.\n\n"
-            "Its batches have to be shared out over the replicas.\n\n"
+        raise refuse(
+            ArgumentTypeError,
+            f"{name}={iterator!r:.200}, of type {type(iterator).__name__}.",
+            "Its batches have to be shared out over the replicas.",
             "Pass iter(strategy.experimental_distribute_dataset(dataset)), or "
-            "strategy.make_dataset_iterator(dataset)."
+            "strategy.make_dataset_iterator(dataset).",
         )
 
 
-def check_per_worker(caller: str, mode: Any) -> None:
+def check_per_worker(mode: Any) -> None:
     """Raise an error for a replication mode other than PER_WORKER."""
     if mode is not InputReplicationMode.PER_WORKER:
-        raise ArgumentError(
-            f"{caller} was given replication_mode={mode!r}.\n\n"
-            f"It knows {InputReplicationMode.PER_WORKER} alone, as in tf.distribute.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"replication_mode={mode!r}.",
+            f"It knows {InputReplicationMode.PER_WORKER} alone, as in tf.distribute.",
             "For a dataset of each replica use distribute_datasets_from_function with "
-            "InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA)."
+            "InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA).",
         )
 
 
@@ -58,8 +61,8 @@ def _call_repeatedly(function: Callable[[], PyTree]) -> Iterator[PyTree]:
         yield element
 
 
-def make_examples(caller: str, numpy_input: PyTree, session: Any) -> Examples:
+def make_examples(numpy_input: PyTree, session: Any) -> Examples:
     """Return arrays in memory as a dataset of single examples."""
     if session is not None:
-        log_without_effect(caller, "session", "there are no sessions")
-    return Examples(caller, numpy_input)
+        log_without_effect("session", "there are no sessions")
+    return Examples(numpy_input)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from jaxdist import _collectives, _replica
+from jaxdist._called import called, name_call, refuse
 from jaxdist._collectives import ReduceOp
 from jaxdist.errors import ArgumentTypeError, ContextError
 
@@ -47,6 +48,7 @@ class MultiStepContext:
         """Values that are not arrays, by name."""
         return self._non_tensor_outputs
 
+    @called("MultiStepContext.set_last_step_output")
     def set_last_step_output(
         self, name: str, output: Any, reduce_op: ReduceOp | str | None = None
     ) -> None:
@@ -64,13 +66,13 @@ class MultiStepContext:
             ArgumentTypeError: `name` is not a string.
             ContextError: In a replica, whose values are traced.
         """
-        caller = "MultiStepContext.set_last_step_output"
-        self._check(caller, name)
+        self._check(name)
         if reduce_op is not None:
-            op = _collectives.reduce_op(caller, reduce_op)
+            op = _collectives.reduce_op(reduce_op)
             output = self._strategy.reduce(op, output, axis=None)
         self._last_step_outputs[name] = output
 
+    @called("MultiStepContext.set_non_tensor_output")
     def set_non_tensor_output(self, name: str, output: Any) -> None:
         """Set a value that is not an array.
 
@@ -78,21 +80,23 @@ class MultiStepContext:
             ArgumentTypeError: `name` is not a string.
             ContextError: In a replica.
         """
-        self._check("MultiStepContext.set_non_tensor_output", name)
+        self._check(name)
         self._non_tensor_outputs[name] = output
 
-    def _check(self, caller: str, name: Any) -> None:
+    def _check(self, name: Any) -> None:
         if not isinstance(name, str):
-            raise ArgumentTypeError(
-                f"{caller} was given the name {name!r}, of type {type(name).__name__}.\n\n"
-                "Outputs are found by their names.\n\nPass a string."
+            raise refuse(
+                ArgumentTypeError,
+                f"the name {name!r}, of type {type(name).__name__}.",
+                "Outputs are found by their names.",
+                "Pass a string.",
             )
         # A traced value must not leave its step: JAX would raise `UnexpectedTracerError` later,
         # without the name of the output.
         frame = _replica.current_frame()
         if frame is not None and frame.is_inside_step:
             raise ContextError(
-                f"{caller}({name!r}) was called {frame.describe()}.\n\n"
+                f"{name_call()}({name!r}) was called {frame.describe()}.\n\n"
                 "The step is traced, and its values are unavailable while tracing.\n\n"
                 f"Return the value from the step, and call it with what strategy.run gives."
             )

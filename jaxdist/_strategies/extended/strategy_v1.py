@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxdist import data
+from jaxdist._called import called
 from jaxdist._collectives import ReduceOp
 from jaxdist._not_there import MISSING_MEMBERS, missing_member
 from jaxdist._strategies.extended import input_v1
@@ -66,6 +67,7 @@ class StrategyMethodsV1:
         with CallerRename("experimental_local_results", "Strategy.unwrap"):
             return self._strategy.experimental_local_results(value)
 
+    @called("Strategy.group")
     def group(self, value: PyTree, name: str | None = None) -> Any:
         """Return the values of the replicas in this process, to wait for all of them.
 
@@ -92,8 +94,8 @@ class StrategyMethodsV1:
             `tf.distribute.Strategy.group`.
         """
         if name is not None:
-            check_text("Strategy.group", "name", name, "train")
-            log_without_effect("Strategy.group", "name", "there are no operations to name")
+            check_text("name", name, "train")
+            log_without_effect("name", "there are no operations to name")
         with CallerRename("experimental_local_results", "Strategy.group"):
             values = self._strategy.experimental_local_results(value)
         return values[0] if len(values) == 1 else values
@@ -114,6 +116,7 @@ class StrategyMethodsV1:
         with CallerRename("experimental_distribute_dataset", "Strategy.make_dataset_iterator"):
             return iter(self._strategy.experimental_distribute_dataset(dataset))
 
+    @called("Strategy.make_input_fn_iterator")
     def make_input_fn_iterator(
         self,
         input_fn: Callable[[data.InputContext], Any],
@@ -140,13 +143,14 @@ class StrategyMethodsV1:
             `tf.compat.v1.distribute.Strategy.make_input_fn_iterator`.
         """
         caller = "Strategy.make_input_fn_iterator"
-        check_callable(caller, input_fn, "input_fn")
-        input_v1.check_per_worker(caller, replication_mode)
+        check_callable(input_fn, "input_fn")
+        input_v1.check_per_worker(replication_mode)
         name = "distribute_datasets_from_function"
         make = input_v1.make_dataset_fn(input_fn)
         with CallerRename(f"{name} was given dataset_fn", f"{caller} was given input_fn"):
             return iter(self._strategy.distribute_datasets_from_function(make))
 
+    @called("Strategy.experimental_make_numpy_dataset")
     def experimental_make_numpy_dataset(
         self, numpy_input: PyTree, session: Any = None
     ) -> data.Examples:
@@ -174,10 +178,9 @@ class StrategyMethodsV1:
         Source:
             `tf.compat.v1.distribute.Strategy.experimental_make_numpy_dataset`.
         """
-        return input_v1.make_examples(
-            "Strategy.experimental_make_numpy_dataset", numpy_input, session
-        )
+        return input_v1.make_examples(numpy_input, session)
 
+    @called("Strategy.experimental_run")
     def experimental_run(
         self, fn: Callable[..., Any], input_iterator: data.DistributedIterator | None = None
     ) -> Any:
@@ -196,10 +199,10 @@ class StrategyMethodsV1:
         Source:
             `tf.compat.v1.distribute.Strategy.experimental_run`.
         """
-        check_callable("Strategy.experimental_run", fn)
+        check_callable(fn)
         if input_iterator is None:
             return self._strategy.run(fn)
-        input_v1.check_iterator("Strategy.experimental_run", "input_iterator", input_iterator)
+        input_v1.check_iterator("input_iterator", input_iterator)
         return self._strategy.run(fn, args=(input_iterator.get_next(),))
 
     def colocate_vars_with(

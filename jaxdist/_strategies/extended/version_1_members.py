@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jaxdist import _replica
+from jaxdist._called import called, name_call, refuse
 from jaxdist._devices import runtime
 from jaxdist._program import UpdateOfCopies
 from jaxdist._strategies.contexts.where_called import CALL_BEFORE_RUN, check_across
@@ -41,6 +42,7 @@ class ExtendedV1:
 
     _strategy: Any
 
+    @called("StrategyExtended.update_non_slot")
     def update_non_slot(
         self,
         colocate_with: Any,
@@ -77,14 +79,13 @@ class ExtendedV1:
         Source:
             `tf.compat.v1.distribute.StrategyExtended.update_non_slot`.
         """
-        caller = "StrategyExtended.update_non_slot"
-        check_callable(caller, fn)
-        check_call_arguments(caller, args, kwargs)
-        group = as_flag(caller, "group", group)
-        self._check_colocated(caller, colocate_with)
-        return self._update_copies(_WithoutVariable(fn), None, args, kwargs, group, caller)
+        check_callable(fn)
+        check_call_arguments(args, kwargs)
+        group = as_flag("group", group)
+        self._check_colocated(colocate_with)
+        return self._update_copies(_WithoutVariable(fn), None, args, kwargs, group)
 
-    def _check_colocated(self, caller: str, given: Any) -> None:
+    def _check_colocated(self, given: Any) -> None:
         strategy = self._strategy
         if isinstance(given, Variable):
             is_ours = given.distribute_strategy is strategy
@@ -92,15 +93,16 @@ class ExtendedV1:
             # The list may mix names and devices in any order, so sets of devices are compared.
             listed = [given] if isinstance(given, (str, jax.Device)) else given
             is_list = isinstance(listed, (list, tuple))
-            devices = runtime.distinct_devices(caller, listed, "colocate_with") if is_list else []
+            devices = runtime.distinct_devices(listed, "colocate_with") if is_list else []
             is_ours = set(devices) == strategy.layout.device_set
         if not is_ours:
-            raise ArgumentError(
-                f"{caller} was given colocate_with={given!r}.\n\n"
+            raise refuse(
+                ArgumentError,
+                f"colocate_with={given!r}.",
                 f"State of a {type(strategy).__name__} is on all its devices, "
-                f"{list(strategy.extended.worker_devices)}.\n\n"
+                f"{list(strategy.extended.worker_devices)}.",
                 "Pass strategy.extended.non_slot_devices(variables), or a variable that was made "
-                "in the scope of this strategy."
+                "in the scope of this strategy.",
             )
 
     def _update_copies(
@@ -110,9 +112,9 @@ class ExtendedV1:
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
         group: bool,
-        caller: str,
     ) -> Any:
         """Call `fn` on each replica, with its own copy of `variable`."""
+        caller = name_call()
         strategy = self._strategy
         frame = _replica.innermost_explicit_frame()
         step: Any = UpdateOfCopies(fn)
@@ -138,6 +140,7 @@ class ExtendedV1:
         rows = jax.tree.map(lambda x: jax.lax.all_gather(jax.numpy.asarray(x), axes), result)
         return tuple(jax.tree.map(lambda x, r=r: x[r], rows) for r in range(count))
 
+    @called("StrategyExtended.experimental_run_steps_on_iterator")
     def experimental_run_steps_on_iterator(
         self,
         fn: Callable[[MultiStepContext, PyTree], Any],
@@ -181,15 +184,16 @@ class ExtendedV1:
         """
         caller = "StrategyExtended.experimental_run_steps_on_iterator"
         check_across(self._strategy, "extended.experimental_run_steps_on_iterator", CALL_BEFORE_RUN)
-        check_callable(caller, fn)
-        input_v1.check_iterator(caller, "iterator", iterator)
-        _check_iterations(caller, iterations)
+        check_callable(fn)
+        input_v1.check_iterator("iterator", iterator)
+        _check_iterations(iterations)
         if not isinstance(initial_loop_values, (Mapping, type(None))):
-            raise ArgumentTypeError(
-                f"{caller} was given initial_loop_values={initial_loop_values!r}, of type "
-                f"{type(initial_loop_values).__name__}.\n\n"
-                "initial_loop_values are the first outputs, by their names.\n\n"
-                "Pass a dict such as {'loss': 0.0}, or None."
+            raise refuse(
+                ArgumentTypeError,
+                f"initial_loop_values={initial_loop_values!r}, of type "
+                f"{type(initial_loop_values).__name__}.",
+                "initial_loop_values are the first outputs, by their names.",
+                "Pass a dict such as {'loss': 0.0}, or None.",
             )
         context = MultiStepContext(self._strategy, dict(initial_loop_values or {}))
         # Added to an error that ends the loop early, so that it names the number of iterations.
@@ -199,6 +203,7 @@ class ExtendedV1:
                 fn(context, iterator.get_next())
         return context
 
+    @called("StrategyExtended.experimental_make_numpy_dataset")
     def experimental_make_numpy_dataset(self, numpy_input: PyTree, session: Any = None) -> Examples:
         """Call `Strategy.experimental_make_numpy_dataset`.
 
@@ -209,9 +214,7 @@ class ExtendedV1:
         Source:
             `tf.compat.v1.distribute.StrategyExtended.experimental_make_numpy_dataset`.
         """
-        return input_v1.make_examples(
-            "StrategyExtended.experimental_make_numpy_dataset", numpy_input, session
-        )
+        return input_v1.make_examples(numpy_input, session)
 
     @property
     def experimental_between_graph(self) -> bool:
@@ -279,16 +282,18 @@ class ExtendedV1:
         return max(containers.Counter(self._strategy._hosts_of_replicas()).values())
 
 
-def _check_iterations(caller: str, iterations: Any) -> None:
+def _check_iterations(iterations: Any) -> None:
     if not isinstance(iterations, int) or isinstance(iterations, bool):
-        raise ArgumentTypeError(
-            f"{caller} was given iterations={iterations!r}, of type {type(iterations).__name__}."
-            "\n\niterations is a number of batches, an integer from 0 up.\n\n"
-            "Pass for instance iterations=1."
+        raise refuse(
+            ArgumentTypeError,
+            f"iterations={iterations!r}, of type {type(iterations).__name__}.",
+            "iterations is a number of batches, an integer from 0 up.",
+            "Pass for instance iterations=1.",
         )
     if iterations < 0:
-        raise ArgumentError(
-            f"{caller} was given iterations={iterations}.\n\n"
-            "iterations is a number of batches, an integer from 0 up.\n\n"
-            "Pass for instance iterations=1."
+        raise refuse(
+            ArgumentError,
+            f"iterations={iterations}.",
+            "iterations is a number of batches, an integer from 0 up.",
+            "Pass for instance iterations=1.",
         )

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from jaxdist import _checkpoints, _processes
+from jaxdist._called import called, refuse
 from jaxdist._compat import is_ready
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import LaterCalls
@@ -40,13 +41,14 @@ class BetweenProcesses:
         _processes.at_leaving(lambda: _finish(own()))
         self._limits: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 
+    @called("all_reduce")
     def limit(self, fn: Any, seconds: float) -> None:
         """Set the time limit of one step, which tracing found in the options of its collectives.
 
         Raises:
             ArgumentError: `seconds` is larger than XLA's own limit.
         """
-        check_limit("all_reduce", seconds)
+        check_limit(seconds)
         with contextlib.suppress(TypeError):  # `fn` does not support weak references
             self._limits[fn] = seconds
 
@@ -130,16 +132,16 @@ def _count_bytes(array: jax.Array) -> int:
     return array.nbytes
 
 
-def check_limit(caller: str, seconds: float | None) -> None:
+def check_limit(seconds: float | None) -> None:
     """Raise for a time limit that XLA's own limit would cut short."""
     most = _processes.get_settings().collective_seconds
     if seconds is not None and seconds > most:
-        raise ArgumentError(
-            f"{caller} was given timeout_seconds={seconds:g}, and collectives of this job end "
-            f"after {most:g} s.\n\n"
-            "XLA has one limit for all collectives, which is set when the processes join.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"timeout_seconds={seconds:g}, and collectives of this job end after {most:g} s.",
+            "XLA has one limit for all collectives, which is set when the processes join.",
             f"Pass at most {most:g}, or set JAXDIST_COLLECTIVE_SECONDS={seconds:g} for all "
-            "processes."
+            "processes.",
         )
 
 

@@ -4,6 +4,7 @@ import logging
 import os
 
 from jaxdist import cluster_resolver
+from jaxdist._called import name_call, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist.errors import JaxdistError, SeveralProcessesError
 
@@ -11,11 +12,10 @@ _LOG = logging.getLogger("jaxdist")
 _INSTEAD = "Make a MultiWorkerMirroredStrategy, which trains with all processes; "
 
 
-def check_one_process(caller: str, layout: ReplicaMesh, *, were_chosen: bool) -> None:
+def check_one_process(layout: ReplicaMesh, *, were_chosen: bool) -> None:
     """Raise an error for a strategy of one process that may be meant for all processes.
 
     Args:
-        caller: The name of the strategy class.
         layout: The mesh of the strategy.
         were_chosen: Whether the user named the devices.
 
@@ -28,32 +28,32 @@ def check_one_process(caller: str, layout: ReplicaMesh, *, were_chosen: bool) ->
         return
     if count == 1:
         if not were_chosen:
-            _warn_if_not_joined(caller)
+            _warn_if_not_joined()
         return
     others = sorted({*layout.device_owners.values()} - {me})
     if others:
-        raise SeveralProcessesError(
-            f"{caller} was given devices of process(es) {others}, and this is process {me} of "
-            f"{count}.\n\n"
-            f"{caller} works on the devices of one process: datasets, variables and values that "
-            "each process makes for itself would differ between them.\n\n"
+        raise refuse(
+            SeveralProcessesError,
+            f"devices of process(es) {others}, and this is process {me} of {count}.",
+            f"{name_call()} works on the devices of one process: datasets, variables and values "
+            "that each process makes for itself would differ between them.",
             f"{_INSTEAD}or, for a strategy of this process alone, its own devices: "
-            f"{_format_own_devices(caller)}."
+            f"{_format_own_devices()}.",
         )
     # With default devices, every process would train its own model without an error.
     if not were_chosen:
         raise SeveralProcessesError(
-            f"{caller}() was made in process {me} of a job of {count} processes, and works on the "
-            "devices of this process alone.\n\n"
-            f"Each of the {count} processes would train its own model, without the batches of the "
-            f"others.\n\n{_INSTEAD}or, where each process is meant to work on its own, "
-            f"its devices by name: {_format_own_devices(caller)}."
+            f"{name_call()}() was made in process {me} of a job of {count} processes, and works "
+            f"on the devices of this process alone.\n\nEach of the {count} processes would train "
+            f"its own model, without the batches of the others.\n\n{_INSTEAD}or, where each "
+            f"process is meant to work on its own, its devices by name: {_format_own_devices()}."
         )
-    warn_if_alone(caller, layout)
+    warn_if_alone(layout)
 
 
-def warn_if_alone(caller: str, layout: ReplicaMesh) -> None:
+def warn_if_alone(layout: ReplicaMesh) -> None:
     """Log a warning if the job has other processes: the strategy does not communicate with them."""
+    caller = name_call()
     process = layout.process
     if process.count > 1:
         _LOG.warning(
@@ -66,15 +66,16 @@ def warn_if_alone(caller: str, layout: ReplicaMesh) -> None:
         )
 
 
-def _warn_if_not_joined(caller: str) -> None:
+def _warn_if_not_joined() -> None:
     """Log a warning in a task of a cluster whose processes have not been joined."""
+    caller = name_call()
     try:
         # A copy: the resolver of Slurm sets the GPUs of its task.
         environ = dict(os.environ)
         source = cluster_resolver.find_source(environ)
         resolver = cluster_resolver.choose_resolver(environ)
         tasks = cluster_resolver.list_training_tasks(resolver)
-        own = cluster_resolver.find_own_task(caller, resolver)
+        own = cluster_resolver.find_own_task(resolver)
     except JaxdistError:
         # This strategy does not use the cluster, so its errors do not matter here.
         return
@@ -88,10 +89,11 @@ def _warn_if_not_joined(caller: str) -> None:
             *own,
             len(tasks),
             source.because,
-            _format_own_devices(caller),
+            _format_own_devices(),
         )
 
 
-def _format_own_devices(caller: str) -> str:
+def _format_own_devices() -> str:
+    caller = name_call()
     one = caller == "OneDeviceStrategy"
     return f"{caller}(jax.local_devices(){'[0]' if one else ''})"

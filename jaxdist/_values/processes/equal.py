@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist import _processes
+from jaxdist._called import name_call
 from jaxdist._mesh import ReplicaMesh, make_auto_sharding
 from jaxdist._values.processes.digests import digest
 from jaxdist.errors import ProgramMismatchError
@@ -20,7 +21,7 @@ _CHANNEL = "equal"
 
 
 def make_equal(
-    caller: str, named: Mapping[str, Any], layout: ReplicaMesh, seconds: float | None = None
+    named: Mapping[str, Any], layout: ReplicaMesh, seconds: float | None = None
 ) -> dict[str, jax.Array]:
     """Return the values of process 0 where those of the processes differ.
 
@@ -28,7 +29,6 @@ def make_equal(
         One exchange over the key-value store; for each value that differs a copy to all devices.
 
     Args:
-        caller: Who needs the values, for errors.
         named: Values of this process, by name; the same names in all processes.
         layout: The mesh of the strategy.
         seconds: How long to wait for the others; None means `timeout_seconds` of the mesh, and
@@ -41,6 +41,7 @@ def make_equal(
         ProgramMismatchError: NumPy arrays or numbers differ: these are data, which would be the
             same for every replica; or names, shapes or dtypes differ.
     """
+    caller = name_call()
     agreement = _processes.get_agreement() if layout.is_shared else None
     if agreement is None or not named:
         return {}
@@ -52,7 +53,7 @@ def make_equal(
     said: list[dict[str, Any]] = [json.loads(text) for text in texts]
     differ = [n for n in said[0] if any(n not in one or one[n][1] != said[0][n][1] for one in said)]
     extra = [n for one in said for n in one if n not in said[0]]
-    _check(caller, said, [*differ, *dict.fromkeys(extra)])
+    _check(said, [*differ, *dict.fromkeys(extra)])
     if differ:
         _LOG.warning(
             "%s: %d of %d values differ between processes, such as %s; every process now has those "
@@ -74,7 +75,7 @@ def _is_state(value: Any) -> bool:
     return isinstance(value, jax.Array)
 
 
-def _check(caller: str, said: list[dict[str, Any]], names: list[str]) -> None:
+def _check(said: list[dict[str, Any]], names: list[str]) -> None:
     """Raise for values that cannot be made equal."""
     for name in names:
         odd = [i for i, one in enumerate(said) if one.get(name) != said[0].get(name)]
@@ -88,7 +89,7 @@ def _check(caller: str, said: list[dict[str, Any]], names: list[str]) -> None:
         # The first line names the processes that differ from the first, and no other.
         what = what.replace("process 0", "the first one")
         raise ProgramMismatchError(
-            f"{caller}: {name} is {what} in process {odd[0]}.\n\n"
+            f"{name_call()}: {name} is {what} in process {odd[0]}.\n\n"
             "A plain array or number is the same for every replica, so it is equal in all "
             "processes.\n\n"
             "Pass the part of each replica as a distributed value "

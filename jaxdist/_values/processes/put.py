@@ -9,9 +9,11 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from jaxdist import _compat
+from jaxdist._called import called
 from jaxdist._integers import check_fits
 
 
+@called("A copy to devices")
 def put(array: Any, sharding: Any) -> jax.Array:
     """Return a copy of an array with a sharding that may span other processes.
 
@@ -27,7 +29,7 @@ def put(array: Any, sharding: Any) -> jax.Array:
         array: The whole array, equal in all processes, or an array over several processes.
         sharding: A sharding, or a device of this process.
     """
-    check_fits("A copy to devices", "an array", array)
+    check_fits("an array", array)
     is_local = not isinstance(sharding, Sharding) or sharding.is_fully_addressable
     if is_local and isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer):
         array = _take_here(array)

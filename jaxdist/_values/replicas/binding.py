@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import jax
 
 from jaxdist import _compat
+from jaxdist._called import name_call
 from jaxdist._typing import PyTree
 from jaxdist.errors import ContextError
 
@@ -95,14 +96,14 @@ def is_leaked(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer) and not _compat.is_inside_trace()
 
 
-def refuse_leaked(caller: str, name: object, value: Any) -> None:
+def refuse_leaked(name: object, value: Any) -> None:
     """Raise if `value` is a tracer that outlived its trace.
 
     Raises:
         ContextError: `value` is such a tracer.
     """
     if is_leaked(value):
-        raise make_leak_error(f"{caller} was given {name}, ", value)
+        raise make_leak_error(f"{name_call()} was given {name}, ", value)
 
 
 def make_leak_error(start: str, value: Any) -> ContextError:

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from jaxdist import _compat
+from jaxdist._called import called, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_flag, as_integer, show
 from jaxdist._values.replicas.distributed import DistributedValues
@@ -73,32 +74,37 @@ class PerReplica(DistributedValues):
     _ahead: Any
     _agreed: Any
 
+    @called("PerReplica")
     def __init__(self, values: Iterable[Any]) -> None:
         # A mapping or string is iterable, too, but its elements are not values of replicas.
         is_many = isinstance(values, Iterable) and getattr(values, "ndim", 1) != 0
         if isinstance(values, (str, bytes, dict, set, PerReplica)) or not is_many:
-            raise ArgumentTypeError(
-                f"PerReplica was given values={show(values)}.\n\n"
-                "values is a sequence with one value for each replica.\n\n"
+            raise refuse(
+                ArgumentTypeError,
+                f"values={show(values)}.",
+                "values is a sequence with one value for each replica.",
                 "Pass for instance PerReplica([1.0, 2.0]). To split one array over the replicas, "
-                "call jax.device_put(x, strategy.per_replica_sharding)."
+                "call jax.device_put(x, strategy.per_replica_sharding).",
             )
         held = tuple(values)
         if not held:
-            raise ReplicaValueError(
-                f"PerReplica was given values={show(values)}, which is empty.\n\n"
-                "values has one value for each replica, in replica order.\n\n"
-                "Pass for instance PerReplica([1.0, 2.0]) for two replicas."
+            raise refuse(
+                ReplicaValueError,
+                f"values={show(values)}, which is empty.",
+                "values has one value for each replica, in replica order.",
+                "Pass for instance PerReplica([1.0, 2.0]) for two replicas.",
             )
         if any(map(_compat.is_mutable, held)):
-            raise ArgumentTypeError(
-                f"PerReplica was given values={show(values)}, with a jax.Ref.\n\n"
-                "A PerReplica holds values, and a jax.Ref can change.\n\n"
-                "Pass its value, ref[...]; for state that steps change use jaxdist.Variable."
+            raise refuse(
+                ArgumentTypeError,
+                f"values={show(values)}, with a jax.Ref.",
+                "A PerReplica holds values, and a jax.Ref can change.",
+                "Pass its value, ref[...]; for state that steps change use jaxdist.Variable.",
             )
         self._flat = (tuple(map(_take_snapshot, held)), _ONE_BY_ONE)
 
     @classmethod
+    @called("PerReplica.of_global")
     def of_global(
         cls, array: Any, *, scalars: bool = False, replicas_per_shard: int = 1
     ) -> "PerReplica":
@@ -128,22 +134,25 @@ class PerReplica(DistributedValues):
             >>> PerReplica.of_global(x).values[1].tolist()
             [2.0, 3.0]
         """
-        caller = "PerReplica.of_global"
         if not hasattr(array, "shape") or not hasattr(array, "dtype"):
-            raise ArgumentTypeError(
-                f"{caller} was given array={show(array)}.\n\narray is one global array with the "
-                "rows of all replicas.\n\nPass jax.device_put(x, strategy.per_replica_sharding), "
-                "or PerReplica([...]) with one value for each replica."
+            raise refuse(
+                ArgumentTypeError,
+                f"array={show(array)}.",
+                "array is one global array with the rows of all replicas.",
+                "Pass jax.device_put(x, strategy.per_replica_sharding), or PerReplica([...]) with "
+                "one value for each replica.",
             )
-        form = Form.SCALARS if as_flag(caller, "scalars", scalars) else Form.ROWS
-        as_integer(caller, "replicas_per_shard", replicas_per_shard, least=1)
+        form = Form.SCALARS if as_flag("scalars", scalars) else Form.ROWS
+        as_integer("replicas_per_shard", replicas_per_shard, least=1)
         num_rows = array.shape[0] if array.shape else 0
         if num_rows % replicas_per_shard or replicas_per_shard > max(num_rows, MAX_PER_SHARD):
-            raise ReplicaValueError(
-                f"{caller} was given replicas_per_shard={replicas_per_shard} and an array of "
-                f"{num_rows} rows, {array.dtype}{[*array.shape]}.\n\nThe rows are split over the "
-                "shards, and those of a shard over its replicas, so replicas_per_shard divides "
-                f"their number.\n\nPass {_suggest_divisors(num_rows)}, or leave it out."
+            raise refuse(
+                ReplicaValueError,
+                f"replicas_per_shard={replicas_per_shard} and an array of {num_rows} rows, "
+                f"{array.dtype}{[*array.shape]}.",
+                "The rows are split over the shards, and those of a shard over its replicas, so "
+                "replicas_per_shard divides their number.",
+                f"Pass {_suggest_divisors(num_rows)}, or leave it out.",
             )
         return hold_global(
             copy_if_writable(array),
@@ -196,6 +205,7 @@ class PerReplica(DistributedValues):
 
     @property
     @_compat.outside_of_meshes
+    @called("PerReplica.values was read, and the array that PerReplica.of_global")
     def values(self) -> tuple[Any, ...]:
         """The local values of this process's replicas, in replica order.
 
@@ -210,11 +220,11 @@ class PerReplica(DistributedValues):
         if self._form is Form.LOCAL:
             return self._data
         if isinstance(self._data, jax.core.Tracer) or not isinstance(self._data, jax.Array):
-            raise ReplicaValueError(
-                "PerReplica.values was read, and the array that PerReplica.of_global was given is "
-                f"a {type(self._data).__name__}, which is on no devices.\n\n"
-                "The devices of the rows decide which replica they belong to.\n\n"
-                "Pass it to strategy.run, strategy.reduce or strategy.gather, which know."
+            raise refuse(
+                ReplicaValueError,
+                f"is a {type(self._data).__name__}, which is on no devices.",
+                "The devices of the rows decide which replica they belong to.",
+                "Pass it to strategy.run, strategy.reduce or strategy.gather, which know.",
             )
         shards = shards_by_replica(self._data)
         if self._form is Form.SCALARS:

@@ -9,6 +9,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _compat
+from jaxdist._called import call_as, called
 from jaxdist._integers import check_fits, find_cut_off
 from jaxdist._mesh import ReplicaMesh, make_auto_sharding
 from jaxdist._values.processes.put import put
@@ -157,6 +158,7 @@ def is_mirrored(value: Any, layout: ReplicaMesh) -> bool:
     )
 
 
+@called("A PerReplica")
 def place_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
     """Return `value` as one global array over this mesh; errors call it `str(name)`."""
     if layout.is_shared:
@@ -164,7 +166,10 @@ def place_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) -> P
     if _is_abstract(value):
         return _merge_shapes(name, value, layout)
     if layout.described is not None and not isinstance(value.values[0], jax.core.Tracer):
-        layout.check_can_run(f"A PerReplica of arrays ({name})")
+        call_as(
+            f"A PerReplica of arrays ({name})",
+            layout.check_can_run,
+        )
     if not value.is_global:
         return _place_values(name, value, layout)
     array = value.array
@@ -184,7 +189,7 @@ def place_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) -> P
     if layout.num_replicas == 1 and isinstance(array, jax.Array):
         return value
     _check_rows(name, array, layout)
-    check_fits("A PerReplica", name, array)
+    check_fits(name, array)
     return PerReplica.of_global(
         put(copy_if_writable(array), layout.per_replica),
         scalars=value.form is Form.SCALARS,
@@ -358,13 +363,14 @@ def _find_way(value: Any) -> str:
     return "Pass it as a plain argument instead."
 
 
+@called("A PerReplica")
 def _as_array(name: object, replica: int, value: Any) -> Any:
     # NumPy arrays stay NumPy arrays, so that each value is copied straight to its own device.
     # A class such as `np.float32` has these attributes, too.
     if hasattr(value, "dtype") and hasattr(value, "ndim") and not callable(value):
         # Before the name, which most calls do not need.
         if find_cut_off(value) is not None:
-            check_fits("A PerReplica", f"{name} with the value on replica {replica}", value)
+            check_fits(f"{name} with the value on replica {replica}", value)
         return value
     if not isinstance(value, (bool, int, float, complex, list)):
         raise ReplicaValueError(

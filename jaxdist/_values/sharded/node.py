@@ -10,6 +10,7 @@ from flax import nnx
 from jax.tree_util import GetAttrKey, register_pytree_node, register_pytree_with_keys
 
 from jaxdist import _compat
+from jaxdist._called import called, refuse
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.sharded.cuts import Cut
 from jaxdist._values.sharded.sharded import (
@@ -123,21 +124,23 @@ def _rebuild(structure: _Structure, children: Iterable[Any]) -> Any:
     return make_undeclared(held, structure.cut_of(held), is_assigned=is_assigned)
 
 
+@called("Orbax")
 def _refuse_arguments_of_orbax(held: Any, cut: Cut) -> None:
     """Raise if Orbax makes its arguments for an array in pieces.
 
     It loses them later, where it makes a tree of the names of the arrays.
     """
     if type(held).__module__.startswith("orbax.") and type(held).__name__.endswith("Args"):
-        raise UnsupportedError(
-            f"Orbax was given a pytree with an array in pieces, a jaxdist.Sharded that is cut "
-            f"along dim {cut.dim} of {cut.size} elements.\n\n"
-            "Orbax knows arrays, and a Sharded is a pytree node.\n\n"
+        raise refuse(
+            UnsupportedError,
+            f"a pytree with an array in pieces, a jaxdist.Sharded that is cut along dim {cut.dim} "
+            f"of {cut.size} elements.",
+            "Orbax knows arrays, and a Sharded is a pytree node.",
             "Use jaxdist.training.Checkpoints, which saves and restores it on any number of "
             "devices. To use Orbax itself, give it the arrays: jax.tree.map(lambda x: x.whole() "
             "if isinstance(x, jaxdist.Sharded) else x, tree, is_leaf=lambda x: isinstance(x, "
             "jaxdist.Sharded)); and place what it restores: jaxdist.partition.place(strategy, "
-            "restored, rules)."
+            "restored, rules).",
         )
 
 

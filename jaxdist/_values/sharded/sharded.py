@@ -9,6 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdist import _compat
+from jaxdist._called import called, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_integer, show
 from jaxdist._values.access import get_call_context
@@ -87,6 +88,7 @@ class Sharded(Arithmetic):
     axes: tuple[str, ...] | None
     split: int | None
 
+    @called("Sharded")
     def __init__(
         self,
         array: Any,
@@ -95,25 +97,27 @@ class Sharded(Arithmetic):
         axes: tuple[str, ...] | None = None,
         split: int | None = None,
     ) -> None:
-        dim = as_integer("Sharded", "dim", dim, least=0)
-        size = as_integer(
-            "Sharded", "size", size, least=1, remedy="Leave an array without elements as it is."
-        )
+        dim = as_integer("dim", dim, least=0)
+        size = as_integer("size", size, least=1, remedy="Leave an array without elements as it is.")
         if not hasattr(array, "shape") and not isinstance(array, int):
-            raise ArgumentTypeError(
-                f"Sharded was given array={show(array)}.\n\narray is the padded array over all "
-                "replicas, or in a step the piece of one.\n\nPass an array of jax or numpy."
+            raise refuse(
+                ArgumentTypeError,
+                f"array={show(array)}.",
+                "array is the padded array over all replicas, or in a step the piece of one.",
+                "Pass an array of jax or numpy.",
             )
         refuse_ref("Sharded was given array", array)
         if axes is not None and not (
             isinstance(axes, tuple) and axes and all(isinstance(a, str) for a in axes)
         ):
-            raise ArgumentTypeError(
-                f"Sharded was given axes={show(axes)}.\n\naxes is a tuple of names of replica "
-                "axes.\n\nPass for instance axes=('replica',), or leave it out for all of them."
+            raise refuse(
+                ArgumentTypeError,
+                f"axes={show(axes)}.",
+                "axes is a tuple of names of replica axes.",
+                "Pass for instance axes=('replica',), or leave it out for all of them.",
             )
         if split is not None:
-            split = as_integer("Sharded", "split", split, least=0)
+            split = as_integer("split", split, least=0)
         given: Any = array
         rank = getattr(given, "ndim", None)
         if rank is not None and not 0 <= dim < rank:
@@ -303,13 +307,15 @@ class Sharded(Arithmetic):
             " value.held.sharding is that of the padded array."
         )
 
+    @called("NumPy")
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         operand = self._operand()
         if isinstance(operand, jax.core.Tracer):
-            raise ArgumentTypeError(
-                f"NumPy was given {self!r} inside a step.\n\n"
-                "A step is traced, and NumPy needs numbers.\n\n"
-                "Use jax.numpy, which brings the pieces together: jnp.asarray(value)."
+            raise refuse(
+                ArgumentTypeError,
+                f"{self!r} inside a step.",
+                "A step is traced, and NumPy needs numbers.",
+                "Use jax.numpy, which brings the pieces together: jnp.asarray(value).",
             )
         host = np.asarray(operand, dtype=dtype)
         return host.copy() if copy else host

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _compat
+from jaxdist._called import called, refuse
 from jaxdist._validate import show
 from jaxdist._values.access import Change
 from jaxdist._values.indexed_slices import IndexedSlices
@@ -36,6 +37,7 @@ class Across:
         return variable.home.combine(held, variable.aggregation)
 
     @_compat.outside_of_meshes
+    @called(lambda change: change.value)
     def update(self, variable: Any, change: Change, value: Any, *, read_value: bool) -> Any:
         """Change every copy."""
         home = variable.home
@@ -50,7 +52,7 @@ class Across:
         else:
             if _would_leak(value):
                 raise _make_traced_value_error(variable, change)
-            one = cast_to_variable(variable, change.value, value)
+            one = cast_to_variable(variable, value)
             # Each replica has one summand of the value, so the total is divided among them.
             is_split = home.per_replica and variable.aggregation is VariableAggregation.SUM
             if is_split and change is not Change.ASSIGN:
@@ -72,9 +74,10 @@ class Across:
             return home.combine(after, variable.aggregation)
         return after if home.store is None else variable.held
 
+    @called(lambda change: change.value)
     def _for_each_replica(self, variable: Any, change: Change, value: PerReplica) -> jax.Array:
         home = variable.home
-        parameter = parameter_name(change.value)
+        parameter = parameter_name()
         label = f"The {parameter} of Variable {variable.label!r}.{change.value}"
         if home.layout is None:
             raise ReplicaValueError(
@@ -86,9 +89,7 @@ class Across:
         count = home.layout.num_replicas
         rows = placed.array
         local = () if placed.form is Form.SCALARS else (rows.shape[0] // count, *rows.shape[1:])
-        check_fits(
-            variable.label, change.value, parameter, rows, variable.shape, variable.dtype, local
-        )
+        check_fits(variable.label, parameter, rows, variable.shape, variable.dtype, local)
         rows = rows.astype(variable.dtype)
         if home.per_replica:
             return rows
@@ -179,10 +180,12 @@ def _refuse_plain_jit(variable: Any, what: str) -> None:
     )
 
 
+@called(lambda variable, change: f"Variable {variable.label!r}.{change.value}")
 def _make_traced_value_error(variable: Any, change: Change | Scatter) -> ContextError:
-    return ContextError(
-        f"Variable {variable.label!r}.{change.value} was given a traced value outside "
-        "strategy.run.\n\nA variable outlives the trace that the value belongs to.\n\n"
+    return refuse(
+        ContextError,
+        "a traced value outside strategy.run.",
+        "A variable outlives the trace that the value belongs to.",
         "Return the value from the transformed function and assign it afterwards; inside "
-        "strategy.run variables may be assigned under jax.grad."
+        "strategy.run variables may be assigned under jax.grad.",
     )

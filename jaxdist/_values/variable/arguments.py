@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._called import call_as, name_call, refuse
 from jaxdist._validate import as_array, check_instance, log_without_effect, show
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist.errors import ArgumentError, ArgumentTypeError
@@ -16,22 +17,27 @@ _INDICES = (
 )
 
 
-def check_name(label: str, caller: str, name: Any, use_locking: Any = False) -> None:
+def check_name(label: str, name: Any, use_locking: Any = False) -> None:
     """Check `name` (a string) and `use_locking` (a bool); log once that they have no effect."""
+    if name is None and use_locking is False:
+        return
+    caller = name_call()
     method = f"Variable {label!r}.{caller}"
     if name is not None:
         text = "a text or None; it has no effect"
-        check_instance(method, "name", name, str, text, "Leave name out.")
+        call_as(method, check_instance, "name", name, str, text, "Leave name out.")
     flag = "either True or False; it has no effect"
-    check_instance(method, "use_locking", use_locking, bool, flag, "Leave use_locking out.")
+    call_as(
+        method, check_instance, "use_locking", use_locking, bool, flag, "Leave use_locking out."
+    )
     if name is not None:
-        log_without_effect(f"Variable.{caller}", "name", "there are no operations to name")
+        call_as(f"Variable.{caller}", log_without_effect, "name", "there are no operations to name")
     if use_locking:
         why = "a variable changes as a whole or not at all"
-        log_without_effect(f"Variable.{caller}", "use_locking", why)
+        call_as(f"Variable.{caller}", log_without_effect, "use_locking", why)
 
 
-def check_ids(caller: str, name: str, ids: Any, table: Any) -> Any:
+def check_ids(name: str, ids: Any, table: Any) -> Any:
     """Return row numbers as an array of NumPy, or as a traced one.
 
     Raises:
@@ -40,61 +46,69 @@ def check_ids(caller: str, name: str, ids: Any, table: Any) -> Any:
     """
     rule = "They are numbers of rows: integers from 0."
     if isinstance(ids, PerReplica):
-        raise ArgumentTypeError(
-            f"{caller} was given {name}={show(ids)}.\n\n"
-            "Outside of strategy.run rows are read for all replicas at once.\n\n"
-            f"Call it in the function that strategy.run runs, with {name} as an argument."
+        raise refuse(
+            ArgumentTypeError,
+            f"{name}={show(ids)}.",
+            "Outside of strategy.run rows are read for all replicas at once.",
+            f"Call it in the function that strategy.run runs, with {name} as an argument.",
         )
     found: Any = ids
     is_traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(ids))
     if is_traced:
-        found = ids if hasattr(ids, "dtype") else as_array(caller, name, ids)
+        found = ids if hasattr(ids, "dtype") else as_array(name, ids)
     else:
         # Without this, the array of a list is a tracer in a traced function.
         with jax.ensure_compile_time_eval():
-            given = ids if hasattr(ids, "dtype") else as_array(caller, name, ids)
+            given = ids if hasattr(ids, "dtype") else as_array(name, ids)
         # An empty list has no integers that would determine its dtype.
         is_empty = isinstance(ids, (list, tuple)) and not given.size
         found = np.asarray(given, np.int32) if is_empty else np.asarray(given)
     if getattr(found.dtype, "kind", "") not in "iu":
-        raise ArgumentTypeError(
-            f"{caller} was given {name} of dtype {found.dtype}.\n\n{rule}\n\n"
-            f"Pass {name}.astype('int32')."
+        raise refuse(
+            ArgumentTypeError,
+            f"{name} of dtype {found.dtype}.",
+            rule,
+            f"Pass {name}.astype('int32').",
         )
     if is_traced:
         return found
     count = int(table.shape[0])
     wrong = found[(found < 0) | (found >= count)]
     if wrong.size:
-        raise ArgumentError(
-            f"{caller} was given {name} with the row {int(wrong[0])}, and its table has "
-            f"{count} rows: {table.dtype}{list(table.shape)}.\n\n{rule}\n\n"
-            + (f"Pass {name} from 0 to {count - 1}." if count else "Pass a table that has rows.")
+        raise refuse(
+            ArgumentError,
+            f"{name} with the row {int(wrong[0])}, and its table has {count} rows: {table.dtype}"
+            f"{list(table.shape)}.",
+            rule,
+            (f"Pass {name} from 0 to {count - 1}." if count else "Pass a table that has rows."),
         )
     return found
 
 
-def get_elements(caller: str, array: jax.Array, index: Any) -> jax.Array:
+def get_elements(array: jax.Array, index: Any) -> jax.Array:
     """Return `array[index]`, or raise an error that names the index."""
     parts = index if isinstance(index, tuple) else (index,)
     for part in parts:
         if isinstance(part, PerReplica) or not _is_index(part):
-            raise ArgumentTypeError(
-                f"{caller} was given index={show(part)}.\n\n{_INDICES}\n\n"
-                f"Pass for instance variable[0]{', or jnp.array(index)' * isinstance(part, list)}."
+            raise refuse(
+                ArgumentTypeError,
+                f"index={show(part)}.",
+                _INDICES,
+                f"Pass for instance variable[0]{', or jnp.array(index)' * isinstance(part, list)}.",
             )
     # JAX would clamp an index that is too large to the last element.
-    _check_bounds(caller, array, parts)
+    _check_bounds(array, parts)
     try:
         return array[index]
     # These errors are about tracers, not about the index, and are subclasses of the next ones.
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
         raise
     except (IndexError, TypeError, ValueError, OverflowError) as error:
-        raise ArgumentError(
-            f"{caller} was given index={show(index)}, and the variable is "
-            f"{array.dtype}{list(array.shape)}: {error}\n\n{_INDICES}\n\n"
-            f"Pass an index for {array.ndim} dim(s)."
+        raise refuse(
+            ArgumentError,
+            f"index={show(index)}, and the variable is {array.dtype}{list(array.shape)}: {error}",
+            _INDICES,
+            f"Pass an index for {array.ndim} dim(s).",
         ) from error
 
 
@@ -119,7 +133,7 @@ def _is_integer(value: Any) -> bool:
     return True
 
 
-def _check_bounds(caller: str, array: jax.Array, parts: tuple[Any, ...]) -> None:
+def _check_bounds(array: jax.Array, parts: tuple[Any, ...]) -> None:
     """Raise if an integer index is out of bounds; traced indices cannot be checked."""
     dim = 0
     for place, part in enumerate(parts):
@@ -129,26 +143,27 @@ def _check_bounds(caller: str, array: jax.Array, parts: tuple[Any, ...]) -> None
             dim = max(dim, array.ndim - taken)
             continue
         if dim < array.ndim and not _is_mask(part) and not isinstance(part, (slice, type(None))):
-            _check_places(caller, array, dim, part)
+            _check_places(array, dim, part)
         dim += _count_dims(part)
 
 
-def _check_places(caller: str, array: jax.Array, dim: int, part: Any) -> None:
+def _check_places(array: jax.Array, dim: int, part: Any) -> None:
     if isinstance(part, jax.core.Tracer):
         return
     size = array.shape[dim]
     found = np.asarray(part if hasattr(part, "dtype") else operator.index(part))
     wrong = found[(found < -size) | (found >= size)]
     if wrong.size:
-        raise ArgumentError(
-            f"{caller} was given index={int(wrong[0])} for dim {dim}, and "
-            f"the variable is {array.dtype}{list(array.shape)}.\n\n"
-            f"Its dim {dim} has {size} element(s).\n\n"
-            + (
+        raise refuse(
+            ArgumentError,
+            f"index={int(wrong[0])} for dim {dim}, and the variable is {array.dtype}"
+            f"{list(array.shape)}.",
+            f"Its dim {dim} has {size} element(s).",
+            (
                 f"Pass an index from 0 to {size - 1}, or from {-size} to -1."
                 if size
                 else "Pass a slice, which may be empty."
-            )
+            ),
         )
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 
+from jaxdist._called import call_as, called
 from jaxdist._validate import as_array
 from jaxdist._values.variable.arguments import check_name
 from jaxdist._values.variable.nd import (
@@ -30,22 +31,21 @@ class BlockChanges:
     def _apply_blocks(self, kind: Scatter, blocks: Any) -> jax.Array:
         raise NotImplementedError
 
-    def _scatter_blocks(self, kind: Scatter, caller: str, indices: Any, updates: Any) -> jax.Array:
-        return self._apply_blocks(kind, check_blocks(self, caller, indices, updates))
+    def _scatter_blocks(self, kind: Scatter, indices: Any, updates: Any) -> jax.Array:
+        return self._apply_blocks(kind, check_blocks(self, indices, updates))
 
-    def _scatter_nd(
-        self, kind: Scatter, caller: str, indices: Any, updates: Any, name: Any
-    ) -> jax.Array:
-        check_name(self.label, caller, name)
-        return self._scatter_blocks(kind, caller, indices, updates)
+    def _scatter_nd(self, kind: Scatter, indices: Any, updates: Any, name: Any) -> jax.Array:
+        check_name(self.label, name)
+        return self._scatter_blocks(kind, indices, updates)
 
     def _change_elements(self, change: str, index: Any, value: Any, name: Any) -> jax.Array:
         """Implement `variable[index].assign`, `assign_add` and `assign_sub`."""
         caller = "assign" if change == "update" else f"assign_{change}"
-        check_name(self.label, f"[...].{caller}", name)
-        places, given = locate_elements(self, caller, index, value)
-        return self._scatter_blocks(_KINDS[change], f"[...].{caller}", places, given)
+        call_as(f"[...].{caller}", check_name, self.label, name)
+        places, given = call_as(caller, locate_elements, self, index, value)
+        return call_as(f"[...].{caller}", self._scatter_blocks, _KINDS[change], places, given)
 
+    @called("sparse_read")
     def sparse_read(self, indices: Any, name: str | None = None) -> jax.Array:
         """Return the rows with these indices.
 
@@ -68,12 +68,13 @@ class BlockChanges:
         Source:
             `tf.Variable.sparse_read`.
         """
-        check_name(self.label, "sparse_read", name)
+        check_name(self.label, name)
         rows = indices
         if not hasattr(rows, "dtype"):
-            rows = as_array(f"Variable {self.label!r}.sparse_read", "indices", indices)
-        return gather_blocks(self, "sparse_read", rows[..., None])
+            rows = call_as(f"Variable {self.label!r}.sparse_read", as_array, "indices", indices)
+        return gather_blocks(self, rows[..., None])
 
+    @called("gather_nd")
     def gather_nd(self, indices: Any, name: str | None = None) -> jax.Array:
         """Return the elements or blocks at these indices.
 
@@ -95,9 +96,10 @@ class BlockChanges:
         Source:
             `tf.Variable.gather_nd`.
         """
-        check_name(self.label, "gather_nd", name)
-        return gather_blocks(self, "gather_nd", indices)
+        check_name(self.label, name)
+        return gather_blocks(self, indices)
 
+    @called("scatter_nd_add")
     def scatter_nd_add(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
         """Add blocks to elements or blocks, addressed by index.
 
@@ -126,8 +128,9 @@ class BlockChanges:
         Source:
             `tf.Variable.scatter_nd_add`.
         """
-        return self._scatter_nd(Scatter.ADD, "scatter_nd_add", indices, updates, name)
+        return self._scatter_nd(Scatter.ADD, indices, updates, name)
 
+    @called("scatter_nd_sub")
     def scatter_nd_sub(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
         """Subtract blocks from elements or blocks, addressed by index.
 
@@ -156,8 +159,9 @@ class BlockChanges:
         Source:
             `tf.Variable.scatter_nd_sub`.
         """
-        return self._scatter_nd(Scatter.SUBTRACT, "scatter_nd_sub", indices, updates, name)
+        return self._scatter_nd(Scatter.SUBTRACT, indices, updates, name)
 
+    @called("scatter_nd_update")
     def scatter_nd_update(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
         """Replace elements or blocks, addressed by index.
 
@@ -186,8 +190,9 @@ class BlockChanges:
         Source:
             `tf.Variable.scatter_nd_update`.
         """
-        return self._scatter_nd(Scatter.UPDATE, "scatter_nd_update", indices, updates, name)
+        return self._scatter_nd(Scatter.UPDATE, indices, updates, name)
 
+    @called("scatter_nd_min")
     def scatter_nd_min(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
         """Take the minimum of elements or blocks and the given ones, addressed by index.
 
@@ -216,8 +221,9 @@ class BlockChanges:
         Source:
             `tf.Variable.scatter_nd_min`.
         """
-        return self._scatter_nd(Scatter.MIN, "scatter_nd_min", indices, updates, name)
+        return self._scatter_nd(Scatter.MIN, indices, updates, name)
 
+    @called("scatter_nd_max")
     def scatter_nd_max(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
         """Take the maximum of elements or blocks and the given ones, addressed by index.
 
@@ -246,8 +252,9 @@ class BlockChanges:
         Source:
             `tf.Variable.scatter_nd_max`.
         """
-        return self._scatter_nd(Scatter.MAX, "scatter_nd_max", indices, updates, name)
+        return self._scatter_nd(Scatter.MAX, indices, updates, name)
 
+    @called("batch_scatter_update")
     def batch_scatter_update(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
     ) -> jax.Array:
@@ -270,7 +277,6 @@ class BlockChanges:
         Source:
             `tf.Variable.batch_scatter_update`.
         """
-        caller = "batch_scatter_update"
-        check_name(self.label, caller, name, use_locking)
-        indices, values = locate_batch_rows(self, caller, sparse_delta)
-        return self._scatter_blocks(Scatter.UPDATE, caller, indices, values)
+        check_name(self.label, name, use_locking)
+        indices, values = locate_batch_rows(self, sparse_delta)
+        return self._scatter_blocks(Scatter.UPDATE, indices, values)

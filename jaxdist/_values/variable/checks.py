@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist import _compat, _integers
+from jaxdist._called import call_as, called, name_call, refuse
 from jaxdist._validate import as_array, is_array, show, spell_dtype
 from jaxdist._values.refs import refuse_ref
 from jaxdist._values.replicas.owned import copy_if_writable
@@ -19,6 +20,7 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError, InputContextError, 
 _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
 
 
+@called(lambda name: f"Variable {name!r}")
 def check_modes(name: str, synchronization: Any, aggregation: Any, *, in_scope: bool) -> None:
     """Raise if synchronization or aggregation is invalid, or not allowed in this context."""
     for given, kind, what in (
@@ -26,20 +28,23 @@ def check_modes(name: str, synchronization: Any, aggregation: Any, *, in_scope: 
         (aggregation, VariableAggregation, "aggregation"),
     ):
         if not isinstance(given, kind):
-            raise ArgumentError(
-                f"Variable {name!r} was given {what}={given!r}, of type {type(given).__name__}.\n\n"
-                f"{what} is one of {', '.join(f'{kind.__name__}.{m.name}' for m in kind)}.\n\n"
-                f"Pass for instance {what}=jaxdist.{kind.__name__}.{next(iter(kind)).name}."
+            raise refuse(
+                ArgumentError,
+                f"{what}={given!r}, of type {type(given).__name__}.",
+                f"{what} is one of {', '.join(f'{kind.__name__}.{m.name}' for m in kind)}.",
+                f"Pass for instance {what}=jaxdist.{kind.__name__}.{next(iter(kind)).name}.",
             )
     if in_scope and synchronization is VariableSynchronization.NONE:
-        raise ArgumentError(
-            f"Variable {name!r} was given VariableSynchronization.NONE in the scope of a "
-            "strategy.\n\nA strategy keeps the copies of its variables together, so there "
-            "synchronization is AUTO, ON_WRITE or ON_READ.\n\n"
-            "Leave synchronization out, or make the variable outside the scope."
+        raise refuse(
+            ArgumentError,
+            "VariableSynchronization.NONE in the scope of a strategy.",
+            "A strategy keeps the copies of its variables together, so there synchronization is "
+            "AUTO, ON_WRITE or ON_READ.",
+            "Leave synchronization out, or make the variable outside the scope.",
         )
 
 
+@called(lambda name, dtype: f"Variable {name!r} of dtype {dtype}")
 def check_aggregation(name: str, aggregation: VariableAggregation, dtype: Any) -> None:
     """Raise if values of this dtype have no sum or mean of the same dtype."""
     if aggregation is VariableAggregation.NONE:
@@ -50,10 +55,11 @@ def check_aggregation(name: str, aggregation: VariableAggregation, dtype: Any) -
     if jnp.issubdtype(dtype, needed) or first_of_booleans:
         return
     what = "floats" if needed is np.inexact else "numbers"
-    raise ArgumentError(
-        f"Variable {name!r} of dtype {dtype} was given VariableAggregation.{aggregation.name}.\n\n"
-        f"{aggregation.name} is for {what}: the result has the dtype of the variable.\n\n"
-        "Give it a dtype that fits (dtype='float32'), or another aggregation."
+    raise refuse(
+        ArgumentError,
+        f"VariableAggregation.{aggregation.name}.",
+        f"{aggregation.name} is for {what}: the result has the dtype of the variable.",
+        "Give it a dtype that fits (dtype='float32'), or another aggregation.",
     )
 
 
@@ -61,6 +67,7 @@ def check_aggregation(name: str, aggregation: VariableAggregation, dtype: Any) -
 IN_DATASET_FUNCTION: ContextVar[bool] = ContextVar("jaxdist_in_dataset_function", default=False)
 
 
+@called(lambda name: f"Variable {name!r} was made in a function that")
 def check_may_make(name: str) -> None:
     """Raise if a variable is made in a function that makes the dataset of a worker.
 
@@ -68,40 +75,41 @@ def check_may_make(name: str) -> None:
         InputContextError: The variable is made in such a function.
     """
     if IN_DATASET_FUNCTION.get():
-        raise InputContextError(
-            f"Variable {name!r} was made in a function that was given to "
-            "create_per_worker_dataset.\n\n"
-            "Each worker calls it, again whenever it was lost, so it would make many.\n\n"
-            "Make the variable before, in strategy.scope()."
+        raise refuse(
+            InputContextError,
+            "to create_per_worker_dataset.",
+            "Each worker calls it, again whenever it was lost, so it would make many.",
+            "Make the variable before, in strategy.scope().",
         )
 
 
+@called(lambda name: f"Variable {name!r}")
 def make_initial_array(name: str, initial_value: Any, dtype: Any, shape: Any) -> Any:
     """Return the first value of a variable, in its dtype and not weakly typed."""
     if initial_value is None:
-        raise ArgumentError(
-            f"Variable {name!r} was given no initial_value.\n\n"
-            "A variable has a value from the start.\n\n"
-            "Pass an array, a number, or a function without arguments that makes one."
+        raise refuse(
+            ArgumentError,
+            "no initial_value.",
+            "A variable has a value from the start.",
+            "Pass an array, a number, or a function without arguments that makes one.",
         )
     value = initial_value() if callable(initial_value) else initial_value
     if isinstance(value, PerReplica):
-        raise ArgumentTypeError(
-            f"Variable {name!r} was given a PerReplica as initial_value: {value!r}.\n\n"
-            "All copies of a variable start from one value.\n\n"
+        raise refuse(
+            ArgumentTypeError,
+            f"a PerReplica as initial_value: {value!r}.",
+            "All copies of a variable start from one value.",
             "Pass that value; give each replica its own later: variable.assign(per_replica), with "
-            "synchronization=VariableSynchronization.ON_READ."
+            "synchronization=VariableSynchronization.ON_READ.",
         )
     if isinstance(value, jax.core.Tracer):
-        raise ArgumentTypeError(
-            f"Variable {name!r} was given a traced initial_value: {value!r}.\n\n"
-            "A variable outlives the trace that the value belongs to.\n\n"
-            "Make the variable before strategy.run or jax.jit, and use it in there."
+        raise refuse(
+            ArgumentTypeError,
+            f"a traced initial_value: {value!r}.",
+            "A variable outlives the trace that the value belongs to.",
+            "Make the variable before strategy.run or jax.jit, and use it in there.",
         )
-    caller = f"Variable {name!r}"
-    array: Any = as_array(
-        caller, "initial_value", copy_if_writable(value) if is_array(value) else value
-    )
+    array: Any = as_array("initial_value", copy_if_writable(value) if is_array(value) else value)
     chosen = None if dtype is None else _check_dtype(name, dtype)
     # A weakly typed variable would take the dtype of the first value added to it. `asarray` keeps
     # the weak type; the conversion drops it.
@@ -114,6 +122,7 @@ def make_initial_array(name: str, initial_value: Any, dtype: Any, shape: Any) ->
     return array
 
 
+@called(lambda name: f"Variable {name!r}")
 def _check_dtype(name: str, dtype: Any) -> Any:
     chosen: Any = None
     try:
@@ -123,60 +132,68 @@ def _check_dtype(name: str, dtype: Any) -> Any:
     except (TypeError, ValueError):
         is_known = False
     if not is_known:
-        raise ArgumentTypeError(
-            f"Variable {name!r} was given dtype={show(dtype)}.\n\n"
-            "dtype is a type of numbers or of bool, as arrays have it.\n\n"
-            "Pass for instance dtype=jnp.float32 or dtype='int32', or leave it out."
+        raise refuse(
+            ArgumentTypeError,
+            f"dtype={show(dtype)}.",
+            "dtype is a type of numbers or of bool, as arrays have it.",
+            "Pass for instance dtype=jnp.float32 or dtype='int32', or leave it out.",
         )
     return chosen
 
 
+@called(lambda name: f"Variable {name!r}")
 def _check_declared_shape(name: str, declared: Any, found: tuple[int, ...]) -> None:
     if declared is None:
         return
     if not isinstance(declared, (tuple, list)) or not all(isinstance(d, int) for d in declared):
-        raise ArgumentError(
-            f"Variable {name!r} was given shape={declared!r}.\n\n"
-            "Shapes are fixed when a step is compiled, so a variable has one shape of integers.\n\n"
-            f"Pass shape={list(found)}, or leave it out."
+        raise refuse(
+            ArgumentError,
+            f"shape={declared!r}.",
+            "Shapes are fixed when a step is compiled, so a variable has one shape of integers.",
+            f"Pass shape={list(found)}, or leave it out.",
         )
     if tuple(declared) != found:
-        raise ShapeError(
-            f"Variable {name!r} was given shape={list(declared)} and an initial_value of shape "
-            f"{list(found)}.\n\nThe initial value has the shape of the variable.\n\n"
-            f"Pass shape={list(found)}, or leave it out."
+        raise refuse(
+            ShapeError,
+            f"shape={list(declared)} and an initial_value of shape {list(found)}.",
+            "The initial value has the shape of the variable.",
+            f"Pass shape={list(found)}, or leave it out.",
         )
 
 
-def cast_to_variable(variable: Any, caller: str, value: Any) -> jax.Array | np.ndarray:
+def cast_to_variable(variable: Any, value: Any) -> jax.Array | np.ndarray:
     """Return `value` in the dtype of the variable, or raise an error that names both."""
     home = variable.home
     is_array = hasattr(value, "dtype") and hasattr(value, "shape")
     if is_array and _compat.is_mutable(value):
-        name = parameter_name(caller)
-        refuse_ref(f"Variable {variable.label!r}.{caller} was given {name}", value)
-    array = value if is_array else _as_array(variable, caller, value)
+        given = f"{name_call()} was given {parameter_name()}"
+        refuse_ref(f"Variable {variable.label!r}.{given}", value)
+    array = value if is_array else _as_array(variable, value)
     if array.dtype == home.dtype and array.shape == home.shape:
         return array
-    check_fits(variable.label, caller, parameter_name(caller), array, home.shape, home.dtype)
+    check_fits(variable.label, parameter_name(), array, home.shape, home.dtype)
     if jnp.issubdtype(home.dtype, np.integer):
-        _integers.check_fits(f"Variable {variable.label!r}.{caller}", parameter_name(caller), array)
+        call_as(
+            f"Variable {variable.label!r}.{name_call()}",
+            _integers.check_fits,
+            parameter_name(),
+            array,
+        )
     return array if array.dtype == home.dtype else array.astype(home.dtype)
 
 
-def parameter_name(caller: str) -> str:
+def parameter_name() -> str:
     """Return the name of the parameter for the value: `assign` and the other methods differ."""
-    return "delta" if caller.endswith(("_add", "_sub")) else "value"
+    return "delta" if name_call().endswith(("_add", "_sub")) else "value"
 
 
-def check_value(name: str, caller: str, given: Any, shape: tuple[int, ...], dtype: Any) -> None:
+def check_value(name: str, given: Any, shape: tuple[int, ...], dtype: Any) -> None:
     """Raise if an array cannot be assigned to a variable of this shape and dtype."""
-    check_fits(name, caller, parameter_name(caller), given, shape, dtype)
+    check_fits(name, parameter_name(), given, shape, dtype)
 
 
 def check_fits(
     name: str,
-    caller: str,
     parameter: str,
     given: Any,
     shape: tuple[int, ...],
@@ -190,42 +207,54 @@ def check_fits(
     """
     found = tuple(given.shape) if given_shape is None else given_shape
     if found != shape:
-        raise ShapeError(
-            f"Variable {name!r}.{caller} was given {parameter}={given.dtype}{list(found)}, and "
-            f"what it changes is {dtype}{list(shape)}.\n\n"
-            "A new value has the shape of the old one; nothing is broadcast.\n\n"
-            f"Pass jnp.broadcast_to({parameter}, {list(shape)}) if that is what is meant."
+        raise call_as(
+            f"Variable {name!r}.{name_call()}",
+            refuse,
+            ShapeError,
+            f"{parameter}={given.dtype}{list(found)}, and what it changes is {dtype}{list(shape)}.",
+            "A new value has the shape of the old one; nothing is broadcast.",
+            f"Pass jnp.broadcast_to({parameter}, {list(shape)}) if that is what is meant.",
         )
     if given.dtype == dtype or 0 < _cast_rank(given.dtype) <= _cast_rank(dtype):
         return
     if getattr(given.dtype, "kind", "") in "OSUMm":
-        raise ArgumentTypeError(
-            f"Variable {name!r}.{caller} was given {parameter} of dtype {given.dtype}.\n\n"
-            "A variable holds arrays of numbers.\n\n"
-            f"Pass an array of numbers, of dtype {dtype}."
+        raise call_as(
+            f"Variable {name!r}.{name_call()}",
+            refuse,
+            ArgumentTypeError,
+            f"{parameter} of dtype {given.dtype}.",
+            "A variable holds arrays of numbers.",
+            f"Pass an array of numbers, of dtype {dtype}.",
         )
     if jnp.issubdtype(given.dtype, np.complexfloating):
-        raise _make_complex_error(f"Variable {name!r}.{caller}", parameter, given.dtype, dtype)
-    raise ArgumentTypeError(
-        f"Variable {name!r}.{caller} was given {parameter} of dtype {given.dtype}, and the "
-        f"variable is {dtype}.\n\nValues are cast where that loses no more than precision: "
-        "integers to floats, not the other way.\n\n"
-        f"Cast it: {parameter}.astype({str(dtype)!r})."
+        raise call_as(
+            f"Variable {name!r}.{name_call()}", _make_complex_error, parameter, given.dtype, dtype
+        )
+    raise call_as(
+        f"Variable {name!r}.{name_call()}",
+        refuse,
+        ArgumentTypeError,
+        f"{parameter} of dtype {given.dtype}, and the variable is {dtype}.",
+        "Values are cast where that loses no more than precision: integers to floats, not the "
+        "other way.",
+        f"Cast it: {parameter}.astype({str(dtype)!r}).",
     )
 
 
+@called(lambda name: f"Variable {name!r}")
 def check_is_real(name: str, given: Any, dtype: Any) -> None:
     """Raise if the cast of a first value to the dtype of its variable drops imaginary parts."""
     if jnp.issubdtype(given, np.complexfloating) and not jnp.issubdtype(dtype, np.complexfloating):
-        raise _make_complex_error(f"Variable {name!r}", "initial_value", given, dtype)
+        raise _make_complex_error("initial_value", given, dtype)
 
 
-def _make_complex_error(caller: str, parameter: str, given: Any, dtype: Any) -> ArgumentTypeError:
-    return ArgumentTypeError(
-        f"{caller} was given {parameter} of dtype {given}, and the variable is {dtype}.\n\n"
-        "A cast would drop the imaginary parts.\n\n"
-        "Pass the real parts (x.real) if that is what is meant, or make the variable with "
-        f"dtype={str(jax.dtypes.canonicalize_dtype(given))!r}."
+def _make_complex_error(parameter: str, given: Any, dtype: Any) -> ArgumentTypeError:
+    return refuse(
+        ArgumentTypeError,
+        f"{parameter} of dtype {given}, and the variable is {dtype}.",
+        "A cast would drop the imaginary parts.",
+        "Pass the real parts (x.real) if that is what is meant, or make the variable with dtype="
+        f"{str(jax.dtypes.canonicalize_dtype(given))!r}.",
     )
 
 
@@ -237,23 +266,24 @@ def _cast_rank(dtype: Any) -> int:
     return 0
 
 
-def _as_array(variable: Any, caller: str, value: Any) -> np.ndarray:
+def _as_array(variable: Any, value: Any) -> np.ndarray:
     array = np.asarray(value)
     if array.dtype == object or array.dtype.kind in "USO":
         raise ArgumentTypeError(
-            f"{_describe(variable, caller, value)}\n\n"
+            f"{_describe(variable, value)}\n\n"
             "A variable holds arrays of numbers.\n\nPass an array or a number."
         )
     # NumPy makes float64 of Python floats and int64 of integers; JAX has its own defaults.
     narrow = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
     if array.dtype.kind in "iu" and not np.array_equal(narrow, array):
         raise ArgumentError(
-            f"{_describe(variable, caller, value)}\n\n"
+            f"{_describe(variable, value)}\n\n"
             f"Integers in JAX are {narrow.dtype}, and it is beyond {narrow.dtype}.\n\n"
             "Pass floats, or turn on 64 bits: jax.config.update('jax_enable_x64', True)."
         )
     return narrow
 
 
-def _describe(variable: Any, caller: str, value: Any) -> str:
-    return f"Variable {variable.label!r}.{caller} was given {parameter_name(caller)}={show(value)}."
+def _describe(variable: Any, value: Any) -> str:
+    given = f"{name_call()} was given {parameter_name()}={show(value)}"
+    return f"Variable {variable.label!r}.{given}."

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist._devices import device_name
 from jaxdist._validate import CallerRename, check_instance, log_without_effect
 from jaxdist._values.variable.arguments import check_name
@@ -70,6 +71,7 @@ class DocumentedNames:
         """
         return tuple(self.shape)
 
+    @called(lambda self: f"Variable {self.label!r}.set_shape")
     def set_shape(self: Any, shape: Any) -> None:
         """Check the shape; None means a dim of any size.
 
@@ -84,18 +86,20 @@ class DocumentedNames:
         """
         kinds, what = (tuple, list), "a tuple or list of integers and None"
         remedy = f"Pass shape={tuple(self.shape)}."
-        check_instance(f"Variable {self.label!r}.set_shape", "shape", shape, kinds, what, remedy)
+        check_instance("shape", shape, kinds, what, remedy)
         wanted = tuple(shape)
         fits = len(wanted) == len(self.shape) and all(
             w in (None, n) for w, n in zip(wanted, self.shape, strict=True)
         )
         if not fits:
-            raise ShapeError(
-                f"Variable {self.label!r}.set_shape was given shape={list(wanted)}, and the "
-                f"variable has the shape {list(self.shape)}.\n\nA variable keeps its shape.\n\n"
-                "Make another variable for another shape."
+            raise refuse(
+                ShapeError,
+                f"shape={list(wanted)}, and the variable has the shape {list(self.shape)}.",
+                "A variable keeps its shape.",
+                "Make another variable for another shape.",
             )
 
+    @called("is_initialized")
     def is_initialized(self: Any, name: str | None = None) -> bool:
         """Return True: a variable always has a value.
 
@@ -103,9 +107,10 @@ class DocumentedNames:
             >>> Variable(1.0).is_initialized()
             True
         """
-        check_name(self.label, "is_initialized", name)
+        check_name(self.label, name)
         return True
 
+    @called("Variable.load")
     def load(self: Any, value: Any, session: Any = None) -> None:
         """Assign `value` without a result, as `assign(value, read_value=False)` does.
 
@@ -120,7 +125,7 @@ class DocumentedNames:
             `tf.Variable.load`.
         """
         if session is not None:
-            log_without_effect("Variable.load", "session", "there are no sessions")
+            log_without_effect("session", "there are no sessions")
         # Errors of `assign` must name `load`, which is what the user called.
         name = f"Variable {self.label!r}"
         with (

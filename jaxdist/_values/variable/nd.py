@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist._called import call_as, name_call, refuse
 from jaxdist._validate import as_array, show
 from jaxdist._values.indexed_slices import as_indexed_slices
 from jaxdist._values.replicas.per_replica import PerReplica
@@ -22,51 +23,53 @@ class Blocks:
     indices: Any
 
 
-def check_blocks(variable: Any, caller: str, indices: Any, updates: Any) -> Blocks:
+def check_blocks(variable: Any, indices: Any, updates: Any) -> Blocks:
     """Check indices and blocks, and return them in the dtype of the variable.
 
     Raises:
         ShapeError: The indices have more dims than the variable, or the blocks have another shape.
         ArgumentError: An index is out of bounds.
     """
-    places = _check_places(variable, caller, indices)
+    places = _check_places(variable, indices)
     lead, depth = tuple(places.shape[:-1]), int(places.shape[-1])
-    values = _as_values(variable, f"Variable {variable.label!r}.{caller}", "updates", updates)
+    values = call_as(
+        f"Variable {variable.label!r}.{name_call()}", _as_values, variable, "updates", updates
+    )
     wanted = (*lead, *variable.shape[depth:])
-    check_fits(variable.label, caller, "updates", values, wanted, variable.dtype)
+    check_fits(variable.label, "updates", values, wanted, variable.dtype)
     count = int(np.prod(lead))
     rows = jnp.asarray(values).astype(variable.dtype).reshape((count, *variable.shape[depth:]))
     return Blocks(rows, jnp.asarray(places).reshape((count, depth)))
 
 
-def locate_batch_rows(variable: Any, caller: str, sparse_delta: Any) -> tuple[Any, Any]:
+def locate_batch_rows(variable: Any, sparse_delta: Any) -> tuple[Any, Any]:
     """Return indices and blocks for `IndexedSlices` whose indices count rows within each batch."""
     # `IndexedSlices` has one dim of indices, so several batch dims can only come as a pair.
     if isinstance(sparse_delta, tuple) and len(sparse_delta) == 2:
         values, rows = sparse_delta[0], jnp.asarray(sparse_delta[1])
     else:
-        slices = as_indexed_slices(variable.label, caller, sparse_delta)
+        slices = as_indexed_slices(variable.label, sparse_delta)
         values, rows = slices.values, jnp.asarray(slices.indices)
     grid = jnp.meshgrid(*(jnp.arange(n, dtype=rows.dtype) for n in rows.shape), indexing="ij")
     return jnp.stack([*grid[:-1], rows], axis=-1), values
 
 
-def locate_elements(variable: Any, caller: str, index: Any, value: Any) -> tuple[Any, Any]:
+def locate_elements(variable: Any, index: Any, value: Any) -> tuple[Any, Any]:
     """Return the indices of the elements of `variable[index]`, and the values for them."""
     if not variable.shape:
         raise ArgumentError(
-            f"Variable {variable.label!r}[...].{caller} was called, and the variable is a scalar."
-            "\n\nAn index chooses elements of an array, and a scalar has no dim.\n\n"
-            f"Use variable.{caller}({parameter_name(caller)})."
+            f"Variable {variable.label!r}[...].{name_call()} was called, and the variable is a "
+            "scalar.\n\nAn index chooses elements of an array, and a scalar has no dim.\n\nUse "
+            f"variable.{name_call()}({parameter_name()})."
         )
     # Indexing an array of element numbers lets JAX interpret every form of index. A traced one may
     # be out of bounds; then the number is one too large, and so is the place.
     numbers = jnp.arange(variable.size).reshape(variable.shape).at[index]
     numbers = numbers.get(mode="fill", fill_value=variable.size)
     name = f"{variable.label}[...]"
-    parameter = parameter_name(caller)
-    given = _as_values(variable, f"Variable {name!r}.{caller}", parameter, value)
-    check_fits(name, caller, parameter, given, tuple(numbers.shape), variable.dtype)
+    parameter = parameter_name()
+    given = call_as(f"Variable {name!r}.{name_call()}", _as_values, variable, parameter, value)
+    check_fits(name, parameter, given, tuple(numbers.shape), variable.dtype)
     places: list[jax.Array] = []
     left = numbers
     for size in reversed(variable.shape[1:]):
@@ -75,45 +78,56 @@ def locate_elements(variable: Any, caller: str, index: Any, value: Any) -> tuple
     return jnp.stack([left, *reversed(places)], axis=-1), given
 
 
-def gather_blocks(variable: Any, caller: str, indices: Any) -> jax.Array:
+def gather_blocks(variable: Any, indices: Any) -> jax.Array:
     """Return the blocks of the variable's value at these indices.
 
     Traced indices that are out of bounds give nan.
     """
-    places = jnp.asarray(_check_places(variable, caller, indices))
+    places = jnp.asarray(_check_places(variable, indices))
     value: jax.Array = variable.value()
     at = value.at[tuple(places[..., k] for k in range(places.shape[-1]))]
     return at.get(mode="fill", wrap_negative_indices=False)
 
 
-def _as_values(variable: Any, caller: str, name: str, value: Any) -> Any:
+def _as_values(variable: Any, name: str, value: Any) -> Any:
     """Return `value` as an array; Python numbers get the variable's dtype if it can hold them."""
     if hasattr(value, "dtype"):
         return value
-    given = as_array(caller, name, value)
+    given = as_array(name, value)
     fits = jnp.promote_types(variable.dtype, given.dtype) == variable.dtype
     return given.astype(variable.dtype) if fits else given
 
 
-def _check_places(variable: Any, caller: str, indices: Any) -> Any:
+def _check_places(variable: Any, indices: Any) -> Any:
     if isinstance(indices, PerReplica):
-        raise ArgumentTypeError(
-            f"Variable {variable.label!r}.{caller} was given indices={show(indices)}.\n\n"
-            "Outside of strategy.run indices are the same for all replicas.\n\n"
-            f"Call {caller} in the function that strategy.run runs, where each replica has its own."
+        raise call_as(
+            f"Variable {variable.label!r}.{name_call()}",
+            refuse,
+            ArgumentTypeError,
+            f"indices={show(indices)}.",
+            "Outside of strategy.run indices are the same for all replicas.",
+            f"Call {name_call()} in the function that strategy.run runs, where each replica has "
+            "its own.",
         )
     places = indices if hasattr(indices, "dtype") else np.asarray(indices)
     if not jnp.issubdtype(places.dtype, np.integer):
-        raise ArgumentTypeError(
-            f"Variable {variable.label!r}.{caller} was given indices of dtype {places.dtype}.\n\n"
-            "They are places in the variable: integers.\n\nPass indices.astype('int32')."
+        raise call_as(
+            f"Variable {variable.label!r}.{name_call()}",
+            refuse,
+            ArgumentTypeError,
+            f"indices of dtype {places.dtype}.",
+            "They are places in the variable: integers.",
+            "Pass indices.astype('int32').",
         )
     if not places.ndim or not 0 < places.shape[-1] <= variable.ndim:
-        raise ShapeError(
-            f"Variable {variable.label!r}.{caller} was given indices of shape "
-            f"{list(places.shape)}, and the variable is {variable.dtype}{list(variable.shape)}.\n\n"
-            "The last dim of indices is one place: up to as many numbers as the variable has dims."
-            f"\n\nPass indices [..., {max(variable.ndim, 1)}] for single elements."
+        raise call_as(
+            f"Variable {variable.label!r}.{name_call()}",
+            refuse,
+            ShapeError,
+            f"indices of shape {list(places.shape)}, and the variable is {variable.dtype}"
+            f"{list(variable.shape)}.",
+            "The last dim of indices is one place: up to as many numbers as the variable has dims.",
+            f"Pass indices [..., {max(variable.ndim, 1)}] for single elements.",
         )
     # Traced indices are unknown; for those, updates that are out of bounds are dropped.
     if not isinstance(places, jax.core.Tracer):
@@ -121,10 +135,13 @@ def _check_places(variable: Any, caller: str, indices: Any) -> Any:
         found = np.asarray(places)
         wrong = ((found < 0) | (found >= sizes)).any(axis=-1)
         if wrong.any():
-            raise ArgumentError(
-                f"Variable {variable.label!r}.{caller} was given indices with the place "
-                f"{found[wrong][0].tolist()}, and the variable is "
-                f"{variable.dtype}{list(variable.shape)}.\n\nPlaces are numbered from 0.\n\n"
-                f"Pass places up to {(sizes - 1).tolist()}."
+            raise call_as(
+                f"Variable {variable.label!r}.{name_call()}",
+                refuse,
+                ArgumentError,
+                f"indices with the place {found[wrong][0].tolist()}, and the variable is "
+                f"{variable.dtype}{list(variable.shape)}.",
+                "Places are numbered from 0.",
+                f"Pass places up to {(sizes - 1).tolist()}.",
             )
     return places

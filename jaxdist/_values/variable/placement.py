@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from jaxdist import _compat
+from jaxdist._called import called
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values.mean import mean_of_shares, share_of_mean
 from jaxdist._values.pairwise import combine_pairwise
@@ -87,6 +88,7 @@ class VariablePlacement:
         count = self.layout.num_replicas
         return (count * self.shape[0], *self.shape[1:]) if self.shape else (count,)
 
+    @called("a Variable")
     def copy_to_all(self, value: Any) -> jax.Array:
         """Return an array in which every copy is `value` (of the shape and dtype of a copy).
 
@@ -101,7 +103,7 @@ class VariablePlacement:
             # Every process has made its own value.
             with jax.ensure_compile_time_eval():
                 own = {"its value": jnp.asarray(value)}
-            equal = make_equal("a Variable", own, self.layout)
+            equal = make_equal(own, self.layout)
             value = equal["its value"].addressable_data(0) if equal else value
         if not self.per_replica:
             shared = self.layout.is_shared

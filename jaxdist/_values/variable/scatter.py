@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._called import called, refuse
 from jaxdist._values.indexed_slices import IndexedSlices, as_indexed_slices
 from jaxdist._values.variable.checks import check_fits
 from jaxdist._values.variable.enums import VariableAggregation
@@ -51,9 +52,10 @@ class Scatter(enum.Enum):
 _OF_SCALARS = {"scatter_add": "assign_add", "scatter_sub": "assign_sub"}
 
 
+@called(lambda kind: kind.value)
 def check_slices(variable: Any, kind: Scatter, given: Any) -> IndexedSlices:
     """Check rows for a variable, and return them in its dtype."""
-    slices = as_indexed_slices(variable.label, kind.value, given)
+    slices = as_indexed_slices(variable.label, given)
     if not variable.shape:
         raise ArgumentError(
             f"Variable {variable.label!r}.{kind.value} was called, and the variable is a scalar."
@@ -62,7 +64,6 @@ def check_slices(variable: Any, kind: Scatter, given: Any) -> IndexedSlices:
         )
     check_fits(
         variable.label,
-        kind.value,
         "sparse_delta",
         slices.values,
         (int(slices.indices.shape[0]), *variable.shape[1:]),
@@ -90,6 +91,7 @@ def check_can_scatter(variable: Any, kind: Scatter, *, of_replicas: bool) -> Non
         )
 
 
+@called(lambda variable, kind: f"Variable {variable.label!r}.{kind.value}")
 def _check_rows(variable: Any, kind: Scatter, indices: Any) -> None:
     """Raise if an index is out of bounds. Traced ones are unknown; those rows are left out."""
     if isinstance(indices, jax.core.Tracer):
@@ -98,13 +100,14 @@ def _check_rows(variable: Any, kind: Scatter, indices: Any) -> None:
     found = np.asarray(indices)
     wrong = found[(found < 0) | (found >= count)]
     if wrong.size:
-        raise ArgumentError(
-            f"Variable {variable.label!r}.{kind.value} was given the row {int(wrong[0])}, and the "
-            f"variable has {count} rows: {variable.dtype}{list(variable.shape)}.\n\n"
-            "Rows are numbered from 0.\n\n"
-            + (
+        raise refuse(
+            ArgumentError,
+            f"the row {int(wrong[0])}, and the variable has {count} rows: {variable.dtype}"
+            f"{list(variable.shape)}.",
+            "Rows are numbered from 0.",
+            (
                 f"Pass indices from 0 to {count - 1}."
                 if count
                 else "Leave the call out, since there is no row to change."
-            )
+            ),
         )

@@ -4,6 +4,7 @@ from typing import Any, final
 
 import jax
 
+from jaxdist._called import called
 from jaxdist._values.variable.arguments import get_elements
 from jaxdist._values.variable.blocks import BlockChanges
 from jaxdist._values.variable.operators import ValueOperators
@@ -54,8 +55,9 @@ class VariableSlice(ValueOperators):
         """Number of elements."""
         return self._held.size
 
+    @called(lambda self: f"Variable {self._variable.label!r}[...][index]")
     def __getitem__(self, index: Any) -> jax.Array:
-        return get_elements(f"Variable {self._variable.label!r}[...][index]", self._held, index)
+        return get_elements(self._held, index)
 
     def assign(self, value: Any, name: str | None = None) -> jax.Array:
         """Replace these elements; the variable changes as by `scatter_nd_update`.

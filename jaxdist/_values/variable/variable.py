@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxdist import _compat
+from jaxdist._called import call_as, called
 from jaxdist._hooks import GET_CALL_CONTEXT
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_flag, check_instance
@@ -118,6 +119,7 @@ class Variable(
         return create(args, kwargs)
 
     @_compat.outside_of_meshes
+    @called("Variable")
     def __init__(
         self,
         initial_value: Any = None,
@@ -131,7 +133,7 @@ class Variable(
     ) -> None:
         here = get_call_context()
         if name is not None:
-            check_instance("Variable", "name", name, str, "a text", "Pass for instance name='w'.")
+            check_instance("name", name, str, "a text", "Pass for instance name='w'.")
         self._label = "Variable" if name is None else name
         if here.in_step is not None:
             raise ContextError(
@@ -153,7 +155,7 @@ class Variable(
         self._trainable = (
             not reads
             if trainable is None
-            else as_flag(f"Variable {self._label!r}", "trainable", trainable)
+            else call_as(f"Variable {self._label!r}", as_flag, "trainable", trainable)
         )
         if synchronization is AUTO and here.layout is not None:
             synchronization = VariableSynchronization.ON_WRITE
@@ -323,21 +325,23 @@ class Variable(
         """
         return self._update(Change.SUBTRACT, delta, use_locking, name, read_value=read_value)
 
+    @called(lambda change: change.value)
     def _update(
         self, change: Change, value: Any, use_locking: Any, name: Any, *, read_value: bool
     ) -> Any:
         # The defaults are tested here, because the call would cost more than the test.
         if name is not None or use_locking is not False:
-            check_name(self._label, change.value, name, use_locking)
+            check_name(self._label, name, use_locking)
         if read_value is not True:
-            as_flag(f"Variable {self._label!r}.{change.value}", "read_value", read_value)
+            call_as(f"Variable {self._label!r}.{change.value}", as_flag, "read_value", read_value)
         access = _find_access()
         if isinstance(value, Variable):
             value = value.value()
         return access.update(self, change, value, read_value=read_value)
 
+    @called(lambda kind: kind.value)
     def _scatter(self, kind: Scatter, given: Any, use_locking: Any, name: Any) -> jax.Array:
-        check_name(self._label, kind.value, name, use_locking)
+        check_name(self._label, name, use_locking)
         return self._apply_blocks(kind, check_slices(self, kind, given))
 
     def _apply_blocks(self, kind: Scatter, blocks: Any) -> jax.Array:
@@ -346,9 +350,10 @@ class Variable(
         return access.read(self)
 
     @_compat.outside_of_meshes
+    @called(lambda self: f"Variable {self._label!r}[index]")
     def __getitem__(self, index: Any) -> VariableSlice:
         held = self.value()
-        elements = get_elements(f"Variable {self._label!r}[index]", held, index)
+        elements = get_elements(held, index)
         return VariableSlice(self, index, elements)
 
     # Properties
@@ -588,7 +593,7 @@ def _place_variable(array: Any, layout: ReplicaMesh | None, *, on_read: bool) ->
     shape = tuple(array.shape)
     if layout is None:
         return VariablePlacement(None, None, False, shape, array.dtype)
-    layout.check_can_run("A Variable")
+    call_as("A Variable", layout.check_can_run)
     # With one replica there is one copy, so nothing has to be combined at a read.
     # Central storage also has one copy; TensorFlow combines what replicas assign to it.
     per_replica = on_read and layout.num_replicas > 1 and layout.variables_on is None

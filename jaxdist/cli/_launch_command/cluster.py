@@ -5,6 +5,7 @@ import pathlib
 import sys
 
 from jaxdist import _launching
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_path
 from jaxdist.cli._launch_command.files import print_task_file
 from jaxdist.errors import ArgumentError
@@ -84,6 +85,7 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@called("jaxdist launch")
 def is_cluster(arguments: argparse.Namespace) -> bool:
     """Return whether the options describe a job with parameter servers.
 
@@ -94,34 +96,40 @@ def is_cluster(arguments: argparse.Namespace) -> bool:
         given = [o for name, o in _ONLY_HERE.items() if getattr(arguments, name) is not None]
         if not given:
             return False
-        raise ArgumentError(
-            f"jaxdist launch was given {given[0]}, and no --ps.\n\n"
-            f"{given[0]} belongs to a job with parameter servers.\n\n"
-            "Pass for instance: jaxdist launch --ps 1 --workers 2 script.py"
+        raise refuse(
+            ArgumentError,
+            f"{given[0]}, and no --ps.",
+            f"{given[0]} belongs to a job with parameter servers.",
+            "Pass for instance: jaxdist launch --ps 1 --workers 2 script.py",
         )
     for name, what in (("ps", "parameter servers"), ("workers", "workers")):
         if getattr(arguments, name) is None:
-            raise ArgumentError(
-                f"jaxdist launch was given no number of {what}.\n\n"
-                "A job with parameter servers has --ps and --workers.\n\n"
-                "Pass for instance: jaxdist launch --ps 1 --workers 2 script.py"
+            raise refuse(
+                ArgumentError,
+                f"no number of {what}.",
+                "A job with parameter servers has --ps and --workers.",
+                "Pass for instance: jaxdist launch --ps 1 --workers 2 script.py",
             )
     wrong = [o for name, o in _ONLY_ALIKE.items() if getattr(arguments, name) is not None]
     if wrong:
-        raise ArgumentError(
-            f"jaxdist launch was given --ps {arguments.ps} and {wrong[0]}.\n\n"
-            f"{wrong[0]} belongs to jobs whose processes are all alike.\n\n"
-            f"Leave out {wrong[0]}."
+        raise refuse(
+            ArgumentError,
+            f"--ps {arguments.ps} and {wrong[0]}.",
+            f"{wrong[0]} belongs to jobs whose processes are all alike.",
+            f"Leave out {wrong[0]}.",
         )
     if arguments.module and not arguments.plain_servers:
-        raise ArgumentError(
-            f"jaxdist launch was given --module {arguments.module[0]}, and no --plain-servers.\n\n"
-            "Workers that run the script have the functions of the script, and the modules that it "
-            "gives to jaxdist.Server.\n\nAdd --plain-servers, or leave out --module."
+        raise refuse(
+            ArgumentError,
+            f"--module {arguments.module[0]}, and no --plain-servers.",
+            "Workers that run the script have the functions of the script, and the modules that "
+            "it gives to jaxdist.Server.",
+            "Add --plain-servers, or leave out --module.",
         )
     return True
 
 
+@called("jaxdist launch")
 def launch_with_servers(arguments: argparse.Namespace, program: "_launching.Program") -> int:
     """Start the tasks, and return the exit code when all have ended.
 
@@ -131,27 +139,29 @@ def launch_with_servers(arguments: argparse.Namespace, program: "_launching.Prog
     """
     if arguments.evaluator and (program.is_training or arguments.target or arguments.on):
         other = "train" if program.is_training else f"--print {arguments.target}"
-        raise ArgumentError(
-            f"jaxdist launch was given --evaluator and {other if not arguments.on else '--on ray'}."
-            "\n\nAn evaluator is started on this machine, for a script that calls "
-            "estimator.train_and_evaluate.\n\n"
-            "Leave --evaluator out, and start the script with the task 'evaluator' in TF_CONFIG."
+        raise refuse(
+            ArgumentError,
+            f"--evaluator and {other if not arguments.on else '--on ray'}.",
+            "An evaluator is started on this machine, for a script that calls "
+            "estimator.train_and_evaluate.",
+            "Leave --evaluator out, and start the script with the task 'evaluator' in TF_CONFIG.",
         )
     options = [part for name in arguments.module or [] for part in ("--module", name)]
     is_plain = bool(arguments.plain_servers or program.is_training)
     if arguments.snapshot_seconds is not None:
         if not is_plain:
-            raise ArgumentError(
-                f"jaxdist launch was given --snapshot-seconds {arguments.snapshot_seconds:g}, and "
-                "parameter servers run the script.\n\n"
-                "The script makes its own jaxdist.Server.\n\n"
-                "Pass snapshot_seconds= to jaxdist.Server in the script, or add --plain-servers."
+            raise refuse(
+                ArgumentError,
+                f"--snapshot-seconds {arguments.snapshot_seconds:g}, and parameter servers run "
+                "the script.",
+                "The script makes its own jaxdist.Server.",
+                "Pass snapshot_seconds= to jaxdist.Server in the script, or add --plain-servers.",
             )
         options += ["--snapshot-seconds", str(arguments.snapshot_seconds)]
     plain = [sys.executable, "-m", "jaxdist", "server", *options]
     directory = arguments.snapshot_directory
     if directory is not None:
-        directory = as_path("jaxdist launch", "--snapshot-directory", directory, "snapshots")
+        directory = as_path("--snapshot-directory", directory, "snapshots")
         arguments.snapshot_directory = directory
     grace = arguments.grace_seconds
     job = _launching.ClusterJob(

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable
 
+from jaxdist._called import called, refuse
 from jaxdist._launching import (
     ClusterJob,
     Program,
@@ -57,6 +58,7 @@ def add_file_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--time", metavar="H:MM:SS", help="jobset, slurm: time limit")
 
 
+@called("jaxdist launch")
 def check_options(arguments: argparse.Namespace) -> None:
     """Raise if an option for files comes without `--print`, or an option for processes with it.
 
@@ -71,15 +73,18 @@ def check_options(arguments: argparse.Namespace) -> None:
         option = f"--{name.replace('_', '-')}"
         given = f"{option} {value}"
         if prints:
-            raise ArgumentError(
-                f"jaxdist launch was given --print {arguments.target} and {given}.\n\n"
+            raise refuse(
+                ArgumentError,
+                f"--print {arguments.target} and {given}.",
                 f"{option} belongs to processes that the launcher itself starts, and --print "
-                f"starts none.\n\nLeave out {option}."
+                "starts none.",
+                f"Leave out {option}.",
             )
-        raise ArgumentError(
-            f"jaxdist launch was given {given}, and no --print.\n\n"
-            f"{option} goes into a file for a cluster.\n\n"
-            f"Add --print {' or --print '.join(_MAKERS)}, or leave out {option}."
+        raise refuse(
+            ArgumentError,
+            f"{given}, and no --print.",
+            f"{option} goes into a file for a cluster.",
+            f"Add --print {' or --print '.join(_MAKERS)}, or leave out {option}.",
         )
 
 
@@ -96,6 +101,7 @@ def print_file(arguments: argparse.Namespace, program: Program, count: int) -> i
     return 0
 
 
+@called(lambda arguments: f"jaxdist launch --print {arguments.target}")
 def print_task_file(arguments: argparse.Namespace, program: Program, job: ClusterJob) -> int:
     """Print the file of a job with parameter servers. Return the exit code.
 
@@ -104,10 +110,12 @@ def print_task_file(arguments: argparse.Namespace, program: Program, job: Cluste
         LaunchError: The file would not do what the options request.
     """
     if arguments.hosts is not None:
-        raise ArgumentError(
-            f"jaxdist launch --print {arguments.target} was given --ps {job.ps} --workers "
-            f"{job.workers} and --hosts {arguments.hosts}.\n\nTasks of several kinds need "
-            "different amounts, and the cluster chooses their machines.\n\nLeave out --hosts."
+        raise refuse(
+            ArgumentError,
+            f"--ps {job.ps} --workers {job.workers} and --hosts {arguments.hosts}.",
+            "Tasks of several kinds need different amounts, and the cluster chooses their "
+            "machines.",
+            "Leave out --hosts.",
         )
     request = _make_request(arguments, program, sum(job.counts.values()))
     tasks = TaskRequest(

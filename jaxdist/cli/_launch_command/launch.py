@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from jaxdist import _launching, jobs
+from jaxdist._called import call_as, called, refuse
 from jaxdist._examples import find_config
 from jaxdist.cli._launch_command.cluster import add_cluster_options, is_cluster, launch_with_servers
 from jaxdist.cli._launch_command.files import add_file_options, check_options, print_file
@@ -111,10 +112,13 @@ def launch_processes(arguments: argparse.Namespace, parse: ParseArguments) -> in
     if program[:1] == ["--"]:
         program = program[1:]
     if not program:
-        raise ArgumentError(
-            f"jaxdist launch {given} was given no script.\n\n"
-            "After the options come a script, -m and a module, or train and a configuration.\n\n"
-            f"Pass for instance: jaxdist launch {given} script.py"
+        raise call_as(
+            f"jaxdist launch {given}",
+            refuse,
+            ArgumentError,
+            "no script.",
+            "After the options come a script, -m and a module, or train and a configuration.",
+            f"Pass for instance: jaxdist launch {given} script.py",
         )
     check_options(arguments)
     made = _make_program(program, arguments.is_module, parse, has_servers=has_servers)
@@ -137,6 +141,7 @@ def launch_processes(arguments: argparse.Namespace, parse: ParseArguments) -> in
     return _launching.launch(job)
 
 
+@called("jaxdist launch")
 def _make_program(
     program: Sequence[str], is_module: bool, parse: ParseArguments, *, has_servers: bool
 ) -> "_launching.Program":
@@ -153,39 +158,45 @@ def _make_program(
         options, others = ("--ps and --workers", "-n")
         if not has_servers:
             options, others = others, options
-        raise ArgumentError(
-            f"jaxdist launch was given {options}, and strategy.kind of {given.config} is {kind!r}."
-            "\n\nParameter servers and workers are for the kind 'parameter_server', and equal "
-            "processes for the other kinds.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"{options}, and strategy.kind of {given.config} is {kind!r}.",
+            "Parameter servers and workers are for the kind 'parameter_server', and equal "
+            "processes for the other kinds.",
             f"Pass {others}, or --set strategy.kind="
-            f"{_WITH_SERVERS if has_servers else 'multi_worker_mirrored'}."
+            f"{_WITH_SERVERS if has_servers else 'multi_worker_mirrored'}.",
         )
     arguments = [*program[:place], file, *program[place + 1 :]]
     command = [sys.executable, "-m", "jaxdist", *arguments]
     return _launching.Program(command, file, is_training=True)
 
 
+@called("jaxdist launch")
 def _read_numbers(count: int | None, elastic: str | None) -> tuple[int | None, int]:
     """Return the least number of processes, if there is one, and how many to start."""
     if count is not None and elastic is not None:
-        raise ArgumentError(
-            f"jaxdist launch was given -n {count} and --elastic {elastic}.\n\n"
-            "--elastic LEAST:MOST has the number of processes too: it starts MOST.\n\n"
-            f"Leave out one of the two, for instance: jaxdist launch --elastic {elastic} script.py"
+        raise refuse(
+            ArgumentError,
+            f"-n {count} and --elastic {elastic}.",
+            "--elastic LEAST:MOST has the number of processes too: it starts MOST.",
+            f"Leave out one of the two, for instance: jaxdist launch --elastic {elastic} script.py",
         )
     if elastic is None:
         if count is None:
-            raise ArgumentError(
-                "jaxdist launch was given no number of processes.\n\n"
-                "-n N starts N processes; --elastic LEAST:MOST goes on when some of them are lost."
-                "\n\nPass for instance: jaxdist launch -n 2 script.py"
+            raise refuse(
+                ArgumentError,
+                "no number of processes.",
+                "-n N starts N processes; --elastic LEAST:MOST goes on when some of them are lost.",
+                "Pass for instance: jaxdist launch -n 2 script.py",
             )
         return None, count
     least, colon, most = elastic.partition(":")
     if not (colon and least.isdecimal() and most.isdecimal()):
-        raise ArgumentError(
-            f"jaxdist launch was given --elastic {elastic}.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"--elastic {elastic}.",
             "--elastic has two numbers: with how many processes the job goes on at least, and how "
-            "many are started.\n\nPass for instance: jaxdist launch --elastic 2:4 script.py"
+            "many are started.",
+            "Pass for instance: jaxdist launch --elastic 2:4 script.py",
         )
     return int(least), int(most)

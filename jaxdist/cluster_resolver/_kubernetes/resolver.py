@@ -5,6 +5,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, final
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, as_list, check_instance, check_text, show
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._kubernetes.indexed_job import (
@@ -87,6 +88,7 @@ class KubernetesClusterResolver(ClusterResolver):
         `tf.distribute.cluster_resolver.KubernetesClusterResolver`.
     """
 
+    @called(_CALLER)
     def __init__(
         self,
         job_to_label_mapping: Mapping[str, list[str]] | None = None,
@@ -104,22 +106,21 @@ class KubernetesClusterResolver(ClusterResolver):
     ) -> None:
         if job_to_label_mapping is not None:
             _check_mapping(job_to_label_mapping)
-        self._port = as_integer(
-            _CALLER, "tf_server_port", tf_server_port, least=1, most=65535, example=8470
-        )
-        check_task(_CALLER, None, None, rpc_layer)
+        self._port = as_integer("tf_server_port", tf_server_port, least=1, most=65535, example=8470)
+        check_task(None, None, rpc_layer)
         if not isinstance(executable_location, KubernetesExecutableLocation):
-            raise ArgumentError(
-                f"{_CALLER} was given executable_location={show(executable_location)}.\n\n"
-                "executable_location is a member of KubernetesExecutableLocation.\n\n"
-                "Pass KubernetesExecutableLocation.WITHIN_CLUSTER in a pod, OFF_CLUSTER elsewhere."
+            raise refuse(
+                ArgumentError,
+                f"executable_location={show(executable_location)}.",
+                "executable_location is a member of KubernetesExecutableLocation.",
+                "Pass KubernetesExecutableLocation.WITHIN_CLUSTER in a pod, OFF_CLUSTER elsewhere.",
             )
         if service is not None:
-            check_text(_CALLER, "service", service, "train-svc")
+            check_text("service", service, "train-svc")
         for name, number in (("processes", processes), ("processes_in_job", processes_in_job)):
             if number is not None:
-                as_integer(_CALLER, name, number, least=1, most=MOST_PODS)
-        variables = read_environ(_CALLER, environ)
+                as_integer(name, number, least=1, most=MOST_PODS)
+        variables = read_environ(environ)
         self.rpc_layer = rpc_layer
         self._mapping = {job: list(s) for job, s in (job_to_label_mapping or _DEFAULT).items()}
         self._indexed: IndexedJob | None = None
@@ -130,10 +131,11 @@ class KubernetesClusterResolver(ClusterResolver):
         elif override_client is None:
             self._client = _make_client(executable_location)
         elif not hasattr(override_client, "list_pod_for_all_namespaces"):
-            raise ArgumentError(
-                f"{_CALLER} was given override_client={show(override_client)}.\n\n"
-                "override_client is a client of Kubernetes with list_pod_for_all_namespaces.\n\n"
-                "Pass kubernetes.client.CoreV1Api()."
+            raise refuse(
+                ArgumentError,
+                f"override_client={show(override_client)}.",
+                "override_client is a client of Kubernetes with list_pod_for_all_namespaces.",
+                "Pass kubernetes.client.CoreV1Api().",
             )
 
     def cluster_spec(self) -> ClusterSpec:
@@ -155,6 +157,7 @@ class KubernetesClusterResolver(ClusterResolver):
             }
         )
 
+    @called(f"{_CALLER}.master")
     def master(
         self,
         task_type: str | None = None,
@@ -162,7 +165,7 @@ class KubernetesClusterResolver(ClusterResolver):
         rpc_layer: str | None = None,
     ) -> str:
         """Return the address of a task, by default of this process; empty if it is unknown."""
-        return find_own_master(f"{_CALLER}.master", self, task_type, task_id, rpc_layer)
+        return find_own_master(self, task_type, task_id, rpc_layer)
 
     def _describe_source(self) -> str:
         return "" if self._indexed is None else f"{INDEX}={self._indexed.index}"
@@ -181,13 +184,14 @@ class KubernetesClusterResolver(ClusterResolver):
         return pods
 
 
+@called(_CALLER)
 def _check_mapping(mapping: Any) -> None:
     what = "a dict from jobs to lists of selectors of labels"
     remedy = "Pass for instance {'worker': ['job-name=train']}."
-    check_instance(_CALLER, "job_to_label_mapping", mapping, Mapping, what, remedy)
+    check_instance("job_to_label_mapping", mapping, Mapping, what, remedy)
     for job, selectors in mapping.items():
-        check_instance(_CALLER, "job_to_label_mapping", job, str, what, remedy)
-        as_list(_CALLER, f"job_to_label_mapping[{job!r}]", selectors, what, remedy, str)
+        check_instance("job_to_label_mapping", job, str, what, remedy)
+        as_list(f"job_to_label_mapping[{job!r}]", selectors, what, remedy, str)
 
 
 def _make_client(location: KubernetesExecutableLocation) -> Any:

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Mapping, MutableMapping
 from typing import Any, final
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_flag, as_integer, check_instance
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._resolver import (
@@ -65,6 +66,7 @@ class SlurmClusterResolver(ClusterResolver):
         `tf.distribute.cluster_resolver.SlurmClusterResolver`.
     """
 
+    @called(_CALLER)
     def __init__(
         self,
         jobs: Mapping[str, int] | None = None,
@@ -80,22 +82,20 @@ class SlurmClusterResolver(ClusterResolver):
         if environ is not None:
             remedy = "Leave environ out: then it is the environment of this process."
             what = "a dict from texts to texts"
-            check_instance(_CALLER, "environ", environ, MutableMapping, what, remedy)
+            check_instance("environ", environ, MutableMapping, what, remedy)
         self._environ = os.environ if environ is None else environ
         if jobs is not None:
             _check_numbers("jobs", jobs, least=0)
         if isinstance(tasks_per_node, Mapping):
             _check_numbers("tasks_per_node", tasks_per_node, least=1)
         elif tasks_per_node is not None:
-            as_integer(_CALLER, "tasks_per_node", tasks_per_node, least=1, most=_MOST)
-        self._port_base = as_integer(
-            _CALLER, "port_base", port_base, least=1, most=65535, example=8888
-        )
+            as_integer("tasks_per_node", tasks_per_node, least=1, most=_MOST)
+        self._port_base = as_integer("port_base", port_base, least=1, most=65535, example=8888)
         for name, number in (("gpus_per_node", gpus_per_node), ("gpus_per_task", gpus_per_task)):
             if number is not None:
-                as_integer(_CALLER, name, number, least=0, most=_MOST)
-        self._auto_set_gpu = as_flag(_CALLER, "auto_set_gpu", auto_set_gpu)
-        check_task(_CALLER, None, None, rpc_layer)
+                as_integer(name, number, least=0, most=_MOST)
+        self._auto_set_gpu = as_flag("auto_set_gpu", auto_set_gpu)
+        check_task(None, None, rpc_layer)
         self.rpc_layer = rpc_layer
         self._step = read_step(self._environ, tasks_per_node)
         self._jobs = {"worker": count_tasks(self._environ)} if jobs is None else dict(jobs)
@@ -125,6 +125,7 @@ class SlurmClusterResolver(ClusterResolver):
         """Return the job and the number of this process; None before `cluster_spec` is called."""
         return self.task_type, self.task_id
 
+    @called(f"{_CALLER}.master")
     def master(
         self,
         task_type: str | None = None,
@@ -132,8 +133,9 @@ class SlurmClusterResolver(ClusterResolver):
         rpc_layer: str | None = None,
     ) -> str:
         """Return the address of a task, by default of this process; empty if it is unknown."""
-        return find_own_master(f"{_CALLER}.master", self, task_type, task_id, rpc_layer)
+        return find_own_master(self, task_type, task_id, rpc_layer)
 
+    @called(f"{_CALLER}.num_accelerators")
     def num_accelerators(
         self,
         task_type: str | None = None,
@@ -141,30 +143,35 @@ class SlurmClusterResolver(ClusterResolver):
         config_proto: Any = None,
     ) -> dict[str, int]:
         """Return the number of GPUs of a task."""
-        check_task(f"{_CALLER}.num_accelerators", task_type, task_id)
+        check_task(task_type, task_id)
         log_unused_arguments(config_proto, task_type, task_id)
         return {"GPU": self._gpus_per_task}
 
     def _describe_source(self) -> str:
         return f"SLURM_PROCID={self._step.rank}"
 
+    @called(_CALLER)
     def _check_tasks(self) -> None:
         asked, count = sum(self._jobs.values()), len(self._step.places)
         if asked != count:
-            raise ClusterError(
-                f"{_CALLER} was given jobs={self._jobs!r}, which are {asked} tasks, and Slurm has "
-                f"started {count}.\n\nEach task of the step is a task of one job.\n\n"
+            raise refuse(
+                ClusterError,
+                f"jobs={self._jobs!r}, which are {asked} tasks, and Slurm has started {count}.",
+                "Each task of the step is a task of one job.",
                 f"Pass jobs with {count} tasks, for instance jobs={{'worker': {count}}}, or start "
-                f"`srun --ntasks={asked}`."
+                f"`srun --ntasks={asked}`.",
             )
         last = self._port_base + self._step.most_on_one_host - 1
         if last > 65535:
-            raise ClusterError(
-                f"{_CALLER} was given port_base={self._port_base}, and the last task of a host "
-                f"would have the port {last}.\n\nPorts end at 65535.\n\n"
-                f"Pass port_base={65536 - self._step.most_on_one_host} or less."
+            raise refuse(
+                ClusterError,
+                f"port_base={self._port_base}, and the last task of a host would have the port "
+                f"{last}.",
+                "Ports end at 65535.",
+                f"Pass port_base={65536 - self._step.most_on_one_host} or less.",
             )
 
+    @called(_CALLER)
     def _divide_gpus(self, per_node: int | None, per_task: int | None) -> None:
         tasks = self._step.most_on_one_host
         bound = self._environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
@@ -183,10 +190,12 @@ class SlurmClusterResolver(ClusterResolver):
         self._gpus_per_task = count // tasks if per_task is None else per_task
         needed = tasks * self._gpus_per_task
         if needed > count:
-            raise ClusterError(
-                f"{_CALLER} was given gpus_per_task={self._gpus_per_task}, so {tasks} tasks of a "
-                f"host need {needed} GPUs, and it has {count}.\n\n"
-                f"A GPU belongs to one task.\n\nPass gpus_per_task={count // tasks} or less."
+            raise refuse(
+                ClusterError,
+                f"gpus_per_task={self._gpus_per_task}, so {tasks} tasks of a host need {needed} "
+                f"GPUs, and it has {count}.",
+                "A GPU belongs to one task.",
+                f"Pass gpus_per_task={count // tasks} or less.",
             )
         # A shared host shows only the GPUs of this job, whose numbers need not begin at 0.
         if visible is None and _VISIBLE in self._environ:
@@ -196,15 +205,16 @@ class SlurmClusterResolver(ClusterResolver):
             self._gpus = visible or [str(i) for i in range(count)]
 
 
+@called(_CALLER)
 def _check_numbers(name: str, numbers: Any, least: int) -> None:
     example = {"jobs": "{'worker': 4}", "tasks_per_node": "{'node1': 2, 'node2': 2}"}[name]
     what = "a dict from texts to numbers of tasks, with one entry or more"
     remedy = f"Pass for instance {name}={example}."
     is_full = isinstance(numbers, Mapping) and numbers
-    check_instance(_CALLER, name, numbers if is_full else None, Mapping, what, remedy)
+    check_instance(name, numbers if is_full else None, Mapping, what, remedy)
     for key, number in numbers.items():
-        check_instance(_CALLER, name, key, str, what, remedy)
-        as_integer(_CALLER, f"{name}[{key!r}]", number, least=least, most=_MOST**2, remedy=remedy)
+        check_instance(name, key, str, what, remedy)
+        as_integer(f"{name}[{key!r}]", number, least=least, most=_MOST**2, remedy=remedy)
 
 
 def list_gpus(environ: Mapping[str, str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from typing import final
 
+from jaxdist._called import called
 from jaxdist._parameter_server import WorkerStrategy
 from jaxdist.cluster_resolver import ClusterResolver
 from jaxdist.compat.v1._strategies import Strategy
@@ -56,5 +57,6 @@ class ParameterServerStrategy(Strategy, WorkerStrategy):
         `tf.compat.v1.distribute.experimental.ParameterServerStrategy`.
     """
 
+    @called("v1.experimental.ParameterServerStrategy")
     def __init__(self, cluster_resolver: ClusterResolver | None = None) -> None:
-        self._set_up_worker("v1.experimental.ParameterServerStrategy", cluster_resolver)
+        self._set_up_worker(cluster_resolver)

@@ -6,6 +6,7 @@ from typing import Any, final
 import jax
 
 from jaxdist import _strategies
+from jaxdist._called import called, refuse
 from jaxdist._collectives import CommunicationImplementation, CommunicationOptions, ReduceOp
 from jaxdist._strategies import check_assignment, check_communication
 from jaxdist._typing import PyTree
@@ -202,22 +203,27 @@ class TPUStrategy(Strategy):
         return other
 
 
+@called("TPUStrategy")
 def _validate_steps(steps: Any) -> int:
     if steps is None:
         return 1
     if not isinstance(steps, int) or isinstance(steps, bool):
-        raise ArgumentTypeError(
-            f"TPUStrategy was given steps_per_run={steps!r}, of type {type(steps).__name__}.\n\n"
-            "It is a number of steps.\n\nPass an int, or None for 1."
+        raise refuse(
+            ArgumentTypeError,
+            f"steps_per_run={steps!r}, of type {type(steps).__name__}.",
+            "It is a number of steps.",
+            "Pass an int, or None for 1.",
         )
     if steps < 1:
-        raise ArgumentError(
-            f"TPUStrategy was given steps_per_run={steps}.\n\n"
-            "It is a number of steps, from 1.\n\nPass 1, or None."
+        raise refuse(
+            ArgumentError,
+            f"steps_per_run={steps}.",
+            "It is a number of steps, from 1.",
+            "Pass 1, or None.",
         )
     if steps > 1:
         why = "strategy.run is one step all the same, and jaxdist.multi_step makes one of several"
-        log_without_effect("TPUStrategy", "steps_per_run", why)
+        log_without_effect("steps_per_run", why)
     return steps
 
 
@@ -241,12 +247,13 @@ class MultiWorkerMirroredStrategy(Strategy):
         `tf.compat.v1.distribute.experimental.MultiWorkerMirroredStrategy`.
     """
 
+    @called("v1.experimental.MultiWorkerMirroredStrategy")
     def __init__(
         self,
         communication: CommunicationImplementation = CommunicationImplementation.AUTO,
         cluster_resolver: ClusterResolver | None = None,
     ) -> None:
-        check_communication("v1.experimental.MultiWorkerMirroredStrategy", communication)
+        check_communication(communication)
         options = CommunicationOptions(implementation=communication)
         new = _strategies.MultiWorkerMirroredStrategy(cluster_resolver, options)
         self._resolver = new.cluster_resolver

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from jaxdist._called import name_call
 from jaxdist._typing import PyTree
 from jaxdist._values import PerReplica
 from jaxdist.errors import ShapeError
@@ -27,7 +28,8 @@ class Dropped:
 class Drops:
     """A log of the dropped batches of one dataset, over all passes."""
 
-    def __init__(self, caller: str, num_replicas: int) -> None:
+    def __init__(self, num_replicas: int) -> None:
+        caller = name_call()
         self._caller = caller
         self._num_replicas = num_replicas
         self._was_logged = False

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.tree_util import keystr
 
+from jaxdist._called import call_as, called, name_call, refuse
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, as_integer, show
 from jaxdist.data._reading.ahead import HasRowsAhead, RowsAhead
@@ -30,6 +31,7 @@ class BatchesState(TypedDict):
     seed: int
 
 
+@called("data.batches")
 def batches(
     arrays: PyTree,
     batch_size: int,
@@ -81,15 +83,14 @@ def batches(
         `Dataset.from_tensor_slices(...).shuffle(N).batch(...).repeat(...)` of `tf.data`; all
         examples of a batch are from one epoch.
     """
-    caller = "data.batches"
-    as_integer(caller, "batch_size", batch_size, least=1)
-    as_integer(caller, "seed", seed, least=0)
+    as_integer("batch_size", batch_size, least=1)
+    as_integer("seed", seed, least=0)
     if repeat is not None:
-        as_integer(caller, "repeat", repeat, least=1)
-    as_integer(caller, "first_epoch", first_epoch, least=0)
-    as_flag("batches", "shuffle", shuffle)
-    as_flag("batches", "drop_remainder", drop_remainder)
-    num_examples = check_arrays(caller, arrays)
+        as_integer("repeat", repeat, least=1)
+    as_integer("first_epoch", first_epoch, least=0)
+    call_as("batches", as_flag, "shuffle", shuffle)
+    call_as("batches", as_flag, "drop_remainder", drop_remainder)
+    num_examples = check_arrays(arrays)
     if num_examples < (batch_size if drop_remainder else 1):
         raise _too_few_error(num_examples, batch_size)
     # Convert once here, not in each batch: JAX arrays on a device are copied to the host.
@@ -301,64 +302,70 @@ def _join_slices(parts: Sequence[slice], start: int) -> slice | np.ndarray:
     return np.concatenate([np.arange(start + p.start, start + p.stop) for p in parts])
 
 
+@called("set_state of an iterator of data.batches")
 def _check_state(own_state: BatchesState, state: Any) -> None:
     if not isinstance(state, dict) or set(state) != set(own_state):
-        raise ArgumentError(
-            f"set_state of an iterator of data.batches was given state={show(state)}.\n\n"
-            f"A state of data.batches is a dict with {sorted(own_state)}.\n\n"
-            "Pass what get_state() returned."
+        raise refuse(
+            ArgumentError,
+            f"state={show(state)}.",
+            f"A state of data.batches is a dict with {sorted(own_state)}.",
+            "Pass what get_state() returned.",
         )
     fixed = ("num_examples", "shuffle", "seed")
     differing = [k for k in fixed if state[k] != own_state[k]]  # type: ignore[literal-required]
     if differing:
         found = ", ".join(f"{k}={state[k]!r}" for k in differing)
         here = ", ".join(f"{k}={own_state[k]!r}" for k in differing)  # type: ignore[literal-required]
-        raise ArgumentError(
-            "set_state of an iterator of data.batches was given a state that was taken with "
-            f"{found}, and this dataset has {here}.\n\n"
-            "A state belongs to one dataset and to one order of its examples.\n\n"
-            "Build the dataset as it was when the state was saved, or start from the beginning."
+        raise refuse(
+            ArgumentError,
+            f"a state that was taken with {found}, and this dataset has {here}.",
+            "A state belongs to one dataset and to one order of its examples.",
+            "Build the dataset as it was when the state was saved, or start from the beginning.",
         )
     epoch, index = state["epoch"], state["index"]
     most = own_state["num_examples"]
     is_sound = isinstance(epoch, int) and isinstance(index, int)
     if not is_sound or epoch < 0 or not 0 <= index <= most:
-        raise ArgumentError(
-            "set_state of an iterator of data.batches was given a damaged state: "
-            f"epoch={epoch!r}, index={index!r}, for {most} examples.\n\n"
-            f"epoch is an integer from 0 up, and index one from 0 to {most}.\n\n"
-            "Start from the beginning of an epoch: index=0."
+        raise refuse(
+            ArgumentError,
+            f"a damaged state: epoch={epoch!r}, index={index!r}, for {most} examples.",
+            f"epoch is an integer from 0 up, and index one from 0 to {most}.",
+            "Start from the beginning of an epoch: index=0.",
         )
 
 
-def check_arrays(caller: str, arrays: PyTree, name: str = "arrays") -> int:
+def check_arrays(arrays: PyTree, name: str = "arrays") -> int:
     """Check that all leaves have the same number of examples, and return it."""
+    caller = name_call()
     check_not_traced(f"{caller} was given", name, arrays)
     named = [(name + keystr(path), leaf) for path, leaf in jax.tree.leaves_with_path(arrays)]
     for place, leaf in named:
         # `np.asarray` would read all of an array on disk, so prefer its own dtype.
         dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
         if getattr(dtype, "hasobject", False):
-            raise ArgumentTypeError(
-                f"{caller} was given {place}={show(leaf)}, an array of objects.\n\n"
-                "Examples are rows of numbers, and devices hold no Python objects.\n\n"
-                "Pass an array of numbers, of bools or of text: np.asarray(rows, 'float32')."
+            raise refuse(
+                ArgumentTypeError,
+                f"{place}={show(leaf)}, an array of objects.",
+                "Examples are rows of numbers, and devices hold no Python objects.",
+                "Pass an array of numbers, of bools or of text: np.asarray(rows, 'float32').",
             )
     shapes = {place: np.shape(leaf) for place, leaf in named}
     scalars = [place for place, shape in shapes.items() if not shape]
     counts = {shape[0] for shape in shapes.values() if shape}
     if scalars or len(counts) != 1:
-        raise _no_common_count_error(caller, name, shapes, scalars)
+        raise _no_common_count_error(name, shapes, scalars)
     return int(counts.pop())
 
 
 def _no_common_count_error(
-    caller: str, name: str, shapes: dict[str, tuple[int, ...]], scalars: list[str]
+    name: str, shapes: dict[str, tuple[int, ...]], scalars: list[str]
 ) -> ShapeError:
     if not shapes:
-        return ShapeError(
-            f"{caller} was given {name} without an array.\n\n"
-            f"{name} is a pytree of arrays with rows of examples.\n\nPass at least one array."
+        return refuse(
+            ShapeError,
+            f"{name} without an array.",
+            f"{name} is a pytree of arrays with rows of examples.",
+            "Pass at least one array.",
         )
     found = "\n".join(f"  {name} has shape {list(shape)}" for name, shape in shapes.items())
     rest = (
@@ -367,21 +374,26 @@ def _no_common_count_error(
         else f"Cut all of them to {min(s[0] for s in shapes.values())} rows, or add the examples "
         "that the shorter ones miss."
     )
-    return ShapeError(
-        f"{caller} was given {name} that differ in the number of examples on dim 0:\n{found}\n\n"
-        f"Row i of every array is example i, so all have the same dim 0.\n\n{rest}"
+    return refuse(
+        ShapeError,
+        f"{name} that differ in the number of examples on dim 0:\n{found}",
+        "Row i of every array is example i, so all have the same dim 0.",
+        rest,
     )
 
 
+@called("data.batches")
 def _too_few_error(num_examples: int, batch_size: int) -> ShapeError:
     if num_examples == 0:
-        return ShapeError(
-            "data.batches was given arrays with 0 examples on dim 0.\n\n"
-            "A dataset has one example or more.\n\nPass arrays with rows."
+        return refuse(
+            ShapeError,
+            "arrays with 0 examples on dim 0.",
+            "A dataset has one example or more.",
+            "Pass arrays with rows.",
         )
-    return ShapeError(
-        f"data.batches was given {num_examples} examples, batch_size={batch_size} and "
-        "drop_remainder=True.\n\n"
-        "With drop_remainder=True a dataset needs at least one full batch.\n\n"
-        f"Use a batch size of at most {num_examples}, or drop_remainder=False."
+    return refuse(
+        ShapeError,
+        f"{num_examples} examples, batch_size={batch_size} and drop_remainder=True.",
+        "With drop_remainder=True a dataset needs at least one full batch.",
+        f"Use a batch size of at most {num_examples}, or drop_remainder=False.",
     )

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import PyTreeDef, keystr
 
+from jaxdist._called import call_as, called, name_call
 from jaxdist._integers import check_all_fit, has_cut_off
 from jaxdist._validate import check_keys
 from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
@@ -36,11 +37,13 @@ class Element:
 class ElementReader:
     """A function that turns elements into arrays and checks that all have one structure."""
 
-    def __init__(self, caller: str) -> None:
+    def __init__(self) -> None:
+        caller = name_call()
         self._caller = caller
         self._treedef: PyTreeDef | None = None
         self._dtypes: list[Any] = []
 
+    @called(lambda self: self._caller)
     def __call__(self, raw: Any, index: int) -> Element:
         """Return the arrays of element number `index`."""
         try:
@@ -60,19 +63,20 @@ class ElementReader:
             self._check_structure(raw, arrays, treedef, index)
         if has_cut_off(arrays):
             start = f"{self._caller}: element {index} of the dataset"
-            check_all_fit(start, "batch", treedef.unflatten(arrays))
+            call_as(start, check_all_fit, "batch", treedef.unflatten(arrays))
         counts = {a.shape[0] for a in arrays if a.ndim}
         element = Element(arrays, treedef, next(iter(counts), None))
         if len(counts) > 1:
-            raise _rows_differ_error(self._caller, element, index)
+            raise _rows_differ_error(element, index)
         return element
 
+    @called(lambda self: self._caller)
     def _check_structure(self, raw: Any, arrays: list[Any], treedef: PyTreeDef, index: int) -> None:
-        _check_numeric(self._caller, raw, arrays, index)
+        _check_numeric(raw, arrays, index)
         dtypes = [a.dtype for a in arrays]
         if self._treedef is not None and not self._is_same_on_devices(treedef, dtypes):
             before = _describe_structure(self._treedef, self._dtypes)
-            raise _changed_error(self._caller, before, _describe_structure(treedef, dtypes), index)
+            raise _changed_error(before, _describe_structure(treedef, dtypes), index)
         if not arrays:
             raise ShapeError(
                 f"{self._caller}: element {index} of the dataset holds no arrays: {raw!r}.\n\n"
@@ -150,7 +154,7 @@ def is_numeric(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, np.number)) or dtype == np.bool_
 
 
-def _check_numeric(caller: str, raw: Any, arrays: list[Any], index: int) -> None:
+def _check_numeric(raw: Any, arrays: list[Any], index: int) -> None:
     bad = []
     for (path, leaf), array in zip(jax.tree.leaves_with_path(raw), arrays, strict=True):
         if not is_numeric(array.dtype):
@@ -159,7 +163,7 @@ def _check_numeric(caller: str, raw: Any, arrays: list[Any], index: int) -> None
             bad.append(f"{leaf_name(path)} is a {type(leaf).__name__}{held}{shown}")
     if bad:
         raise ArgumentTypeError(
-            f"{caller} cannot put element {index} of the dataset on devices.\n"
+            f"{name_call()} cannot put element {index} of the dataset on devices.\n"
             f"{format_lines(bad)}\n\n"
             "Devices hold numbers: bool, int, float or complex arrays.\n\n"
             "Encode such leaves as numbers (np.unique(x, return_inverse=True) for names), or "
@@ -188,7 +192,7 @@ def check_not_traced(start: str, name: str, tree: Any) -> None:
         )
 
 
-def _rows_differ_error(caller: str, element: Element, index: int) -> ShapeError:
+def _rows_differ_error(element: Element, index: int) -> ShapeError:
     named = [(name, leaf) for name, leaf in element.named_leaves() if leaf.ndim]
     (first, like), count = named[0], named[0][1].shape[0]
     others = [(name, leaf) for name, leaf in named if leaf.shape[0] != count]
@@ -199,7 +203,7 @@ def _rows_differ_error(caller: str, element: Element, index: int) -> ShapeError:
     longer, shorter = (first, other) if count > rows else (other, first)
     fewer, more = sorted((count, rows))
     return ShapeError(
-        f"{caller}: the leaves of element {index} of the dataset have different numbers of "
+        f"{name_call()}: the leaves of element {index} of the dataset have different numbers of "
         f"rows.\n{format_lines(lines)}\n\n"
         "Row i of every leaf is example i, so all leaves have the same dim 0.\n\n"
         f"Give {shorter} {more} rows, or cut {longer} to {fewer}. What is no example (a table, a "
@@ -219,9 +223,9 @@ class _DtypeLabel(str):
     __repr__ = str.__str__
 
 
-def _changed_error(caller: str, before: str, now: str, index: int) -> ShapeError:
+def _changed_error(before: str, now: str, index: int) -> ShapeError:
     return ShapeError(
-        f"{caller}: element {index} of the dataset is not built like the elements before it.\n"
+        f"{name_call()}: element {index} of the dataset is not built like the elements before it.\n"
         f"  before:       {before}\n"
         f"  element {index}: {now}\n\n"
         "One step function takes them all, so every element has the same structure and the same "

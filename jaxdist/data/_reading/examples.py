@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, NoReturn
 import jax
 import numpy as np
 
+from jaxdist._called import called
 from jaxdist._not_there import MISSING_MEMBERS, missing_member
 from jaxdist._typing import PyTree
-from jaxdist._validate import CallerRename, as_flag
+from jaxdist._validate import as_flag
 from jaxdist.data._reading.batches import Batches, batches, check_arrays
 
 
@@ -24,10 +25,11 @@ class Examples:
         `tf.data.Dataset.from_tensor_slices`.
     """
 
-    def __init__(self, caller: str, arrays: PyTree) -> None:
-        self.num_examples = check_arrays(caller, arrays, "numpy_input")
+    def __init__(self, arrays: PyTree) -> None:
+        self.num_examples = check_arrays(arrays, "numpy_input")
         self.arrays: PyTree = jax.tree.map(np.asarray, arrays)
 
+    @called("Examples.batch", replaces="data.batches")
     def batch(
         self,
         batch_size: int,
@@ -44,17 +46,16 @@ class Examples:
             >>> [b.tolist() for b in examples.batch(2)]
             [[0, 1], [2, 3], [4]]
         """
-        as_flag("Examples.batch", "drop_remainder", drop_remainder)
-        as_flag("Examples.batch", "shuffle", shuffle)
-        with CallerRename("data.batches", "Examples.batch"):
-            return batches(
-                self.arrays,
-                batch_size,
-                shuffle=shuffle,
-                seed=seed,
-                drop_remainder=drop_remainder,
-                repeat=repeat,
-            )
+        as_flag("drop_remainder", drop_remainder)
+        as_flag("shuffle", shuffle)
+        return batches(
+            self.arrays,
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            drop_remainder=drop_remainder,
+            repeat=repeat,
+        )
 
     def __iter__(self) -> Iterator[PyTree]:
         # A copy, so that writing to an example does not change the dataset.

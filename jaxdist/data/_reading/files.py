@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdist._called import call_as, called, refuse
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, as_integer, check_callable, show
 from jaxdist._values import PerReplica
@@ -18,6 +19,7 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError
 Path = str | os.PathLike[str]
 
 
+@called("data.from_files")
 def from_files(
     paths: Iterable[Path],
     read: Callable[[Any], Iterable[PyTree]],
@@ -67,36 +69,43 @@ def from_files(
     Source:
         `Dataset.from_tensor_slices(paths).flat_map(read).batch(batch_size)` of `tf.data`.
     """
-    caller = "data.from_files"
     # A set has no order, and all processes need the same order.
     no_list = (str, bytes, os.PathLike, set, frozenset, Mapping, PerReplica)
     if isinstance(paths, no_list) or not _can_iterate(paths):
-        raise ArgumentTypeError(
-            f"{caller} was given paths={show(paths)}.\n\npaths is a list of paths.\n\n"
-            "Pass for instance sorted(pathlib.Path('data').glob('*.npz'))."
+        raise refuse(
+            ArgumentTypeError,
+            f"paths={show(paths)}.",
+            "paths is a list of paths.",
+            "Pass for instance sorted(pathlib.Path('data').glob('*.npz')).",
         )
     listed = tuple(paths)
     for path in listed:
         if not isinstance(path, (str, os.PathLike)):
-            raise ArgumentTypeError(
-                f"{caller} was given {show(path)} among its paths.\n\n"
-                "Each path is a text or a pathlib.Path.\n\nPass the paths of the files."
+            raise refuse(
+                ArgumentTypeError,
+                f"{show(path)} among its paths.",
+                "Each path is a text or a pathlib.Path.",
+                "Pass the paths of the files.",
             )
     if not listed:
-        raise ArgumentError(
-            f"{caller} was given 0 paths.\n\nA dataset has one file or more.\n\n"
-            "Check the folder and the pattern that the paths come from."
+        raise refuse(
+            ArgumentError,
+            "0 paths.",
+            "A dataset has one file or more.",
+            "Check the folder and the pattern that the paths come from.",
         )
     twice = next((p for p, count in Counter(map(str, listed)).items() if count > 1), None)
     if twice is not None:
-        raise ArgumentError(
-            f"{caller} was given the path {twice!r} twice.\n\n"
-            "An epoch has each file once.\n\nPass each path once."
+        raise refuse(
+            ArgumentError,
+            f"the path {twice!r} twice.",
+            "An epoch has each file once.",
+            "Pass each path once.",
         )
-    check_callable(caller, read, "read")
-    as_integer(caller, "batch_size", batch_size, least=1)
-    as_integer(caller, "seed", seed, least=0)
-    as_flag("from_files", "shuffle", shuffle)
+    check_callable(read, "read")
+    as_integer("batch_size", batch_size, least=1)
+    as_integer("seed", seed, least=0)
+    call_as("from_files", as_flag, "shuffle", shuffle)
     return Files(listed, read, batch_size, shuffle, seed)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypedDict
 import jax
 import numpy as np
 
+from jaxdist._called import called, refuse
 from jaxdist._typing import PyTree
 from jaxdist._validate import show
 from jaxdist.data._reading.elements import as_array
@@ -175,34 +176,36 @@ def _stack(examples: Sequence[PyTree]) -> PyTree:
         ) from error
 
 
+@called("set_state of an iterator of data.from_files")
 def _check_state(own: FilesState, state: Any) -> None:
-    caller = "set_state of an iterator of data.from_files"
     if not isinstance(state, dict) or set(state) != set(own) or not isinstance(state["read"], dict):
-        raise ArgumentError(
-            f"{caller} was given state={show(state)}.\n\n"
-            f"A state of data.from_files is a dict with {sorted(own)}.\n\n"
-            "Pass what get_state() returned."
+        raise refuse(
+            ArgumentError,
+            f"state={show(state)}.",
+            f"A state of data.from_files is a dict with {sorted(own)}.",
+            "Pass what get_state() returned.",
         )
     fixed = ("num_files", "shuffle", "seed")
     differing = [k for k in fixed if state[k] != own[k]]  # type: ignore[literal-required]
     if differing:
         found = ", ".join(f"{k}={state[k]!r}" for k in differing)
         here = ", ".join(f"{k}={own[k]!r}" for k in differing)  # type: ignore[literal-required]
-        raise ArgumentError(
-            f"{caller} was given a state that was taken with {found}, and this dataset has "
-            f"{here}.\n\n"
-            "A state belongs to one list of files and to one order of them.\n\n"
-            "Build the dataset as it was when the state was saved, or start from the beginning."
+        raise refuse(
+            ArgumentError,
+            f"a state that was taken with {found}, and this dataset has {here}.",
+            "A state belongs to one list of files and to one order of them.",
+            "Build the dataset as it was when the state was saved, or start from the beginning.",
         )
     read, epoch = state["read"], state["epoch"]
     numbers = {str(n) for n in range(own["num_files"])}
     counts = [epoch, *(n + 1 for n in read.values())] if _are_counts(epoch, read) else [ALL_READ]
     if not set(read) <= numbers or min(counts) < 0:
-        raise ArgumentError(
-            f"{caller} was given a damaged state: epoch={show(epoch)}, read={show(read)}.\n\n"
-            f"epoch is an integer from 0 up, and read has the examples read of files 0 to "
-            f"{own['num_files'] - 1}, or {ALL_READ} for all.\n\n"
-            "Start from the beginning of an epoch: read={}."
+        raise refuse(
+            ArgumentError,
+            f"a damaged state: epoch={show(epoch)}, read={show(read)}.",
+            "epoch is an integer from 0 up, and read has the examples read of files 0 to "
+            f"{own['num_files'] - 1}, or {ALL_READ} for all.",
+            "Start from the beginning of an epoch: read={}.",
         )
 
 

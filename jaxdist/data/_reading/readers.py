@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import jax
 
+from jaxdist._called import called, refuse
 from jaxdist.data._reading.ahead import HasRowsAhead, RowsAhead
 from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY
 from jaxdist.errors import ArgumentError, ArgumentTypeError, JaxdistError
@@ -80,6 +81,7 @@ class SingleReader:
         if not self._can_seek:
             raise _cannot_seek_error(self._kind)
 
+    @called("DistributedIterator.set_state")
     def seek(self, position: Any) -> None:
         """Continue from `position` by calling the iterator's `set_state`."""
         if self._length != UNKNOWN_CARDINALITY:
@@ -94,11 +96,13 @@ class SingleReader:
         except JaxdistError:
             raise
         except Exception as error:
-            raise ArgumentError(
-                f"DistributedIterator.set_state was given a state that {self._kind} refused: "
-                f"{position!r:.200}. It raised {type(error).__name__}: {error}\n\n"
-                "A state belongs to the dataset that it was taken from.\n\n"
-                "Build the dataset as it was when the state was saved, or start from the beginning."
+            raise refuse(
+                ArgumentError,
+                f"a state that {self._kind} refused: {position!r:.200}. It raised "
+                f"{type(error).__name__}: {error}",
+                "A state belongs to the dataset that it was taken from.",
+                "Build the dataset as it was when the state was saved, or start from the "
+                "beginning.",
             ) from error
 
     def close(self) -> None:
@@ -134,14 +138,15 @@ class ListIterator(Iterator[Any], HasRowsAhead):
         """Return the number of elements that were returned."""
         return self._index
 
+    @called("set_state")
     def set_state(self, state: int) -> None:
         """Continue after `state` elements."""
         if not 0 <= state <= len(self._elements):
-            raise ArgumentError(
-                f"set_state was given the position {state}, and the list has "
-                f"{len(self._elements)} elements.\n\n"
-                f"A position in this list is a number from 0 to {len(self._elements)}.\n\n"
-                "Pass what get_state of an iterator over the same data returned."
+            raise refuse(
+                ArgumentError,
+                f"the position {state}, and the list has {len(self._elements)} elements.",
+                f"A position in this list is a number from 0 to {len(self._elements)}.",
+                "Pass what get_state of an iterator over the same data returned.",
             )
         self._index = int(state)
 
@@ -268,20 +273,21 @@ class _Ended:
 ENDED = _Ended()
 
 
+@called("DistributedIterator.set_state")
 def _check_position(position: Any, length: int) -> Any:
     if not isinstance(position, dict) or set(position) != {"elements", "state"}:
-        raise ArgumentError(
-            "DistributedIterator.set_state was given a state whose source is "
-            f"{position!r:.200}.\n\n"
-            "The source of a state of this dataset is a dict with 'elements' and 'state'.\n\n"
-            "Pass what get_state() returned."
+        raise refuse(
+            ArgumentError,
+            f"a state whose source is {position!r:.200}.",
+            "The source of a state of this dataset is a dict with 'elements' and 'state'.",
+            "Pass what get_state() returned.",
         )
     if position["elements"] != length:
-        raise ArgumentError(
-            "DistributedIterator.set_state was given a state of a dataset of "
-            f"{position['elements']} elements, and this one has {length}.\n\n"
-            "A state belongs to the dataset that it was taken from.\n\n"
-            "Build the dataset as it was when the state was saved, or start from the beginning."
+        raise refuse(
+            ArgumentError,
+            f"a state of a dataset of {position['elements']} elements, and this one has {length}.",
+            "A state belongs to the dataset that it was taken from.",
+            "Build the dataset as it was when the state was saved, or start from the beginning.",
         )
     return position["state"]
 

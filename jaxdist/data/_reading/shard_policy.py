@@ -3,6 +3,7 @@
 import enum
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist.data._reading.assemble import SPLIT_CALLER
 from jaxdist.errors import ArgumentError
 
@@ -51,6 +52,7 @@ def read_own_policy(dataset: Any) -> AutoShardPolicy:
     return AutoShardPolicy(int(getattr(distribute, "auto_shard_policy", 0)))
 
 
+@called(SPLIT_CALLER)
 def choose_policy(
     given: AutoShardPolicy | None, dataset: Any, num_files: int | None, rows: tuple[int, ...] | None
 ) -> AutoShardPolicy:
@@ -68,19 +70,21 @@ def choose_policy(
     policy = read_own_policy(dataset) if given is None else given
     name = type(dataset).__name__
     if policy is AutoShardPolicy.HINT:
-        raise ArgumentError(
-            f"{SPLIT_CALLER} was given auto_shard_policy=HINT and a {name}.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"auto_shard_policy=HINT and a {name}.",
             "HINT replaces tf.data's marks, dataset.shard(tf.data.experimental.SHARD_HINT, ...), "
-            "by the number of the process. Only tf.data can replace them.\n\n"
+            "by the number of the process. Only tf.data can replace them.",
             "Call distribute_datasets_from_function, and shard the dataset in its function: "
-            "dataset.shard(context.num_input_pipelines, context.input_pipeline_id)."
+            "dataset.shard(context.num_input_pipelines, context.input_pipeline_id).",
         )
     if policy is AutoShardPolicy.FILE and num_files is None:
-        raise ArgumentError(
-            f"{SPLIT_CALLER} was given auto_shard_policy=FILE and a {name}.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"auto_shard_policy=FILE and a {name}.",
             "FILE gives each process a share of the files, and this dataset does not say which "
-            "files it reads.\n\n"
-            "Make the dataset with jaxdist.data.from_files(paths, read, batch_size), or use DATA."
+            "files it reads.",
+            "Make the dataset with jaxdist.data.from_files(paths, read, batch_size), or use DATA.",
         )
     if policy not in (AutoShardPolicy.AUTO, AutoShardPolicy.FILE):
         return policy
@@ -96,8 +100,9 @@ def choose_policy(
         if num_files < count
         else f"a batch of {sum(rows)} row(s), of which the {count} processes take {[*rows]}"
     )
-    raise ArgumentError(
-        f"{SPLIT_CALLER} was given auto_shard_policy=FILE and {found}.\n\n"
-        "With FILE every process reads one file or more, and takes rows of each batch.\n\n"
-        f"Give {count} files or more and a larger batch, or use DATA."
+    raise refuse(
+        ArgumentError,
+        f"auto_shard_policy=FILE and {found}.",
+        "With FILE every process reads one file or more, and takes rows of each batch.",
+        f"Give {count} files or more and a larger batch, or use DATA.",
     )

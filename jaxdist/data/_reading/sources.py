@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._called import called, name_call, refuse
 from jaxdist._validate import show
 from jaxdist._values import PerReplica
-from jaxdist.data._reading.assemble import SPLIT_CALLER
 from jaxdist.data._reading.batches import Batches
 from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY, cardinality_of
 from jaxdist.data._reading.examples import Examples
@@ -21,11 +21,15 @@ from jaxdist.errors import ArgumentTypeError, ContextError
 class Source:
     """A user's dataset; each `open` starts a new pass over it."""
 
-    def __init__(self, caller: str, dataset: Any) -> None:
-        name = "dataset" if caller == SPLIT_CALLER else "dataset_fn()"
-        check_dataset(caller, dataset, name)
-        _check_is_batched(caller, dataset)
-        self._caller = caller
+    def __init__(self, dataset: Any, name: str) -> None:
+        check_dataset(dataset, name)
+        if name == "dataset" and isinstance(dataset, Examples):
+            raise ArgumentTypeError(
+                f"{name_call()} takes an iterable of global batches, and {dataset!r} gives single "
+                "examples.\n\nEach replica takes a share of dim 0 of what is given.\n\n"
+                "Batch them first: examples.batch(batch_size)."
+            )
+        self._caller = name_call()
         # Both count epochs, so that each pass shuffles differently. Two strategies that use one
         # object must not advance each other's count.
         is_counted = isinstance(dataset, (Batches, Files))
@@ -69,12 +73,13 @@ class Source:
         is_known = isinstance(data, Batches)
         return data.cardinality_of_multiples(divisor) if is_known else UNKNOWN_CARDINALITY
 
+    @called(lambda self: self._caller)
     def open(self, make: Callable[[], Iterator[Any]] | None = None) -> SingleReader:
         """Start a pass; `make` makes its iterator, and None means the dataset's own iterator."""
         # A generator can be read only once. A second pass would be empty, without an error.
         if self._is_one_shot:
             if self._is_spent:
-                raise _spent_error(self._caller, self._dataset)
+                raise _spent_error(self._dataset)
             self._is_spent = True
             return SingleReader(lambda: self._dataset, UNKNOWN_CARDINALITY, is_own=False)
         # The state of a `Batches` iterator holds the number of examples already, and it stays
@@ -82,6 +87,7 @@ class Source:
         length = UNKNOWN_CARDINALITY if self.has_exclusive_arrays else self.cardinality
         return SingleReader(make or self._new_iterator, length, is_own=True)
 
+    @called(lambda self: self._caller)
     def _new_iterator(self) -> Iterator[Any]:
         data = self._dataset
         if hasattr(data, "as_numpy_iterator"):  # tf.data: arrays instead of its tensors
@@ -91,10 +97,11 @@ class Source:
             return ListIterator(data)
         dataset = data if isinstance(data, Iterable) else data()
         if not isinstance(dataset, Iterable):
-            raise ArgumentTypeError(
-                f"{self._caller} was given dataset={show(data)}, and calling it gave "
-                f"{show(dataset)}.\n\nA dataset is an iterable of batches, or a function that "
-                "makes one for each pass.\n\nPass for instance jaxdist.data.batches(arrays, 32)."
+            raise refuse(
+                ArgumentTypeError,
+                f"dataset={show(data)}, and calling it gave {show(dataset)}.",
+                "A dataset is an iterable of batches, or a function that makes one for each pass.",
+                "Pass for instance jaxdist.data.batches(arrays, 32).",
             )
         return iter(dataset)
 
@@ -109,57 +116,51 @@ def _is_container(dataset: Any) -> bool:
     return isinstance(dataset, Iterable) or hasattr(dataset, "as_numpy_iterator")
 
 
-def _check_is_batched(caller: str, dataset: Any) -> None:
-    if caller == SPLIT_CALLER and isinstance(dataset, Examples):
-        raise ArgumentTypeError(
-            f"{caller} takes an iterable of global batches, and {dataset!r} gives single examples."
-            "\n\nEach replica takes a share of dim 0 of what is given.\n\n"
-            "Batch them first: examples.batch(batch_size)."
-        )
-
-
-def check_dataset(caller: str, dataset: Any, name: str) -> None:
+def check_dataset(dataset: Any, name: str) -> None:
     """Check that `dataset` is a dataset, and not a value that is often passed by mistake."""
     # Arrays, mappings and tuples are iterable, so the loop would run over rows, keys or leaves.
     if isinstance(dataset, (np.ndarray, jax.Array, Mapping, tuple, PerReplica)):
         what = f"{type(dataset).__name__}"
-        raise ArgumentTypeError(
-            f"{caller} was given {name}={show(dataset)}.\n\n"
+        raise refuse(
+            ArgumentTypeError,
+            f"{name}={show(dataset)}.",
             f"{name} is an iterable of batches; this {what} could be one batch, or all the data, "
-            "or a sequence of batches.\n\n"
-            "For arrays that hold all the data use jaxdist.data.batches(arrays, batch_size); "
-            "for batches that exist already, a list of them."
+            "or a sequence of batches.",
+            "For arrays that hold all the data use jaxdist.data.batches(arrays, batch_size); for "
+            "batches that exist already, a list of them.",
         )
     if isinstance(dataset, (str, bytes)) or not (_is_container(dataset) or callable(dataset)):
-        raise ArgumentTypeError(
-            f"{caller} was given {name}={show(dataset)}.\n\n"
-            f"{name} is an iterable of batches.\n\n"
+        raise refuse(
+            ArgumentTypeError,
+            f"{name}={show(dataset)}.",
+            f"{name} is an iterable of batches.",
             "Pass a list of batches, an object with __iter__ (a loader, a tf.data or Grain "
-            "dataset), a generator function, or jaxdist.data.batches(arrays, batch_size)."
+            "dataset), a generator function, or jaxdist.data.batches(arrays, batch_size).",
         )
     if not _is_container(dataset):
-        _check_needs_no_arguments(caller, dataset)
+        _check_needs_no_arguments(dataset)
 
 
-def _check_needs_no_arguments(caller: str, function: Callable[..., Any]) -> None:
+def _check_needs_no_arguments(function: Callable[..., Any]) -> None:
     try:
         inspect.signature(function).bind()
     except ValueError:  # a builtin without a signature
         return
     except TypeError as error:
-        raise ArgumentTypeError(
-            f"{caller} was given the function {getattr(function, '__name__', function)!r}, which "
-            f"takes arguments: {error}.\n\n"
-            "A function that makes a dataset is called without arguments for each pass.\n\n"
+        raise refuse(
+            ArgumentTypeError,
+            f"the function {getattr(function, '__name__', function)!r}, which takes arguments: "
+            f"{error}.",
+            "A function that makes a dataset is called without arguments for each pass.",
             "Pass a function without arguments. A function of an InputContext is for "
-            "strategy.distribute_datasets_from_function(dataset_fn)."
+            "strategy.distribute_datasets_from_function(dataset_fn).",
         ) from None
 
 
-def _spent_error(caller: str, dataset: Any) -> ContextError:
+def _spent_error(dataset: Any) -> ContextError:
     name = getattr(dataset, "__name__", type(dataset).__name__)
     return ContextError(
-        f"{caller}: this dataset was passed over already, and {name} of type "
+        f"{name_call()}: this dataset was passed over already, and {name} of type "
         f"{type(dataset).__name__} gives its elements only once.\n\n"
         "A dataset is read from its start in every pass.\n\n"
         "Pass something that can start again: the generator function itself instead of its "

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from jaxdist._called import called, name_call
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._values import Ahead
@@ -38,6 +39,7 @@ class ShareAssembler(Assembler, abc.ABC):
     exchange: Exchange | None
     _like: Element | None = dataclasses.field(default=None, init=False)
 
+    @called(lambda self: self.caller)
     def __call__(self, raw: Any, index: int) -> PyTree:
         """Return the batch of step `index`, `Dropped`, or `ENDED` if all data has ended."""
         slots = None if raw is ENDED else self._read_slots(raw, index)
@@ -55,7 +57,7 @@ class ShareAssembler(Assembler, abc.ABC):
                 return self.drops.drop(
                     sum(r or 0 for r in rows), index, is_last=self._is_last(rows)
                 )
-            raise _uneven_error(self.caller, rows, self.layout, index)
+            raise _uneven_error(rows, self.layout, index)
         like = self._find_like()
         columns = [_collect(own, like, i) for i in range(len(like.leaves))]
         shapes = [[(r or 0, *x.shape[1:]) if x.ndim else () for r in rows] for x in like.leaves]
@@ -126,11 +128,12 @@ class ShareAssembler(Assembler, abc.ABC):
     def _own_structure(self) -> Structure | None:
         return None if self._like is None else structure_of(self._like)
 
+    @called(lambda self: self.caller)
     def _find_like(self) -> Element:
         """Return an element with the structure of this step's elements."""
         agreed = None if self.exchange is None else self.exchange.structure
         if self._like is None and agreed is not None:
-            self._like = make_empty(agreed, self.layout.process.index, self.caller)
+            self._like = make_empty(agreed, self.layout.process.index)
         # Some process has an element; otherwise `__call__` would have returned `ENDED`.
         return cast(Element, self._like)
 
@@ -194,7 +197,7 @@ class ShareAssembler(Assembler, abc.ABC):
             self.exchange.is_stopped = True
 
 
-def agreed_padding(caller: str, offers: Sequence[Offer], own: int) -> int:
+def agreed_padding(offers: Sequence[Offer], own: int) -> int:
     """Return the largest padding of all processes, which must equal that of this process.
 
     Raises:
@@ -205,9 +208,9 @@ def agreed_padding(caller: str, offers: Sequence[Offer], own: int) -> int:
         culprits = [i for i, o in enumerate(offers) if o.padded_rows == most]
         which = ", ".join(f"process {i}" for i in culprits)
         raise ProgramMismatchError(
-            f"{caller}: {which} pads each replica to {most} rows, and this process to {own}.\n\n"
-            "With partial_batch=PAD all batches have one shape.\n\n"
-            "Give every process the same global batches.",
+            f"{name_call()}: {which} pads each replica to {most} rows, and this process to {own}"
+            ".\n\nWith partial_batch=PAD all batches have one shape.\n\nGive every process the "
+            "same global batches.",
             culprits,
         )
     return most
@@ -225,16 +228,14 @@ def _collect(slots: Sequence[Slot], like: Element, leaf: int) -> list[Any]:
     return [make_zeros(one, empty) if s is None else s.leaves[leaf] for s in slots]
 
 
-def _uneven_error(
-    caller: str, rows: Sequence[int | None], layout: ReplicaMesh, index: int
-) -> ShapeError:
+def _uneven_error(rows: Sequence[int | None], layout: ReplicaMesh, index: int) -> ShapeError:
     by_process: dict[int, list[int]] = {}
     for owner, count in zip(layout.replica_owners, rows, strict=True):
         by_process.setdefault(owner, []).append(count or 0)
     lines = "\n".join(f"  process {p}: {r}" for p, r in sorted(by_process.items()))
     return ShapeError(
-        f"{caller} cannot give every replica the same number of rows in step {index}; the rows of "
-        f"the replicas are:\n{lines}\n\n"
-        "With partial_batch=ERROR all replicas take arrays of the same shape in one step.\n\n"
-        "Make every batch full (drop_remainder=True), or use partial_batch=UNEVEN or PAD."
+        f"{name_call()} cannot give every replica the same number of rows in step {index}; the "
+        f"rows of the replicas are:\n{lines}\n\nWith partial_batch=ERROR all replicas take arrays "
+        "of the same shape in one step.\n\nMake every batch full (drop_remainder=True), or use "
+        "partial_batch=UNEVEN or PAD."
     )

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import jax
 
+from jaxdist._called import called, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._processes import Agreement, at_leaving, get_agreement
 from jaxdist.data._assembler import Assembler
@@ -56,6 +57,7 @@ def _has_spanning_replica(layout: ReplicaMesh) -> bool:
     return any(len(of_replica) > 1 for of_replica in owners)
 
 
+@called(SPLIT_CALLER)
 def check_policy(options: InputOptions, dataset: Any, layout: ReplicaMesh) -> AutoShardPolicy:
     """Return the policy for reading a dataset: DATA, FILE or OFF.
 
@@ -76,11 +78,12 @@ def check_policy(options: InputOptions, dataset: Any, layout: ReplicaMesh) -> Au
         return choose_policy(given, dataset, num_files, rows)
     if given in (None, AutoShardPolicy.AUTO, AutoShardPolicy.DATA):
         return AutoShardPolicy.DATA
-    raise ArgumentError(
-        f"{SPLIT_CALLER} was given auto_shard_policy={given.name}, and a replica of the strategy "
-        "has devices of several processes.\n\n"
-        "All processes of a replica read the rows of that replica, so each reads every batch.\n\n"
-        "Use AutoShardPolicy.DATA, or leave auto_shard_policy out."
+    raise refuse(
+        ArgumentError,
+        f"auto_shard_policy={given.name}, and a replica of the strategy has devices of several "
+        "processes.",
+        "All processes of a replica read the rows of that replica, so each reads every batch.",
+        "Use AutoShardPolicy.DATA, or leave auto_shard_policy out.",
     )
 
 
@@ -106,9 +109,10 @@ def share_dataset(
     if grain is not None:
         size = min(grain.batch_size, len(grain.examples))
 
+    @called(SPLIT_CALLER)
     def parts(rows: int) -> _Parts:
-        fixed = FixedRows(SPLIT_CALLER, num_replicas, rows)
-        return ElementReader(SPLIT_CALLER), placer, num_replicas, partial, drops, fixed
+        fixed = FixedRows(num_replicas, rows)
+        return ElementReader(), placer, num_replicas, partial, drops, fixed
 
     if policy is AutoShardPolicy.DATA:
         cut = _own_cut(layout, partial, size, balanced=placer.balanced)
@@ -174,10 +178,11 @@ def share_function(
         readers = [open_on(s, d) for s, d in zip(sources, devices, strict=True)]
         return ShareReader(ParallelReader(readers, devices, placer.snapshot))
 
+    @called(GROUP_CALLER)
     def make_grouper(reader: ShareReader, rows: int) -> Assembler:
         exchange = find.exchange(None, {}, is_needed=True)
-        fixed = FixedRows(GROUP_CALLER, 1, rows or size)
-        read = ElementReader(GROUP_CALLER)
+        fixed = FixedRows(1, rows or size)
+        read = ElementReader()
         parts = (read, placer, layout.num_replicas, partial, drops, fixed)
         return GroupAssembler(*parts, GROUP_CALLER, layout, exchange, is_per_replica)
 
@@ -205,6 +210,7 @@ class _Finder:
     same: dict[str, str]
     seconds: float | None
 
+    @called(lambda self: self.caller)
     def exchange(
         self, reader: ShareReader | None, same: dict[str, str], *, is_needed: bool
     ) -> Exchange | None:
@@ -226,7 +232,7 @@ class _Finder:
         position = None if reader is None else reader.position()
         shown = json.dumps(position, default=repr, sort_keys=True)
         where = {} if position is None else {"position": shown}
-        return Exchange(self.caller, agreement, {**self.same, **same, **where}, self.seconds)
+        return Exchange(agreement, {**self.same, **same, **where}, self.seconds)
 
 
 def _own_cut(layout: ReplicaMesh, partial: PartialBatch, batch_size: int, *, balanced: bool) -> Cut:

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxdist._called import called, name_call
 from jaxdist._processes import Agreement, exchange_over, find_odd_ones
 from jaxdist.data._sharing.structure import (
     Structure,
@@ -63,11 +64,11 @@ class Exchange:
 
     def __init__(
         self,
-        caller: str,
         agreement: Agreement,
         same: dict[str, str],
         seconds: float | None = None,
     ) -> None:
+        caller = name_call()
         number = next(_PASSES.setdefault(agreement, itertools.count()))
         self.process = agreement.process.index
         self.is_stopped = False
@@ -93,6 +94,7 @@ class Exchange:
         """Whether the processes have compared their batches."""
         return self._same is None
 
+    @called(lambda self: self._caller)
     def share(self, step: int, offer: Offer, structure: Structure | None) -> list[Offer]:
         """Return the offers of all processes for a step, in their order.
 
@@ -120,7 +122,7 @@ class Exchange:
                 self._structures[process] = structure_of_text(answer["structure"])
         # Compare only processes that have an element in this step.
         now = zip(answers, self._structures, strict=True)
-        check_equal(self._caller, [s if a["rows"] is not None else None for a, s in now])
+        check_equal([s if a["rows"] is not None else None for a, s in now])
         offers = [Offer(a["rows"], a["padded"], a["progress"]) for a in answers]
         self._has_ended = all(o.rows is None for o in offers)
         return offers

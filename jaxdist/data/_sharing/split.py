@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from jaxdist._called import called
 from jaxdist._values import Ahead
 from jaxdist.data._reading.ahead import RowsAhead, find_uneven_splits
 from jaxdist.data._reading.elements import Element
@@ -79,9 +80,10 @@ class GlobalAssembler(SplitAssembler):
             return [None] * self.num_replicas
         return [s.stop - s.start for s in self.cut(self._total)]
 
+    @called(lambda self: self.caller)
     def _agree_on_padding(self, offers: Sequence[Offer]) -> None:
         # The rows are already split, so all processes must have split them in the same way.
-        agreed = agreed_padding(self.caller, offers, self._rows_to_pad_to())
+        agreed = agreed_padding(offers, self._rows_to_pad_to())
         self.fixed.rows = agreed * self.num_replicas or self.fixed.rows
 
     def _is_last(self, rows: Sequence[int | None]) -> bool:

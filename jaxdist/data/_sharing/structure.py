@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._called import name_call
 from jaxdist._processes import find_odd_ones
 from jaxdist.data._reading.elements import Element, device_dtype
 from jaxdist.errors import ProgramMismatchError
@@ -43,7 +44,7 @@ def structure_of(element: Element) -> Structure:
     Example:
         >>> from jaxdist.data._reading.elements import ElementReader
         >>> from jaxdist.data._sharing.structure import structure_of
-        >>> structure_of(ElementReader("f")({"x": np.ones((4, 2), np.int8)}, 0)).leaves
+        >>> structure_of(ElementReader()({"x": np.ones((4, 2), np.int8)}, 0)).leaves
         (("batch['x']", 'int8', (2,)),)
     """
     leaves = tuple(
@@ -61,13 +62,12 @@ def structure_of_text(text: str) -> Structure:
     return Structure(tree, skeleton, named)
 
 
-def make_empty(structure: Structure, owner: int, caller: str) -> Element:
+def make_empty(structure: Structure, owner: int) -> Element:
     """Return an element without rows, for a process that has no element.
 
     Args:
         structure: The structure of another process.
         owner: The index of this process.
-        caller: The name of the function in messages.
 
     Raises:
         ProgramMismatchError: The containers are not built into Python, so they cannot be made here.
@@ -83,18 +83,17 @@ def make_empty(structure: Structure, owner: int, caller: str) -> Element:
         built = None
     if built is None:
         raise ProgramMismatchError(
-            f"{caller}: process {owner} has no element at all, and the batches of the others are "
-            f"{structure.tree}.\n\n"
-            "A process without data takes part with batches of no rows. It can build dicts, lists "
-            "and tuples of arrays, and no other containers.\n\n"
-            "Give every process one element or more, or make the batches dicts of arrays.",
+            f"{name_call()}: process {owner} has no element at all, and the batches of the others "
+            f"are {structure.tree}.\n\nA process without data takes part with batches of no rows. "
+            "It can build dicts, lists and tuples of arrays, and no other containers.\n\nGive "
+            "every process one element or more, or make the batches dicts of arrays.",
             (owner,),
         )
     flat, treedef = jax.tree.flatten(built[0])
     return Element(flat, treedef, 0 if structure.has_rows else None)
 
 
-def check_equal(caller: str, structures: Sequence[Structure | None]) -> None:
+def check_equal(structures: Sequence[Structure | None]) -> None:
     """Check that all processes that have a structure have the same one.
 
     Raises:
@@ -108,7 +107,7 @@ def check_equal(caller: str, structures: Sequence[Structure | None]) -> None:
     found, wanted = _describe_difference(structures[first], structures[usual])
     which = ", ".join(f"process {p}" for p in culprits)
     raise ProgramMismatchError(
-        f"{caller}: the batches of {which} are not built like those of the others.\n"
+        f"{name_call()}: the batches of {which} are not built like those of the others.\n"
         f"  there: {found}\n"
         f"  else:  {wanted}\n\n"
         "All processes run one program, so their batches have the same structure, dtypes and "

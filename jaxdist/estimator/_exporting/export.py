@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxdist._called import called, name_call, refuse
 from jaxdist._checkpoints import Checkpoints
 from jaxdist._validate import as_path, is_array, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError
@@ -111,6 +112,7 @@ class Exported:
         return self._program.call(self._weights, features)
 
 
+@called("estimator.load_export")
 def load_export(path: Any) -> Exported:
     """Return an exported model, without the model function or Flax modules.
 
@@ -123,8 +125,7 @@ def load_export(path: Any) -> Exported:
     Example:
         See `Exported`.
     """
-    caller = "estimator.load_export"
-    folder = pathlib.Path(as_path(caller, "path", path, "runs/a/export/best/1767000000"))
+    folder = pathlib.Path(as_path("path", path, "runs/a/export/best/1767000000"))
     try:
         about = json.loads((folder / _ABOUT).read_text())
         program = (folder / _PROGRAM).read_bytes()
@@ -136,7 +137,7 @@ def load_export(path: Any) -> Exported:
         step = int(about["global_step"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise CheckpointError(
-            f"{caller} found no export in {folder}: {type(error).__name__}: {error}.\n\n"
+            f"{name_call()} found no export in {folder}: {type(error).__name__}: {error}.\n\n"
             "An export is a folder that Estimator.export, or an exporter, has written.\n\n"
             "Pass the path that Estimator.export returns."
         ) from None
@@ -146,7 +147,7 @@ def load_export(path: Any) -> Exported:
     return Exported(jax.export.deserialize(bytearray(program)), weights, step)
 
 
-def check_features(caller: str, features: Any, *, any_batch: bool) -> None:
+def check_features(features: Any, *, any_batch: bool) -> None:
     """Check example features of an export.
 
     Raises:
@@ -156,14 +157,16 @@ def check_features(caller: str, features: Any, *, any_batch: bool) -> None:
     leaves = jax.tree.leaves(features)
     for leaf in leaves:
         if not (is_array(leaf) and hasattr(leaf, "dtype")):
-            raise ArgumentTypeError(
-                f"{caller} was given features with {show(leaf)}.\n\n"
-                "Example features are arrays, or jax.ShapeDtypeStructs.\n\n"
-                "Pass for instance np.zeros((1, 4), 'float32')."
+            raise refuse(
+                ArgumentTypeError,
+                f"features with {show(leaf)}.",
+                "Example features are arrays, or jax.ShapeDtypeStructs.",
+                "Pass for instance np.zeros((1, 4), 'float32').",
             )
     if not leaves or (any_batch and not all(leaf.shape for leaf in leaves)):
-        raise ArgumentError(
-            f"{caller} was given features={show(features)}.\n\n"
-            "Example features are arrays [b, ...], as those that model_fn gets.\n\n"
-            "Pass for instance np.zeros((1, 4), 'float32')."
+        raise refuse(
+            ArgumentError,
+            f"features={show(features)}.",
+            "Example features are arrays [b, ...], as those that model_fn gets.",
+            "Pass for instance np.zeros((1, 4), 'float32').",
         )

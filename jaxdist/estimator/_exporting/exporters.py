@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxdist._called import call_as, called, name_call, refuse
 from jaxdist._checkpoints import read_dict, replace_file
 from jaxdist._validate import as_integer, check_callable, check_instance, check_text, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
@@ -23,8 +24,9 @@ class Exporter:
         `tf.estimator.Exporter`.
     """
 
+    @called(lambda self: f"estimator.{type(self).__name__}")
     def __init__(self, name: str) -> None:
-        check_text(f"estimator.{type(self).__name__}", "name", name, "best")
+        check_text("name", name, "best")
         self.name = name
 
     def export(
@@ -69,9 +71,10 @@ class FinalExporter(Exporter):
         `tf.estimator.FinalExporter`.
     """
 
+    @called(lambda self: type(self).__name__)
     def __init__(self, name: str, serving_input_receiver_fn: Callable[[], Any]) -> None:
         super().__init__(name)
-        self._make_features = _check_receiver(type(self).__name__, serving_input_receiver_fn)
+        self._make_features = _check_receiver(serving_input_receiver_fn)
 
     def export(
         self,
@@ -112,6 +115,7 @@ class LatestExporter(Exporter):
         `tf.estimator.LatestExporter`.
     """
 
+    @called(lambda self: type(self).__name__)
     def __init__(
         self,
         name: str,
@@ -120,9 +124,8 @@ class LatestExporter(Exporter):
         exports_to_keep: int | None = 5,
     ) -> None:
         super().__init__(name)
-        caller = type(self).__name__
-        self._make_features = _check_receiver(caller, serving_input_receiver_fn)
-        self._keep = _check_keep(caller, exports_to_keep)
+        self._make_features = _check_receiver(serving_input_receiver_fn)
+        self._keep = _check_keep(exports_to_keep)
 
     def export(
         self,
@@ -165,6 +168,7 @@ class BestExporter(Exporter):
         `tf.estimator.BestExporter`.
     """
 
+    @called(lambda self: type(self).__name__)
     def __init__(
         self,
         name: str = "best_exporter",
@@ -175,12 +179,12 @@ class BestExporter(Exporter):
     ) -> None:
         super().__init__(name)
         caller = type(self).__name__
-        self._make_features = _check_receiver(caller, serving_input_receiver_fn)
+        self._make_features = _check_receiver(serving_input_receiver_fn)
         if compare_fn is not None:
             remedy = "Pass lambda best_eval_result, current_eval_result: ..."
-            check_callable(f"estimator.{caller}", compare_fn, "compare_fn", remedy)
+            call_as(f"estimator.{caller}", check_callable, compare_fn, "compare_fn", remedy)
         self._is_better = compare_fn or _has_smaller_loss
-        self._keep = _check_keep(caller, exports_to_keep)
+        self._keep = _check_keep(exports_to_keep)
 
     def export(
         self,
@@ -239,23 +243,23 @@ def _delete_old(folder: pathlib.Path, keep: int | None) -> None:
         shutil.rmtree(folder / str(number), ignore_errors=True)
 
 
-def _check_receiver(caller: str, function: Any) -> Callable[[], Any]:
+def _check_receiver(function: Any) -> Callable[[], Any]:
     remedy = "Pass a function that returns example features: lambda: np.zeros((1, 4), 'float32')."
     name = "serving_input_receiver_fn"
-    check_callable(f"estimator.{caller}", function, name, remedy)
+    call_as(f"estimator.{name_call()}", check_callable, function, name, remedy)
     checked: Callable[[], Any] = function
     return checked
 
 
-def _check_keep(caller: str, keep: Any) -> int | None:
+def _check_keep(keep: Any) -> int | None:
     return (
         None
         if keep is None
-        else as_integer(f"estimator.{caller}", "exports_to_keep", keep, least=1)
+        else call_as(f"estimator.{name_call()}", as_integer, "exports_to_keep", keep, least=1)
     )
 
 
-def check_exporters(caller: str, exporters: Any) -> tuple[Exporter, ...]:
+def check_exporters(exporters: Any) -> tuple[Exporter, ...]:
     """Return exporters as a tuple.
 
     Raises:
@@ -266,20 +270,22 @@ def check_exporters(caller: str, exporters: Any) -> tuple[Exporter, ...]:
         return ()
     listed: Sequence[Any] = [exporters] if isinstance(exporters, Exporter) else exporters
     if not isinstance(listed, (list, tuple)):
-        raise ArgumentTypeError(
-            f"{caller} was given exporters={show(exporters)}.\n\n"
-            "exporters is an exporter, or a list of exporters.\n\n"
-            "Pass for instance [jaxdist.estimator.FinalExporter('final', make_features)]."
+        raise refuse(
+            ArgumentTypeError,
+            f"exporters={show(exporters)}.",
+            "exporters is an exporter, or a list of exporters.",
+            "Pass for instance [jaxdist.estimator.FinalExporter('final', make_features)].",
         )
     remedy = "Pass for instance [jaxdist.estimator.FinalExporter('final', make_features)]."
     names: set[str] = set()
     for exporter in listed:
-        check_instance(caller, "exporters", exporter, Exporter, "a list of exporters", remedy)
+        check_instance("exporters", exporter, Exporter, "a list of exporters", remedy)
         if exporter.name in names:
-            raise ArgumentError(
-                f"{caller} was given two exporters with the name {exporter.name!r}.\n\n"
-                "An exporter writes into the folder that has its name.\n\n"
-                "Give each of them another name."
+            raise refuse(
+                ArgumentError,
+                f"two exporters with the name {exporter.name!r}.",
+                "An exporter writes into the folder that has its name.",
+                "Give each of them another name.",
             )
         names.add(exporter.name)
     return tuple(listed)

@@ -9,7 +9,7 @@ from jaxdist.estimator._hooks.hook import SessionRunContext, SessionRunHook, Ses
 from jaxdist.estimator._hooks.session import Session
 
 
-def check_hooks(caller: str, name: str, hooks: Any, kind: type[Any] = SessionRunHook) -> list[Any]:
+def check_hooks(name: str, hooks: Any, kind: type[Any] = SessionRunHook) -> list[Any]:
     """Return hooks, or listeners, as a list.
 
     Raises:
@@ -18,7 +18,7 @@ def check_hooks(caller: str, name: str, hooks: Any, kind: type[Any] = SessionRun
     if hooks is None:
         return []
     what = f"a list of objects of classes that derive from estimator.{kind.__name__}"
-    return as_list(caller, name, hooks, what, f"Pass for instance {name}=[Mine()].", kind=kind)
+    return as_list(name, hooks, what, f"Pass for instance {name}=[Mine()].", kind=kind)
 
 
 class NameFailure:

@@ -4,10 +4,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jaxdist._called import called, refuse
 from jaxdist._keras import keras_module
 from jaxdist.errors import UnsupportedError
 
 
+@called("estimator.Estimator")
 def check_metrics(model: Any) -> None:
     """Check that each metric of `compile` is a mean over rows.
 
@@ -26,10 +28,11 @@ def check_metrics(model: Any) -> None:
             if not is_mean
             else f"metrics for {count} outputs"
         )
-        raise UnsupportedError(
-            f"estimator.Estimator was given the Keras model {model.name!r} with {why}.\n\n"
-            "An evaluation of an Estimator takes the mean of a value of each row of one output.\n\n"
-            "Leave it out of compile, or evaluate with the model's own evaluate."
+        raise refuse(
+            UnsupportedError,
+            f"the Keras model {model.name!r} with {why}.",
+            "An evaluation of an Estimator takes the mean of a value of each row of one output.",
+            "Leave it out of compile, or evaluate with the model's own evaluate.",
         )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from jaxdist._called import called, refuse
 from jaxdist._keras import Rows, keras_module, use_rows
 from jaxdist._strategies import get_replica_context
 from jaxdist.errors import ArgumentError, ShapeError, UnsupportedError
@@ -30,6 +31,7 @@ def is_keras_object(given: Any) -> bool:
     return any(kind.__module__.split(".")[0] == "keras" for kind in type(given).__mro__)
 
 
+@called(_CALLER)
 def check_keras_model(model: Any) -> None:
     """Check that a Keras object is a model that JAX can call as a pure function.
 
@@ -38,19 +40,21 @@ def check_keras_model(model: Any) -> None:
         UnsupportedError: Keras uses another backend, or keeps its variables in Flax.
     """
     if not isinstance(model, keras_module("models.model").Model):
-        raise ArgumentError(
-            f"{_CALLER} was given a {type(model).__name__} of Keras as model_fn.\n\n"
-            "A Keras model is a keras.Model, such as keras.Sequential.\n\n"
-            "Pass keras.Sequential([keras.Input(shape), layer])."
+        raise refuse(
+            ArgumentError,
+            f"a {type(model).__name__} of Keras as model_fn.",
+            "A Keras model is a keras.Model, such as keras.Sequential.",
+            "Pass keras.Sequential([keras.Input(shape), layer]).",
         )
     config = keras_module("backend.config")
     if config.backend() != "jax" or config.is_nnx_enabled():
         found = "KERAS_NNX_ENABLED" if config.backend() == "jax" else repr(config.backend())
-        raise UnsupportedError(
-            f"{_CALLER} was given the Keras model {model.name!r}, and Keras uses {found}.\n\n"
+        raise refuse(
+            UnsupportedError,
+            f"the Keras model {model.name!r}, and Keras uses {found}.",
             "Strategies of jaxdist train models of the JAX backend. Keras reads its backend once, "
-            "when it is imported.\n\n"
-            "Start the program with KERAS_BACKEND=jax, and KERAS_NNX_ENABLED=false."
+            "when it is imported.",
+            "Start the program with KERAS_BACKEND=jax, and KERAS_NNX_ENABLED=false.",
         )
 
 
@@ -128,6 +132,7 @@ def make_from_keras(
     return call
 
 
+@called(_CALLER)
 def _build(model: Any, mode: str, features: Any, labels: Any, *, is_own: bool) -> _Values:
     """Make what Keras makes at the first batch, and return the values of all variables."""
     if is_own and mode != ModeKeys.PREDICT and labels is not None:
@@ -139,24 +144,28 @@ def _build(model: Any, mode: str, features: Any, labels: Any, *, is_own: bool) -
         backend.compute_output_spec(model, jax.tree.map(make, features), training=False)
     _check_layers(model)
     if not model.variables:
-        raise ShapeError(
-            f"{_CALLER} was given the Keras model {model.name!r}, which has no variables.\n\n"
-            "There is nothing to train.\n\nAdd a layer with weights, such as keras.layers.Dense(1)."
+        raise refuse(
+            ShapeError,
+            f"the Keras model {model.name!r}, which has no variables.",
+            "There is nothing to train.",
+            "Add a layer with weights, such as keras.layers.Dense(1).",
         )
     return _Values(model)
 
 
+@called(_CALLER)
 def _check_layers(model: Any) -> None:
     """Refuse layers with statistics over the rows of all replicas: batches may differ in size."""
     for layer in model._flatten_layers():
         if getattr(layer, "synchronized", False):
-            raise UnsupportedError(
-                f"{_CALLER} was given the Keras model {model.name!r}, whose layer {layer.name!r} "
-                "has synchronized=True.\n\n"
+            raise refuse(
+                UnsupportedError,
+                f"the Keras model {model.name!r}, whose layer {layer.name!r} has "
+                "synchronized=True.",
                 "The replicas of an Estimator have batches of their own, and each normalizes with "
-                "its own statistics.\n\n"
+                "its own statistics.",
                 "Leave synchronized out, or train the model with its own fit in the strategy's "
-                "scope."
+                "scope.",
             )
 
 

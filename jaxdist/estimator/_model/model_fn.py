@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import check_callable, check_instance, is_array, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.estimator._model.keras_model import (
@@ -26,6 +27,7 @@ ModelFn: TypeAlias = Callable[[Any, Any, str, Any, Any], Any]
 _NAMES = ("features", "labels", "mode", "params", "config")
 
 
+@called(_CALLER)
 def make_model_fn(
     given: Any,
     params: Mapping[str, Any] | None,
@@ -55,21 +57,23 @@ def make_model_fn(
         _check_parts("a module", loss, optimizer, metrics)
         return _make_from_module(given, loss, optimizer, metrics)
     check_callable(
-        _CALLER,
         given,
         "model_fn",
         "Pass a function (features, labels, mode, params, config), or a Flax NNX module.",
     )
     for name, value in of_module.items():
         if value is not None:
-            raise ArgumentError(
-                f"{_CALLER} was given a model function and {name}={show(value)}.\n\n"
+            raise refuse(
+                ArgumentError,
+                f"a model function and {name}={show(value)}.",
                 f"A model function returns its own {name} in an EstimatorSpec; {name}= belongs to "
-                f"a module.\n\nLeave out {name}."
+                "a module.",
+                f"Leave out {name}.",
             )
     return _adapt(given, params)
 
 
+@called(_CALLER)
 def _adapt(given: Callable[..., Any], params: Mapping[str, Any] | None) -> ModelFn:
     """Return a function of five arguments that passes on those that `given` takes."""
     try:
@@ -86,16 +90,19 @@ def _adapt(given: Callable[..., Any], params: Mapping[str, Any] | None) -> Model
         and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
     ]
     if "features" not in names or others:
-        raise ArgumentError(
-            f"{_CALLER} was given model_fn, which takes ({', '.join(found)}).\n\n"
+        raise refuse(
+            ArgumentError,
+            f"model_fn, which takes ({', '.join(found)}).",
             "A model function takes features, and may take labels, mode, params and config, by "
-            "these names.\n\nWrite def model_fn(features, labels, mode, params, config)."
+            "these names.",
+            "Write def model_fn(features, labels, mode, params, config).",
         )
     if params is not None and "params" not in names:
-        raise ArgumentError(
-            f"{_CALLER} was given params={show(dict(params))}, and model_fn takes "
-            f"({', '.join(found)}).\n\nparams are for the model function.\n\n"
-            "Add the argument params to model_fn, or leave params out."
+        raise refuse(
+            ArgumentError,
+            f"params={show(dict(params))}, and model_fn takes ({', '.join(found)}).",
+            "params are for the model function.",
+            "Add the argument params to model_fn, or leave params out.",
         )
 
     def call(features: Any, labels: Any, mode: str, params: Any, config: Any) -> Any:
@@ -111,6 +118,7 @@ def _adapt(given: Callable[..., Any], params: Mapping[str, Any] | None) -> Model
     return call
 
 
+@called(_CALLER)
 def _check_parts(what: str, loss: Any, optimizer: Any, metrics: Mapping[str, Any] | None) -> None:
     """Check the arguments that belong to a module.
 
@@ -127,16 +135,14 @@ def _check_parts(what: str, loss: Any, optimizer: Any, metrics: Mapping[str, Any
         example = f"{example[:-1]}, or none of them and a model that was compiled."
     for name, value in (("loss", loss), ("optimizer", optimizer)):
         if value is None:
-            raise ArgumentError(
-                f"{_CALLER} was given {what}, and no {name}.\n\n{rule}\n\n{example}"
-            )
-    check_callable(_CALLER, loss, "loss", example)
-    check_transformation(_CALLER, "optimizer", optimizer, example)
+            raise refuse(ArgumentError, f"{what}, and no {name}.", rule, example)
+    check_callable(loss, "loss", example)
+    check_transformation("optimizer", optimizer, example)
     if metrics is not None:
         remedy = "Pass {'accuracy': lambda predictions, labels: ...}."
-        check_instance(_CALLER, "metrics", metrics, Mapping, "a dict of functions", remedy)
+        check_instance("metrics", metrics, Mapping, "a dict of functions", remedy)
         for name, metric in metrics.items():
-            check_callable(_CALLER, metric, f"metrics[{name!r}]", remedy)
+            check_callable(metric, f"metrics[{name!r}]", remedy)
 
 
 def _make_from_module(
@@ -169,12 +175,15 @@ def _make_from_module(
     return call
 
 
+@called(_CALLER)
 def _take_mean_of_rows(losses: Any) -> Any:
     """Return a scalar, or one value for each row."""
     if not is_array(losses):
-        raise ArgumentTypeError(
-            f"{_CALLER} was given loss, which returned {show(losses)}.\n\n"
-            "loss(predictions, labels) returns an array.\n\nPass for instance loss=optax.l2_loss."
+        raise refuse(
+            ArgumentTypeError,
+            f"loss, which returned {show(losses)}.",
+            "loss(predictions, labels) returns an array.",
+            "Pass for instance loss=optax.l2_loss.",
         )
     losses = jnp.asarray(losses)
     return losses if losses.ndim < 2 else jnp.mean(losses, axis=tuple(range(1, losses.ndim)))

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxdist._called import called, name_call, refuse
 from jaxdist._compat import watch_made_variables
 from jaxdist._validate import check_callable, check_text
 from jaxdist.errors import ArgumentError, ContextError
@@ -79,6 +80,7 @@ def _refuse_made(kind: type, module: str | None) -> None:
     )
 
 
+@called("estimator.get_module")
 def get_module(factory: Callable[[nnx.Rngs], Any], name: str = "model") -> Any:
     """Return a Flax NNX module of the model; make it if it does not exist.
 
@@ -105,22 +107,22 @@ def get_module(factory: Callable[[nnx.Rngs], Any], name: str = "model") -> Any:
     Source:
         `tf.compat.v1.get_variable` in a model function.
     """
-    caller = "estimator.get_module"
-    check_callable(caller, factory, "factory", "Pass lambda rngs: nnx.Linear(4, 2, rngs=rngs).")
-    check_text(caller, "name", name, "model")
-    frame = _find_frame(caller)
+    check_callable(factory, "factory", "Pass lambda rngs: nnx.Linear(4, 2, rngs=rngs).")
+    check_text("name", name, "model")
+    frame = _find_frame()
     if name in frame.modules:
         return frame.modules[name]
     if frame.can_add:
         raise NeedsModule(name, factory)
     raise ContextError(
-        f"{caller} was asked for the module {name!r}, and the model has "
+        f"{name_call()} was asked for the module {name!r}, and the model has "
         f"{', '.join(map(repr, sorted(frame.modules))) or 'none'}.\n\n"
         "A model function asks for the same modules whenever it is called for one mode.\n\n"
         "Do not choose modules by the shape of a batch."
     )
 
 
+@called("estimator.get_global_step")
 def get_global_step() -> Any:
     """Return the number of completed steps of all workers, before this one.
 
@@ -132,20 +134,21 @@ def get_global_step() -> Any:
     Source:
         `tf.compat.v1.train.get_global_step`.
     """
-    return jnp.asarray(_find_frame("estimator.get_global_step").find_step())
+    return jnp.asarray(_find_frame().find_step())
 
 
-def _find_frame(caller: str) -> Frame:
+def _find_frame() -> Frame:
     frame = _FRAME.get()
     if frame is None:
         raise ContextError(
-            f"{caller} was called outside of a model function.\n\n"
+            f"{name_call()} was called outside of a model function.\n\n"
             "It belongs to the model that an Estimator builds.\n\n"
             "Call it in the model_fn that you pass to jaxdist.estimator.Estimator."
         )
     return frame
 
 
+@called("estimator.get_module")
 def make_module(needed: NeedsModule, seed: int) -> Any:
     """Return the module that a model function requested.
 
@@ -154,9 +157,10 @@ def make_module(needed: NeedsModule, seed: int) -> Any:
     """
     made = needed.factory(nnx.Rngs(seed))
     if not isinstance(made, nnx.Pytree) or isinstance(made, nnx.Optimizer):
-        raise ArgumentError(
-            f"estimator.get_module was given a factory that returned {type(made).__name__} for "
-            f"{needed.name!r}.\n\nA module of a model is a Flax NNX module.\n\n"
-            "Pass for instance lambda rngs: nnx.Linear(4, 2, rngs=rngs)."
+        raise refuse(
+            ArgumentError,
+            f"a factory that returned {type(made).__name__} for {needed.name!r}.",
+            "A module of a model is a Flax NNX module.",
+            "Pass for instance lambda rngs: nnx.Linear(4, 2, rngs=rngs).",
         )
     return made

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_list, check_instance, is_array, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.estimator._hooks import SessionRunHook
@@ -44,7 +45,7 @@ _NEEDS = {
 _HOOKS = ("training_chief_hooks", "training_hooks", "evaluation_hooks", "prediction_hooks")
 
 
-def check_transformation(caller: str, name: str, value: Any, example: str) -> None:
+def check_transformation(name: str, value: Any, example: str) -> None:
     """Check that a value is an optax transformation; `example` shows what to pass.
 
     Raises:
@@ -53,7 +54,7 @@ def check_transformation(caller: str, name: str, value: Any, example: str) -> No
     if isinstance(value, optax.MultiSteps):
         example = f"Pass its transformation: {name}=steps.gradient_transformation()."
     kind, what = optax.GradientTransformation, "an optax transformation"
-    check_instance(caller, name, value, kind, what, example)
+    check_instance(name, value, kind, what, example)
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -104,45 +105,49 @@ class EstimatorSpec:
     evaluation_hooks: Sequence[SessionRunHook] | None = None
     prediction_hooks: Sequence[SessionRunHook] | None = None
 
+    @called(_CALLER)
     def __post_init__(self) -> None:
         if not isinstance(self.mode, str) or self.mode not in _MODES:
-            raise ArgumentError(
-                f"{_CALLER} was given mode={show(self.mode)}.\n\n"
-                f"mode is one of {', '.join(map(repr, _MODES))}.\n\n"
-                "Pass the mode that the model function was called with."
+            raise refuse(
+                ArgumentError,
+                f"mode={show(self.mode)}.",
+                f"mode is one of {', '.join(map(repr, _MODES))}.",
+                "Pass the mode that the model function was called with.",
             )
         for name in _NEEDS[self.mode]:
             if getattr(self, name) is None:
-                raise ArgumentError(
-                    f"{_CALLER} was given mode={self.mode!r}, and no {name}.\n\n"
-                    f"For this mode a model function returns {' and '.join(_NEEDS[self.mode])}.\n\n"
-                    f"Pass {name}={_EXAMPLES[name]}."
+                raise refuse(
+                    ArgumentError,
+                    f"mode={self.mode!r}, and no {name}.",
+                    f"For this mode a model function returns {' and '.join(_NEEDS[self.mode])}.",
+                    f"Pass {name}={_EXAMPLES[name]}.",
                 )
         if self.train_op is not None:
             example = "Pass for instance train_op=optax.adam(1e-3)."
-            check_transformation(_CALLER, "train_op", self.train_op, example)
+            check_transformation("train_op", self.train_op, example)
         self._check_metrics()
         for name in _HOOKS:
             given = getattr(self, name)
             if given is not None:
                 example = f"Pass for instance {name}=[MyHook()]."
-                listed = as_list(
-                    _CALLER, name, given, "a list of hooks", example, kind=SessionRunHook
-                )
+                listed = as_list(name, given, "a list of hooks", example, kind=SessionRunHook)
                 object.__setattr__(self, name, tuple(listed))
 
+    @called(_CALLER)
     def _check_metrics(self) -> None:
         metrics = self.eval_metric_ops
         if metrics is None:
             return
         what, remedy = "a dict of metrics by name", "Pass {'accuracy': values_of_the_rows}."
-        check_instance(_CALLER, "eval_metric_ops", metrics, Mapping, what, remedy)
+        check_instance("eval_metric_ops", metrics, Mapping, what, remedy)
         for name in metrics:
             if not isinstance(name, str) or name in ("loss", "global_step", ""):
-                raise ArgumentError(
-                    f"{_CALLER} was given eval_metric_ops with the name {name!r}.\n\n"
+                raise refuse(
+                    ArgumentError,
+                    f"eval_metric_ops with the name {name!r}.",
                     "The result of an evaluation has the metrics by name, and also 'loss' and "
-                    "'global_step'.\n\nGive the metric another name."
+                    "'global_step'.",
+                    "Give the metric another name.",
                 )
 
     def __repr__(self) -> str:

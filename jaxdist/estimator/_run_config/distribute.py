@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from jaxdist._called import call_as, refuse
 from jaxdist._parameter_server import ParameterServerStrategy
 from jaxdist._strategies import Strategy
 from jaxdist._validate import show
@@ -33,7 +34,7 @@ class DistributeConfig(NamedTuple):
 
 
 def read_strategies(
-    caller: str, train: Any, evaluation: Any, both: Any, *, has_cluster: bool
+    train: Any, evaluation: Any, both: Any, *, has_cluster: bool
 ) -> tuple[Strategy | None, Strategy | None]:
     """Return the strategies that train and evaluate.
 
@@ -45,45 +46,64 @@ def read_strategies(
     """
     if both is not None:
         if not isinstance(both, DistributeConfig):
-            raise ArgumentTypeError(
-                f"{caller} was given experimental_distribute={show(both)}.\n\n"
-                "experimental_distribute is a DistributeConfig.\n\n"
-                "Pass jaxdist.contrib.DistributeConfig(train_distribute=strategy)."
+            raise refuse(
+                ArgumentTypeError,
+                f"experimental_distribute={show(both)}.",
+                "experimental_distribute is a DistributeConfig.",
+                "Pass jaxdist.contrib.DistributeConfig(train_distribute=strategy).",
             )
         for name, value in (("train_distribute", train), ("eval_distribute", evaluation)):
             if value is not None:
-                raise ArgumentError(
-                    f"{caller} was given {name} and experimental_distribute.\n\n"
-                    "Both have the strategies.\n\n"
-                    f"Pass one of them, for instance {name}=strategy."
+                raise refuse(
+                    ArgumentError,
+                    f"{name} and experimental_distribute.",
+                    "Both have the strategies.",
+                    f"Pass one of them, for instance {name}=strategy.",
                 )
         train, evaluation = both.train_distribute, both.eval_distribute
-        caller = "contrib.DistributeConfig"
         if both.remote_cluster is not None:
-            _refuse_remote(caller, both.remote_cluster, has_cluster=has_cluster)
-    for name, value in (("train_distribute", train), ("eval_distribute", evaluation)):
-        if isinstance(value, ParameterServerStrategy):
-            raise ArgumentError(
-                f"{caller} was given {name}=ParameterServerStrategy, that of version 2.\n\n"
-                "It needs a coordinator, which an Estimator does not have: each worker runs the "
-                "script.\n\nUse jaxdist.compat.v1.experimental.ParameterServerStrategy()."
+            call_as(
+                "contrib.DistributeConfig",
+                _refuse_remote,
+                both.remote_cluster,
+                has_cluster=has_cluster,
             )
-        if value is not None and not isinstance(value, Strategy):
-            raise ArgumentTypeError(
-                f"{caller} was given {name}={show(value)}.\n\n{name} is a strategy, or None.\n\n"
-                f"Pass for instance {name}=jaxdist.MirroredStrategy()."
-            )
+        call_as("contrib.DistributeConfig", _check_strategies, train, evaluation)
+    else:
+        _check_strategies(train, evaluation)
     return train, evaluation
 
 
-def _refuse_remote(caller: str, cluster: Any, *, has_cluster: bool) -> None:
+def _check_strategies(train: Any, evaluation: Any) -> None:
+    for name, value in (("train_distribute", train), ("eval_distribute", evaluation)):
+        if isinstance(value, ParameterServerStrategy):
+            raise refuse(
+                ArgumentError,
+                f"{name}=ParameterServerStrategy, that of version 2.",
+                "It needs a coordinator, which an Estimator does not have: each worker runs the "
+                "script.",
+                "Use jaxdist.compat.v1.experimental.ParameterServerStrategy().",
+            )
+        if value is not None and not isinstance(value, Strategy):
+            raise refuse(
+                ArgumentTypeError,
+                f"{name}={show(value)}.",
+                f"{name} is a strategy, or None.",
+                f"Pass for instance {name}=jaxdist.MirroredStrategy().",
+            )
+
+
+def _refuse_remote(cluster: Any, *, has_cluster: bool) -> None:
     if has_cluster:
-        raise ArgumentError(
-            f"{caller} was given remote_cluster={show(cluster)}, and TF_CONFIG has a cluster.\n\n"
-            "There is one cluster.\n\nLeave remote_cluster out."
+        raise refuse(
+            ArgumentError,
+            f"remote_cluster={show(cluster)}, and TF_CONFIG has a cluster.",
+            "There is one cluster.",
+            "Leave remote_cluster out.",
         )
-    raise UnsupportedError(
-        f"{caller} was given remote_cluster={show(cluster)}.\n\n"
-        "One client cannot run a whole cluster: every task runs the script.\n\n"
-        "Leave it out, and start the tasks: jaxdist launch --ps 1 --workers 2 script.py."
+    raise refuse(
+        UnsupportedError,
+        f"remote_cluster={show(cluster)}.",
+        "One client cannot run a whole cluster: every task runs the script.",
+        "Leave it out, and start the tasks: jaxdist launch --ps 1 --workers 2 script.py.",
     )

@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_integer, as_number, as_path, show
 from jaxdist.cluster_resolver import ClusterSpec
@@ -76,6 +77,7 @@ class RunConfig:
         `tf.estimator.RunConfig`, `tensorflow_estimator` 1.15.
     """
 
+    @called(_CALLER)
     def __init__(
         self,
         model_dir: Any = None,
@@ -106,20 +108,19 @@ class RunConfig:
         self._given |= {"save_checkpoints_steps": steps, "save_checkpoints_secs": seconds}
         for name in ("save_summary_steps", "save_checkpoints_steps", "log_step_count_steps"):
             if self._given[name] is not None:
-                self._given[name] = as_integer(_CALLER, name, self._given[name], least=1)
-        if seconds is not None and not as_number(_CALLER, "save_checkpoints_secs", seconds) > 0:
+                self._given[name] = as_integer(name, self._given[name], least=1)
+        if seconds is not None and not as_number("save_checkpoints_secs", seconds) > 0:
             raise _make_range_error("save_checkpoints_secs", seconds)
         if keep_checkpoint_max is not None:
-            as_integer(_CALLER, "keep_checkpoint_max", keep_checkpoint_max, least=0)
+            as_integer("keep_checkpoint_max", keep_checkpoint_max, least=0)
         name = "keep_checkpoint_every_n_hours"
-        if not as_number(_CALLER, name, keep_checkpoint_every_n_hours) > 0:
+        if not as_number(name, keep_checkpoint_every_n_hours) > 0:
             raise _make_range_error(name, keep_checkpoint_every_n_hours)
         if tf_random_seed is not None:
-            as_integer(_CALLER, "tf_random_seed", tf_random_seed, least=0, most=(1 << 31) - 1)
+            as_integer("tf_random_seed", tf_random_seed, least=0, most=(1 << 31) - 1)
         strategies = (train_distribute, eval_distribute, experimental_distribute)
         task = read_own_task(needs_chief=all(x is None for x in strategies))
         self.train_distribute, self.eval_distribute = read_strategies(
-            _CALLER,
             train_distribute,
             eval_distribute,
             experimental_distribute,
@@ -141,6 +142,7 @@ class RunConfig:
         self.global_id_in_cluster, self.service = task.global_id, task.service
         self.has_cluster = task.has_cluster
 
+    @called(f"{_CALLER}.replace")
     def replace(self, **kwargs: Any) -> "RunConfig":
         """Return a config with other values.
 
@@ -160,10 +162,11 @@ class RunConfig:
         """
         unknown = sorted(set(kwargs) - set(_FIELDS))
         if unknown:
-            raise ArgumentError(
-                f"{_CALLER}.replace was given {unknown[0]}={show(kwargs[unknown[0]])}.\n\n"
-                f"It replaces {', '.join(_FIELDS)}. The task is that of TF_CONFIG.\n\n"
-                "Pass for instance model_dir='runs/b'."
+            raise refuse(
+                ArgumentError,
+                f"{unknown[0]}={show(kwargs[unknown[0]])}.",
+                f"It replaces {', '.join(_FIELDS)}. The task is that of TF_CONFIG.",
+                "Pass for instance model_dir='runs/b'.",
             )
         pair = ("save_checkpoints_steps", "save_checkpoints_secs")
         changes = dict(kwargs)
@@ -183,35 +186,42 @@ class RunConfig:
         return f"RunConfig(model_dir={self.model_dir!r}, task={self.task_type} {self.task_id})"
 
 
+@called(_CALLER)
 def _read_times(steps: Any, seconds: Any) -> tuple[Any, Any]:
     if steps is _DEFAULT and seconds is _DEFAULT:
         return None, _SECONDS
     steps = None if steps is _DEFAULT else steps
     seconds = None if seconds is _DEFAULT else seconds
     if steps is not None and seconds is not None:
-        raise ArgumentError(
-            f"{_CALLER} was given save_checkpoints_steps={show(steps)} and "
-            f"save_checkpoints_secs={show(seconds)}.\n\n"
-            "A checkpoint is saved after a number of steps, or after some time.\n\n"
-            "Pass one of the two."
+        raise refuse(
+            ArgumentError,
+            f"save_checkpoints_steps={show(steps)} and save_checkpoints_secs={show(seconds)}.",
+            "A checkpoint is saved after a number of steps, or after some time.",
+            "Pass one of the two.",
         )
     return steps, seconds
 
 
+@called(_CALLER)
 def _make_range_error(name: str, value: Any) -> ArgumentError:
-    return ArgumentError(
-        f"{_CALLER} was given {name}={value}.\n\n{name} is a number above 0.\n\n"
-        f"Pass for instance {name}=600."
+    return refuse(
+        ArgumentError,
+        f"{name}={value}.",
+        f"{name} is a number above 0.",
+        f"Pass for instance {name}=600.",
     )
 
 
+@called(_CALLER)
 def _read_folder(given: Any, of_task: str | None) -> str | None:
     if given is None:
         return of_task
-    folder = as_path(_CALLER, "model_dir", given, "runs/a")
+    folder = as_path("model_dir", given, "runs/a")
     if of_task is not None and of_task != folder:
-        raise ArgumentError(
-            f"{_CALLER} was given model_dir={folder!r}, and TF_CONFIG has {of_task!r}.\n\n"
-            "A model has one folder.\n\nPass it in one of the two places."
+        raise refuse(
+            ArgumentError,
+            f"model_dir={folder!r}, and TF_CONFIG has {of_task!r}.",
+            "A model has one folder.",
+            "Pass it in one of the two places.",
         )
     return folder

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist._called import called, refuse
 from jaxdist._strategies import Strategy, get_replica_context
 from jaxdist._values import PerReplica
 from jaxdist.errors import ShapeError
@@ -56,6 +57,7 @@ def run_evaluation(
     return result
 
 
+@called("Estimator.evaluate")
 def _divide(totals: Sequence[Any]) -> dict[str, float]:
     sums: dict[str, tuple[float, float]] = {}
     for total in totals:
@@ -65,10 +67,11 @@ def _divide(totals: Sequence[Any]) -> dict[str, float]:
     empty = [name for name, (_, weight) in sums.items() if weight <= 0]
     if empty or not sums:
         found = f"weights of {empty[0]!r} that are all 0" if empty else "no rows"
-        raise ShapeError(
-            f"Estimator.evaluate was given input_fn, whose dataset has {found}.\n\n"
-            "Each result is a mean over the rows.\n\n"
-            "Let input_fn return a dataset with at least one row whose weight is above 0."
+        raise refuse(
+            ShapeError,
+            f"input_fn, whose dataset has {found}.",
+            "Each result is a mean over the rows.",
+            "Let input_fn return a dataset with at least one row whose weight is above 0.",
         )
     return {name: value / weight for name, (value, weight) in sums.items()}
 

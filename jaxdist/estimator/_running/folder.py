@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist import _compat
+from jaxdist._called import called, refuse
 from jaxdist._checkpoints import Checkpoints, list_steps, read_notes_without_orbax, to_plain
 from jaxdist.errors import CheckpointError
 
@@ -92,6 +93,7 @@ class CheckpointChoice:
         with Checkpoints(self.folder) as checkpoints:
             checkpoints.restore({**state, **others}, step=self.step)
 
+    @called("Estimator.get_variable_value")
     def read(self, name: str) -> Any:
         """Return one array.
 
@@ -100,10 +102,11 @@ class CheckpointChoice:
         """
         leaves = self.read_leaves()
         if name not in leaves:
-            raise CheckpointError(
-                f"Estimator.get_variable_value was given name={name!r}, and {self.path} has no "
-                "such variable.\n\n"
-                f"It has {', '.join(sorted(leaves))}.\n\nPass one of these names."
+            raise refuse(
+                CheckpointError,
+                f"name={name!r}, and {self.path} has no such variable.",
+                f"It has {', '.join(sorted(leaves))}.",
+                "Pass one of these names.",
             )
         with Checkpoints(self.folder) as checkpoints:
             return checkpoints.restore(self.step, like=leaves).state[name]

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import jax
 
 from jaxdist import data
+from jaxdist._called import call_as, name_call, refuse
 from jaxdist._strategies import Strategy
 from jaxdist._validate import CallerRename, check_callable, show
 from jaxdist._values import PerReplica
@@ -16,7 +17,7 @@ InputFn: TypeAlias = Callable[[data.InputContext], Any]
 _NAMES = ("mode", "params", "config", "input_context")
 
 
-def make_input_fn(caller: str, input_fn: Any, *, mode: str, params: Any, config: Any) -> InputFn:
+def make_input_fn(input_fn: Any, *, mode: str, params: Any, config: Any) -> InputFn:
     """Return a function that calls `input_fn` with the arguments that it takes.
 
     Raises:
@@ -24,7 +25,7 @@ def make_input_fn(caller: str, input_fn: Any, *, mode: str, params: Any, config:
         ArgumentError: It takes other arguments.
     """
     example = "Pass a function: lambda: jaxdist.data.batches(arrays, 32)."
-    check_callable(caller, input_fn, "input_fn", example)
+    check_callable(input_fn, "input_fn", example)
     try:
         found = dict(inspect.signature(input_fn).parameters)
     except (TypeError, ValueError):
@@ -37,27 +38,35 @@ def make_input_fn(caller: str, input_fn: Any, *, mode: str, params: Any, config:
         and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
     ]
     if others:
-        raise ArgumentError(
-            f"{caller} was given input_fn, which takes ({', '.join(found)}).\n\n"
-            f"input_fn may take {', '.join(_NAMES)}, by these names.\n\n{example}"
+        raise refuse(
+            ArgumentError,
+            f"input_fn, which takes ({', '.join(found)}).",
+            f"input_fn may take {', '.join(_NAMES)}, by these names.",
+            example,
         )
+
+    caller = name_call()
 
     def call(context: data.InputContext) -> Any:
         values = dict(zip(_NAMES, (mode, params, config, context), strict=True))
         made = input_fn(**{name: values[name] for name in _NAMES if name in found})
         if made is None:
-            raise ArgumentError(
-                f"{caller} was given input_fn, which returned {show(made)}.\n\n"
-                "input_fn returns a dataset, each element of which is the batch of one replica.\n\n"
-                "End it with return; for instance return jaxdist.data.batches(arrays, 32)."
+            raise call_as(
+                caller,
+                refuse,
+                ArgumentError,
+                f"input_fn, which returned {show(made)}.",
+                "input_fn returns a dataset, each element of which is the batch of one replica.",
+                "End it with return; for instance return jaxdist.data.batches(arrays, 32).",
             )
         return made
 
     return call
 
 
-def rename_input(caller: str) -> CallerRename:
+def rename_input() -> CallerRename:
     """Return a context manager in which errors of the dataset name `input_fn`."""
+    caller = name_call()
     name = "distribute_datasets_from_function was given dataset_fn"
     return CallerRename(name, f"{caller} was given input_fn")
 

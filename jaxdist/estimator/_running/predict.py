@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ShapeError
 from jaxdist.estimator._hooks import HookChain, Session, SessionRunHook, SessionRunValues
@@ -68,20 +69,24 @@ def run_prediction(
     chain.end(session)
 
 
+@called("Estimator.predict")
 def _choose(predictions: Any, keys: Sequence[str] | None) -> Any:
     if keys is None:
         return predictions
     if not isinstance(predictions, Mapping):
-        raise ArgumentError(
-            f"Estimator.predict was given predict_keys={show(keys)}, and model_fn returned "
-            f"predictions={show(predictions)}.\n\nOnly a dict has keys.\n\nLeave predict_keys out."
+        raise refuse(
+            ArgumentError,
+            f"predict_keys={show(keys)}, and model_fn returned predictions={show(predictions)}.",
+            "Only a dict has keys.",
+            "Leave predict_keys out.",
         )
     missing = [key for key in keys if key not in predictions]
     if missing:
-        raise ArgumentError(
-            f"Estimator.predict was given predict_keys={show(keys)}, and model_fn has no "
-            f"predictions {missing[0]!r}.\n\nThe predictions are {', '.join(predictions)}.\n\n"
-            "Pass some of these."
+        raise refuse(
+            ArgumentError,
+            f"predict_keys={show(keys)}, and model_fn has no predictions {missing[0]!r}.",
+            f"The predictions are {', '.join(predictions)}.",
+            "Pass some of these.",
         )
     return {key: predictions[key] for key in keys}
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from jaxdist._called import call_as, called, name_call, refuse
 from jaxdist._validate import (
     as_integer,
     as_local_path,
@@ -29,6 +30,7 @@ from jaxdist.estimator._running import read_summaries
 _Compare = Callable[[Any, Any], bool]
 
 
+@called("estimator.experimental.read_eval_metrics")
 def read_eval_metrics(eval_dir: Any) -> dict[int, dict[str, float]]:
     """Return the results of all evaluations by step, in order of steps.
 
@@ -42,7 +44,7 @@ def read_eval_metrics(eval_dir: Any) -> dict[int, dict[str, float]]:
     Source:
         `tf.estimator.experimental`, `read_eval_metrics` in `early_stopping.py`.
     """
-    folder = as_path("estimator.experimental.read_eval_metrics", "eval_dir", eval_dir, "runs/eval")
+    folder = as_path("eval_dir", eval_dir, "runs/eval")
     found = read_summaries(pathlib.Path(folder))
     return {
         step: {name: value for name, value in values.items() if name != "time"}
@@ -79,6 +81,7 @@ class _EarlyStoppingHook(SessionRunHook):
             run_context.session.stop_all()
 
 
+@called("estimator.experimental.make_early_stopping_hook")
 def make_early_stopping_hook(
     estimator: Estimator,
     should_stop_fn: Callable[[], bool],
@@ -102,29 +105,28 @@ def make_early_stopping_hook(
     Source:
         `tf.estimator.experimental.make_early_stopping_hook`.
     """
-    caller = "estimator.experimental.make_early_stopping_hook"
-    return _make_hook(caller, estimator, should_stop_fn, run_every_secs, run_every_steps)
+    return _make_hook(estimator, should_stop_fn, run_every_secs, run_every_steps)
 
 
-def _make_hook(
-    caller: str, estimator: Any, should_stop_fn: Any, seconds: Any, steps: Any
-) -> SessionRunHook:
+def _make_hook(estimator: Any, should_stop_fn: Any, seconds: Any, steps: Any) -> SessionRunHook:
     example = "Pass the estimator that trains."
-    check_instance(caller, "estimator", estimator, Estimator, "an estimator.Estimator", example)
-    check_callable(caller, should_stop_fn, "should_stop_fn")
+    check_instance("estimator", estimator, Estimator, "an estimator.Estimator", example)
+    check_callable(should_stop_fn, "should_stop_fn")
     if (seconds is None) == (steps is None):
-        raise ArgumentError(
-            f"{caller} was given run_every_secs={show(seconds)} and run_every_steps={show(steps)}."
-            "\n\nThe function is called after some time, or after a number of steps.\n\n"
-            "Pass one of the two, and None for the other."
+        raise refuse(
+            ArgumentError,
+            f"run_every_secs={show(seconds)} and run_every_steps={show(steps)}.",
+            "The function is called after some time, or after a number of steps.",
+            "Pass one of the two, and None for the other.",
         )
     if seconds is not None:
-        as_number(caller, "run_every_secs", seconds, least=0)
+        as_number("run_every_secs", seconds, least=0)
     if steps is not None:
-        as_integer(caller, "run_every_steps", steps, least=1)
+        as_integer("run_every_steps", steps, least=1)
     return _EarlyStoppingHook(should_stop_fn, seconds, steps)
 
 
+@called(lambda name: f"estimator.experimental.{name}")
 def _make_threshold_hook(
     name: str,
     is_beyond: _Compare,
@@ -136,21 +138,22 @@ def _make_threshold_hook(
     seconds: Any,
     steps: Any,
 ) -> SessionRunHook:
-    caller = f"estimator.experimental.{name}"
-    _check_common(caller, estimator, metric_name, eval_dir, min_steps)
-    as_number(caller, "threshold", threshold)
+    caller = name_call()
+    _check_common(estimator, metric_name, eval_dir, min_steps)
+    as_number("threshold", threshold)
 
     def should_stop() -> bool:
         results = read_eval_metrics(_find_folder(estimator, eval_dir))
         return any(
-            is_beyond(_read(caller, values, metric_name), threshold)
+            is_beyond(call_as(caller, _read, values, metric_name), threshold)
             for step, values in results.items()
             if step >= min_steps
         )
 
-    return _make_hook(caller, estimator, should_stop, seconds, steps)
+    return _make_hook(estimator, should_stop, seconds, steps)
 
 
+@called(lambda name: f"estimator.experimental.{name}")
 def _make_progress_hook(
     name: str,
     is_better: _Compare,
@@ -162,33 +165,31 @@ def _make_progress_hook(
     seconds: Any,
     steps: Any,
 ) -> SessionRunHook:
-    caller = f"estimator.experimental.{name}"
-    _check_common(caller, estimator, metric_name, eval_dir, min_steps)
+    caller = name_call()
+    _check_common(estimator, metric_name, eval_dir, min_steps)
 
     def should_stop() -> bool:
         best: tuple[float, int] | None = None
         for step, values in read_eval_metrics(_find_folder(estimator, eval_dir)).items():
             if step < min_steps:
                 continue
-            value = _read(caller, values, metric_name)
+            value = call_as(caller, _read, values, metric_name)
             if best is None or is_better(value, best[0]):
                 best = value, step
             elif step - best[1] >= most_steps:
                 return True
         return False
 
-    return _make_hook(caller, estimator, should_stop, seconds, steps)
+    return _make_hook(estimator, should_stop, seconds, steps)
 
 
-def _check_common(
-    caller: str, estimator: Any, metric_name: Any, eval_dir: Any, min_steps: Any
-) -> None:
+def _check_common(estimator: Any, metric_name: Any, eval_dir: Any, min_steps: Any) -> None:
     example = "Pass the estimator that trains."
-    check_instance(caller, "estimator", estimator, Estimator, "an estimator.Estimator", example)
-    check_text(caller, "metric_name", metric_name, "loss")
+    check_instance("estimator", estimator, Estimator, "an estimator.Estimator", example)
+    check_text("metric_name", metric_name, "loss")
     if eval_dir is not None:
-        as_path(caller, "eval_dir", eval_dir, "runs/eval")
-    as_integer(caller, "min_steps", min_steps, least=0)
+        as_path("eval_dir", eval_dir, "runs/eval")
+    as_integer("min_steps", min_steps, least=0)
 
 
 def _find_folder(estimator: Estimator, given: Any) -> Any:
@@ -199,12 +200,13 @@ def _find_folder(estimator: Estimator, given: Any) -> Any:
     )
 
 
-def _read(caller: str, values: dict[str, float], name: str) -> float:
+def _read(values: dict[str, float], name: str) -> float:
     if name not in values:
-        raise ArgumentError(
-            f"{caller} was given metric_name={name!r}, and an evaluation has "
-            f"{', '.join(sorted(values))}.\n\nIt watches one result of the evaluations.\n\n"
-            "Pass one of these names."
+        raise refuse(
+            ArgumentError,
+            f"metric_name={name!r}, and an evaluation has {', '.join(sorted(values))}.",
+            "It watches one result of the evaluations.",
+            "Pass one of these names.",
         )
     return values[name]
 
@@ -281,6 +283,7 @@ def stop_if_lower_hook(
     )
 
 
+@called("estimator.experimental.stop_if_no_increase_hook")
 def stop_if_no_increase_hook(
     estimator: Estimator,
     metric_name: str,
@@ -304,8 +307,7 @@ def stop_if_no_increase_hook(
     Source:
         `tf.estimator.experimental.stop_if_no_increase_hook`.
     """
-    caller = "estimator.experimental.stop_if_no_increase_hook"
-    as_integer(caller, "max_steps_without_increase", max_steps_without_increase, least=0)
+    as_integer("max_steps_without_increase", max_steps_without_increase, least=0)
     return _make_progress_hook(
         "stop_if_no_increase_hook",
         operator.gt,
@@ -319,6 +321,7 @@ def stop_if_no_increase_hook(
     )
 
 
+@called("estimator.experimental.stop_if_no_decrease_hook")
 def stop_if_no_decrease_hook(
     estimator: Estimator,
     metric_name: str,
@@ -342,8 +345,7 @@ def stop_if_no_decrease_hook(
     Source:
         `tf.estimator.experimental.stop_if_no_decrease_hook`.
     """
-    caller = "estimator.experimental.stop_if_no_decrease_hook"
-    as_integer(caller, "max_steps_without_decrease", max_steps_without_decrease, least=0)
+    as_integer("max_steps_without_decrease", max_steps_without_decrease, least=0)
     return _make_progress_hook(
         "stop_if_no_decrease_hook",
         operator.lt,

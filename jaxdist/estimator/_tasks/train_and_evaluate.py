@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxdist._called import called
 from jaxdist._parameter_server import Server, WorkerStrategy
 from jaxdist._strategies import MultiWorkerMirroredStrategy
 from jaxdist._validate import check_instance
@@ -16,6 +17,7 @@ from jaxdist.estimator._tasks.job_end import tell_end, tell_launcher
 _CALLER = "estimator.train_and_evaluate"
 
 
+@called(_CALLER)
 def train_and_evaluate(
     estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
 ) -> tuple[dict[str, Any] | None, list[str | None]]:
@@ -67,7 +69,7 @@ def train_and_evaluate(
         ("eval_spec", eval_spec, EvalSpec),
     ):
         example = f"Pass jaxdist.estimator.{kind.__name__}(...)."
-        check_instance(_CALLER, name, value, kind, f"an estimator.{kind.__name__}", example)
+        check_instance(name, value, kind, f"an estimator.{kind.__name__}", example)
     config = estimator.config
     if not config.has_cluster:
         return _run_local(estimator, train_spec, eval_spec)

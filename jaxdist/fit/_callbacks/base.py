@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from jaxdist._called import refuse
 from jaxdist._validate import as_list
 from jaxdist.errors import ArgumentTypeError
 
@@ -120,15 +121,13 @@ class CallbackList:
         params: The argument of `set_params`.
     """
 
-    def __init__(
-        self, caller: str, callbacks: Iterable[Any], model: Any, params: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, callbacks: Iterable[Any], model: Any, params: Mapping[str, Any]) -> None:
         what, remedy = "a list of fit.Callback", "Pass callbacks=[fit.EarlyStopping()]."
         self._callbacks: Sequence[Callback] = as_list(
-            caller, "callbacks", callbacks, what, remedy, kind=Callback
+            "callbacks", callbacks, what, remedy, kind=Callback
         )
         for callback in self._callbacks:
-            _check_states(caller, callback)
+            _check_states(callback)
             callback.set_model(model)
             callback.set_params(params)
 
@@ -169,7 +168,7 @@ class CallbackList:
                 raise
 
 
-def _check_states(caller: str, callback: Callback) -> None:
+def _check_states(callback: Callback) -> None:
     own = [
         name
         for name in ("get_state", "set_state")
@@ -177,9 +176,9 @@ def _check_states(caller: str, callback: Callback) -> None:
     ]
     if len(own) == 1:
         missing = "set_state" if own == ["get_state"] else "get_state"
-        raise ArgumentTypeError(
-            f"{caller} was given the callback {type(callback).__name__}, which has {own[0]} and "
-            f"no {missing}.\n\n"
-            "set_state of a resumed training gets what get_state returned.\n\n"
-            f"Give it a {missing} as well."
+        raise refuse(
+            ArgumentTypeError,
+            f"the callback {type(callback).__name__}, which has {own[0]} and no {missing}.",
+            "set_state of a resumed training gets what get_state returned.",
+            f"Give it a {missing} as well.",
         )

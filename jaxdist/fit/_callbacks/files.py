@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 import jax
 
+from jaxdist._called import called, refuse
 from jaxdist._devices import chips
 from jaxdist._validate import as_flag, as_integer, as_path
 from jaxdist.errors import ArgumentError, BackendStartedError
@@ -23,9 +24,9 @@ from jaxdist.training import require_extra
 class _EpochLog(Callback, abc.ABC):
     """A file with a line per epoch; a resumed training continues after its last saved epoch."""
 
-    def __init__(self, caller: str, filename: str | Path, example: str, append: bool) -> None:
-        self._path = Path(as_path(caller, "filename", filename, example))
-        self._appends = as_flag(caller, "append", append)
+    def __init__(self, filename: str | Path, example: str, append: bool) -> None:
+        self._path = Path(as_path("filename", filename, example))
+        self._appends = as_flag("append", append)
         self._is_begun = False
 
     def on_train_begin(self, logs: Logs) -> None:
@@ -79,13 +80,15 @@ class CSVLogger(_EpochLog):
         `keras.callbacks.CSVLogger`.
     """
 
+    @called("fit.CSVLogger")
     def __init__(self, filename: str | Path, separator: str = ",", append: bool = False) -> None:
-        caller = "fit.CSVLogger"
-        super().__init__(caller, filename, "log.csv", append)
+        super().__init__(filename, "log.csv", append)
         if not isinstance(separator, str) or len(separator) != 1:
-            raise ArgumentError(
-                f"{caller} was given separator={separator!r}.\n\nIt is one character.\n\n"
-                "Pass for instance separator=','."
+            raise refuse(
+                ArgumentError,
+                f"separator={separator!r}.",
+                "It is one character.",
+                "Pass for instance separator=','.",
             )
         self._separator = separator
 
@@ -118,8 +121,9 @@ class JSONLogger(_EpochLog):
         >>> log = fit.JSONLogger(tempfile.mkdtemp() + "/log.jsonl")
     """
 
+    @called("fit.JSONLogger")
     def __init__(self, filename: str | Path, append: bool = False) -> None:
-        super().__init__("fit.JSONLogger", filename, "log.jsonl", append)
+        super().__init__(filename, "log.jsonl", append)
 
     def _write(self, file: TextIO, row: dict[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
@@ -141,8 +145,9 @@ class TensorBoard(Callback):
         `keras.callbacks.TensorBoard`.
     """
 
+    @called("fit.TensorBoard")
     def __init__(self, log_dir: str | Path = "logs") -> None:
-        self._folder = Path(as_path("fit.TensorBoard", "log_dir", log_dir, "logs"))
+        self._folder = Path(as_path("log_dir", log_dir, "logs"))
         require_extra("tensorboardX", "write logs for TensorBoard")
         self._writers: dict[str, Any] = {}
 
@@ -187,11 +192,11 @@ class Profiler(Callback):
         `profile_batch` of `keras.callbacks.TensorBoard`.
     """
 
+    @called("fit.Profiler")
     def __init__(self, log_dir: str | Path, first: int = 2, count: int = 10) -> None:
-        caller = "fit.Profiler"
-        self._folder = as_path(caller, "log_dir", log_dir, "logs")
-        self._first = as_integer(caller, "first", first, least=0)
-        self._count = as_integer(caller, "count", count, least=1)
+        self._folder = as_path("log_dir", log_dir, "logs")
+        self._first = as_integer("first", first, least=0)
+        self._count = as_integer("count", count, least=1)
         self._left = 0
         self._is_recording = self._is_done = False
 

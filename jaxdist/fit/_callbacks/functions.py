@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import check_callable
 from jaxdist.errors import ArgumentError
 from jaxdist.fit._callbacks.base import Callback
@@ -28,16 +29,18 @@ class LambdaCallback(Callback):
         `keras.callbacks.LambdaCallback`.
     """
 
+    @called("fit.LambdaCallback")
     def __new__(cls, **functions: Callable[..., Any]) -> "LambdaCallback":
         wrong = sorted(set(functions) - set(_METHODS))
         if wrong:
-            raise ArgumentError(
-                f"fit.LambdaCallback was given {', '.join(wrong)}.\n\n"
-                f"The methods of a callback are {', '.join(_METHODS)}.\n\n"
-                "Pass functions by these names."
+            raise refuse(
+                ArgumentError,
+                f"{', '.join(wrong)}.",
+                f"The methods of a callback are {', '.join(_METHODS)}.",
+                "Pass functions by these names.",
             )
         for name, function in functions.items():
-            check_callable("fit.LambdaCallback", function, name)
+            check_callable(function, name)
         # Each has its own class, since the class says which methods a callback overrides.
         methods = {name: staticmethod(function) for name, function in functions.items()}
         kind = type("LambdaCallback", (cls,), {**methods, "__module__": cls.__module__})

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, as_number, check_callable, show
 from jaxdist.errors import ArgumentError
 from jaxdist.fit._callbacks.base import Callback, Logs
@@ -28,11 +29,13 @@ class LearningRateScheduler(Callback):
         `keras.callbacks.LearningRateScheduler`.
     """
 
+    @called("fit.LearningRateScheduler")
     def __init__(self, schedule: Callable[..., float]) -> None:
-        check_callable("fit.LearningRateScheduler", schedule, "schedule", "Pass (epoch, rate).")
+        check_callable(schedule, "schedule", "Pass (epoch, rate).")
         self._schedule = schedule
         self._takes_rate = len(inspect.signature(schedule).parameters) > 1
 
+    @called("fit.LearningRateScheduler")
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
         model = self.model
         args = (epoch, model.learning_rate) if self._takes_rate else (epoch,)
@@ -40,8 +43,8 @@ class LearningRateScheduler(Callback):
         # A schedule of optax returns an array.
         if isinstance(rate, jax.Array) and rate.ndim == 0:
             rate = rate.item()
-        caller, name = "fit.LearningRateScheduler", f"a schedule that returned, for epoch {epoch},"
-        model.learning_rate = as_number(caller, name, rate, least=0.0, example=0.01)
+        name = f"a schedule that returned, for epoch {epoch},"
+        model.learning_rate = as_number(name, rate, least=0.0, example=0.01)
 
 
 class ReduceLROnPlateau(Callback):
@@ -63,6 +66,7 @@ class ReduceLROnPlateau(Callback):
         `keras.callbacks.ReduceLROnPlateau`.
     """
 
+    @called("fit.ReduceLROnPlateau")
     def __init__(
         self,
         monitor: str = "val_loss",
@@ -73,18 +77,18 @@ class ReduceLROnPlateau(Callback):
         cooldown: int = 0,
         min_lr: float = 0.0,
     ) -> None:
-        caller = "fit.ReduceLROnPlateau"
-        self._monitor = self._watched = Monitor(caller, monitor, mode, min_delta)
-        self._factor = as_number(caller, "factor", factor, least=0.0, example=0.1)
+        self._monitor = self._watched = Monitor(monitor, mode, min_delta)
+        self._factor = as_number("factor", factor, least=0.0, example=0.1)
         if self._factor >= 1:
-            raise ArgumentError(
-                f"{caller} was given factor={show(factor)}.\n\n"
-                "The rate is multiplied by it and becomes lower, so it is below 1.\n\n"
-                "Pass for instance factor=0.1."
+            raise refuse(
+                ArgumentError,
+                f"factor={show(factor)}.",
+                "The rate is multiplied by it and becomes lower, so it is below 1.",
+                "Pass for instance factor=0.1.",
             )
-        self._patience = as_integer(caller, "patience", patience, least=0)
-        self._cooldown = as_integer(caller, "cooldown", cooldown, least=0)
-        self._least = as_number(caller, "min_lr", min_lr, least=0.0)
+        self._patience = as_integer("patience", patience, least=0)
+        self._cooldown = as_integer("cooldown", cooldown, least=0)
+        self._least = as_number("min_lr", min_lr, least=0.0)
         self._wait = self._cooling = 0
 
     def on_train_begin(self, logs: Logs) -> None:

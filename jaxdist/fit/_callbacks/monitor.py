@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxdist._called import called, name_call, refuse
 from jaxdist._validate import as_number, check_text, show
 from jaxdist.errors import ArgumentError
 from jaxdist.fit._callbacks.base import Callback
@@ -23,22 +24,25 @@ class Monitor:
         min_delta: By how much a value has to be better to count.
     """
 
-    def __init__(self, caller: str, name: str, mode: str, min_delta: float = 0.0) -> None:
-        check_text(caller, "monitor", name, "val_loss")
+    def __init__(self, name: str, mode: str, min_delta: float = 0.0) -> None:
+        caller = name_call()
+        check_text("monitor", name, "val_loss")
         if not isinstance(mode, str) or mode not in ("auto", "min", "max"):
-            raise ArgumentError(
-                f"{caller} was given mode={show(mode)}.\n\n"
-                "It says whether the best value is the smallest or the largest.\n\n"
-                "Pass 'min', 'max', or 'auto', which decides by the name."
+            raise refuse(
+                ArgumentError,
+                f"mode={show(mode)}.",
+                "It says whether the best value is the smallest or the largest.",
+                "Pass 'min', 'max', or 'auto', which decides by the name.",
             )
         if mode == "auto":
             is_more = any(part in name for part in _MORE_IS_BETTER)
             mode = "max" if is_more else "min"
         self.name, self._caller = name, caller
         self._sign = -1.0 if mode == "max" else 1.0
-        self._delta = as_number(caller, "min_delta", min_delta, least=0.0)
+        self._delta = as_number("min_delta", min_delta, least=0.0)
         self.best = math.inf * self._sign
 
+    @called(lambda self: self._caller)
     def read(self, logs: Mapping[str, float], model: Any) -> float | None:
         """Return the value, or None after an epoch without validation.
 
@@ -49,14 +53,15 @@ class Monitor:
             validates_every = getattr(model, "_validates_every", None)
             if self.name.startswith("val_") and (validates_every or 1) > 1:
                 return None
-            raise ArgumentError(
-                f"{self._caller} was given monitor={self.name!r}, and the epoch has "
-                f"{', '.join(logs) or 'no values'}.\n\n"
-                "Values that begin with val_ are there after a validation.\n\n"
-                "Pass one of these names, or validation_data to fit."
+            raise refuse(
+                ArgumentError,
+                f"monitor={self.name!r}, and the epoch has {', '.join(logs) or 'no values'}.",
+                "Values that begin with val_ are there after a validation.",
+                "Pass one of these names, or validation_data to fit.",
             )
         return logs[self.name]
 
+    @called(lambda self: self._caller)
     def check(self) -> None:
         """Check the name, for a `fit` without validation.
 
@@ -64,12 +69,12 @@ class Monitor:
             ArgumentError: It is the name of a validation value.
         """
         if self.name.startswith("val_"):
-            raise ArgumentError(
-                f"{self._caller} was given monitor={self.name!r}, and fit has neither "
-                "validation_data nor validation_split.\n\n"
-                "Values that begin with val_ are there after a validation.\n\n"
-                "Pass validation_data=(x, y) or validation_split=0.1 to fit, or "
-                f"monitor={self.name.removeprefix('val_')!r}."
+            raise refuse(
+                ArgumentError,
+                f"monitor={self.name!r}, and fit has neither validation_data nor validation_split.",
+                "Values that begin with val_ are there after a validation.",
+                "Pass validation_data=(x, y) or validation_split=0.1 to fit, or monitor="
+                f"{self.name.removeprefix('val_')!r}.",
             )
 
     def is_better(self, value: float) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdist._called import called, refuse
 from jaxdist._checkpoints import Checkpoints, make_step_error, read_notes_without_orbax
 from jaxdist._processes import get_current_process
 from jaxdist._validate import as_flag, as_integer, as_path, show
@@ -101,6 +102,7 @@ class ModelCheckpoint(Callback):
 
     _saves_states = True
 
+    @called(_CALLER)
     def __init__(
         self,
         directory: str | Path,
@@ -111,18 +113,19 @@ class ModelCheckpoint(Callback):
         resume: bool = False,
         save_freq: str | int = "epoch",
     ) -> None:
-        self._monitor = Monitor(_CALLER, monitor, mode)
-        self._only_best = as_flag(_CALLER, "save_best_only", save_best_only)
+        self._monitor = Monitor(monitor, mode)
+        self._only_best = as_flag("save_best_only", save_best_only)
         self._watched = self._monitor if self._only_best else None
-        self._resumes = as_flag(_CALLER, "resume", resume)
-        self._directory = as_path(_CALLER, "directory", directory, "runs/digits")
-        self._keep = as_integer(_CALLER, "keep", keep, least=1)
+        self._resumes = as_flag("resume", resume)
+        self._directory = as_path("directory", directory, "runs/digits")
+        self._keep = as_integer("keep", keep, least=1)
         self._every = _as_save_freq(save_freq)
         if self._every is not None and self._only_best:
-            raise ArgumentError(
-                f"{_CALLER} was given save_best_only=True and save_freq={self._every}.\n\n"
-                "Which state is the best is known after an epoch.\n\n"
-                "Leave out one of them, or pass two ModelCheckpoints with two directories."
+            raise refuse(
+                ArgumentError,
+                f"save_best_only=True and save_freq={self._every}.",
+                "Which state is the best is known after an epoch.",
+                "Leave out one of them, or pass two ModelCheckpoints with two directories.",
             )
         self._opened: Checkpoints | None = None
         # `fit` sets this.
@@ -140,6 +143,7 @@ class ModelCheckpoint(Callback):
         newest = self._read_newest()
         return 0 if newest is None else newest.epochs
 
+    @called(f"{_CALLER}.restore")
     def restore(self, model: Any) -> int:
         """Read the newest checkpoint into a model.
 
@@ -154,9 +158,11 @@ class ModelCheckpoint(Callback):
             CheckpointError: The checkpoint is of another model. `model` then does not change.
         """
         if not callable(getattr(model, "objects", None)):
-            raise ArgumentTypeError(
-                f"{_CALLER}.restore was given model={show(model)}.\n\n"
-                "It is a compiled fit.Model.\n\nPass the model whose checkpoints these are."
+            raise refuse(
+                ArgumentTypeError,
+                f"model={show(model)}.",
+                "It is a compiled fit.Model.",
+                "Pass the model whose checkpoints these are.",
             )
         newest = self._read_newest()
         return 0 if newest is None else self._restore_position(model, newest).epochs
@@ -230,6 +236,7 @@ class ModelCheckpoint(Callback):
             self._opened = Checkpoints(self._directory, keep=self._keep)
         return self._opened
 
+    @called(_CALLER)
     def _check_begin(self, epoch: int, steps: int, *, resumed: bool) -> None:
         """Check that a training begins after all existing checkpoints.
 
@@ -248,7 +255,7 @@ class ModelCheckpoint(Callback):
         remedy = "leave out initial_epoch" if resumed else "pass resume=True"
         resume = f"To continue after {noun} {saved[-1]}, {remedy}"
         folder = self._checkpoints.directory
-        raise make_step_error(_CALLER, noun, first + 1, folder, saved, resume)
+        raise make_step_error(noun, first + 1, folder, saved, resume)
 
     @property
     def _saves_steps(self) -> bool:
@@ -315,20 +322,23 @@ class ModelCheckpoint(Callback):
         if opened is not None:
             opened.close()
 
+    @called(_CALLER)
     def _make_kind_error(self, kind: str) -> CheckpointError:
         given = "'epoch'" if self._every is None else str(self._every)
         other = "100 (any number of steps)" if kind == "steps" else "'epoch'"
-        return CheckpointError(
-            f"{_CALLER} was given save_freq={given} and {self._checkpoints.directory}, whose "
-            f"checkpoints are numbered by {kind}.\n\n"
-            "All checkpoints of a directory are numbered by epochs, or all by steps.\n\n"
-            f"Pass save_freq={other}, or choose another directory."
+        return refuse(
+            CheckpointError,
+            f"save_freq={given} and {self._checkpoints.directory}, whose checkpoints are numbered "
+            f"by {kind}.",
+            "All checkpoints of a directory are numbered by epochs, or all by steps.",
+            f"Pass save_freq={other}, or choose another directory.",
         )
 
 
+@called(_CALLER)
 def _as_save_freq(given: Any) -> int | None:
     """Return the number of steps between saves; None to save after each epoch."""
     if isinstance(given, str) and given == "epoch":
         return None
     remedy = "Pass 'epoch', or for instance 100."
-    return as_integer(_CALLER, "save_freq", given, least=1, remedy=remedy)
+    return as_integer("save_freq", given, least=1, remedy=remedy)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist._reports import as_text, find_screen_width
 from jaxdist._validate import as_flag, as_integer, as_number, show
 from jaxdist.errors import ArgumentError
@@ -33,6 +34,7 @@ class EarlyStopping(Callback):
         `keras.callbacks.EarlyStopping`, whose `verbose` is 0 by default.
     """
 
+    @called("fit.EarlyStopping")
     def __init__(
         self,
         monitor: str = "val_loss",
@@ -44,13 +46,12 @@ class EarlyStopping(Callback):
         restore_best_weights: bool = False,
         start_from_epoch: int = 0,
     ) -> None:
-        caller = "fit.EarlyStopping"
-        self._monitor = self._watched = Monitor(caller, monitor, mode, min_delta)
-        self._patience = as_integer(caller, "patience", patience, least=0)
-        self._verbose = _as_verbose(caller, verbose)
-        self._baseline = None if baseline is None else as_number(caller, "baseline", baseline)
-        self._restores = as_flag(caller, "restore_best_weights", restore_best_weights)
-        self._start = as_integer(caller, "start_from_epoch", start_from_epoch, least=0)
+        self._monitor = self._watched = Monitor(monitor, mode, min_delta)
+        self._patience = as_integer("patience", patience, least=0)
+        self._verbose = _as_verbose(verbose)
+        self._baseline = None if baseline is None else as_number("baseline", baseline)
+        self._restores = as_flag("restore_best_weights", restore_best_weights)
+        self._start = as_integer("start_from_epoch", start_from_epoch, least=0)
         self._wait = 0
         self._weights: Any = None
         self.stopped_epoch: int | None = None
@@ -138,14 +139,15 @@ class EarlyStopping(Callback):
         return is_beyond
 
 
-def _as_verbose(caller: str, verbose: Any) -> int | None:
+def _as_verbose(verbose: Any) -> int | None:
     """Return 0, 1 or 2; None follows `fit`."""
     if isinstance(verbose, str) and verbose == "auto":
         return None
     if isinstance(verbose, (bool, int)) and verbose in (0, 1, 2):
         return int(verbose)
-    raise ArgumentError(
-        f"{caller} was given verbose={show(verbose)}.\n\n"
-        "1 and 2 print what was best and restored, 0 does not; 'auto' follows verbose of fit.\n\n"
-        "Pass 'auto', 0, 1 or 2."
+    raise refuse(
+        ArgumentError,
+        f"verbose={show(verbose)}.",
+        "1 and 2 print what was best and restored, 0 does not; 'auto' follows verbose of fit.",
+        "Pass 'auto', 0, 1 or 2.",
     )

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from jaxdist._called import called, refuse
 from jaxdist._integers import check_fits
 from jaxdist._validate import as_integer, as_number, check_instance, format_lines, show
 from jaxdist.data import Batches, DistributedDataset, batches
@@ -40,14 +41,16 @@ class Examples:
         arrays = (self.x, self.y, self.weight)
         return batches(arrays, batch_size, shuffle=shuffle, seed=seed, first_epoch=first_epoch)
 
+    @called("fit.Model.fit")
     def split(self, fraction: float) -> tuple["Examples", "Examples"]:
         """Return the examples before the last `fraction`, and the rest, as Keras does."""
         first = int(self.count * (1.0 - fraction))
         if not 0 < first < self.count:
-            raise ArgumentError(
-                f"fit.Model.fit was given validation_split={fraction} and {self.count} example(s)."
-                f"\n\nBoth parts need an example; this one would leave {first} to train on.\n\n"
-                "Pass another validation_split, or validation_data=(x, y)."
+            raise refuse(
+                ArgumentError,
+                f"validation_split={fraction} and {self.count} example(s).",
+                f"Both parts need an example; this one would leave {first} to train on.",
+                "Pass another validation_split, or validation_data=(x, y).",
             )
         return self._take(slice(None, first)), self._take(slice(first, None))
 
@@ -56,9 +59,7 @@ class Examples:
         return Examples(x, y, weight, len(range(*rows.indices(self.count))))
 
 
-def read_examples(
-    caller: str, x: Any, y: Any, weight: Any, *, needs_y: bool = False
-) -> "Examples | None":
+def read_examples(x: Any, y: Any, weight: Any, *, needs_y: bool = False) -> "Examples | None":
     """Return the examples if `x` has arrays, and None if it is a dataset.
 
     Raises:
@@ -69,37 +70,44 @@ def read_examples(
     if is_dataset(x):
         given = [n for n, v in (("y", y), ("sample_weight", weight)) if v is not None]
         if given:
-            raise ArgumentError(
-                f"{caller} was given a dataset as x, and {' and '.join(given)}.\n\n"
-                "The batches of a dataset contain them: (x, y) or (x, y, sample_weight).\n\n"
-                f"Leave out {' and '.join(given)}."
+            raise refuse(
+                ArgumentError,
+                f"a dataset as x, and {' and '.join(given)}.",
+                "The batches of a dataset contain them: (x, y) or (x, y, sample_weight).",
+                f"Leave out {' and '.join(given)}.",
             )
         return None
     if x is None:
-        raise ArgumentTypeError(
-            f"{caller} was given x=None.\n\nx is an array [N, ...], a dict or tuple of arrays, or "
-            "a dataset of batches.\n\nPass x."
+        raise refuse(
+            ArgumentTypeError,
+            "x=None.",
+            "x is an array [N, ...], a dict or tuple of arrays, or a dataset of batches.",
+            "Pass x.",
         )
     if y is None and needs_y:
-        raise ArgumentTypeError(
-            f"{caller} was given no y, and the loss compares the outputs of the model with it.\n\n"
-            "x and y are arrays [N, ...], or dicts or tuples of them.\n\n"
-            "Pass y; a model that predicts its own input takes y=x."
+        raise refuse(
+            ArgumentTypeError,
+            "no y, and the loss compares the outputs of the model with it.",
+            "x and y are arrays [N, ...], or dicts or tuples of them.",
+            "Pass y; a model that predicts its own input takes y=x.",
         )
     parts = {"x": x, "y": y, "sample_weight": weight}
     for name, part in parts.items():
         if part is not None and not jax.tree.leaves(part):
-            raise ArgumentTypeError(
-                f"{caller} was given {name}={show(part)}, which has no arrays.\n\n"
-                f"{name} has at least one array, [N, ...].\n\nPass {name} with an array."
+            raise refuse(
+                ArgumentTypeError,
+                f"{name}={show(part)}, which has no arrays.",
+                f"{name} has at least one array, [N, ...].",
+                f"Pass {name} with an array.",
             )
     if isinstance(weight, (dict, tuple)):
-        raise ArgumentTypeError(
-            f"{caller} was given sample_weight={show(weight)}.\n\n"
-            "It is one array: the weights of the examples, [N], or of the values of the loss.\n\n"
-            "Pass for instance sample_weight=np.ones(len(y))."
+        raise refuse(
+            ArgumentTypeError,
+            f"sample_weight={show(weight)}.",
+            "It is one array: the weights of the examples, [N], or of the values of the loss.",
+            "Pass for instance sample_weight=np.ones(len(y)).",
         )
-    arrays = {name: _as_arrays(caller, name, part) for name, part in parts.items()}
+    arrays = {name: _as_arrays(name, part) for name, part in parts.items()}
     sizes = [
         (f"{name}{keystr(path)}", leaf.shape)
         for name, part in arrays.items()
@@ -108,11 +116,11 @@ def read_examples(
     counts = {shape[0] if shape else 0 for _, shape in sizes}
     if len(counts) != 1 or 0 in counts:
         lines = [f"{name}: {list(shape)}" for name, shape in sizes]
-        raise ShapeError(
-            f"{caller} was given arrays with different numbers of examples, or none:\n"
-            f"{format_lines(lines)}\n\n"
-            "Dim 0 of all arrays is the examples.\n\n"
-            "Pass arrays of one length, with at least one example."
+        raise refuse(
+            ShapeError,
+            f"arrays with different numbers of examples, or none:\n{format_lines(lines)}",
+            "Dim 0 of all arrays is the examples.",
+            "Pass arrays of one length, with at least one example.",
         )
     return Examples(arrays["x"], arrays["y"], arrays["sample_weight"], counts.pop())
 
@@ -130,26 +138,29 @@ def is_dataset(x: Any) -> bool:
     return isinstance(x, Iterable)
 
 
-def _as_arrays(caller: str, name: str, tree: Any) -> Any:
+def _as_arrays(name: str, tree: Any) -> Any:
+
     def convert(path: Any, leaf: Any) -> np.ndarray | jax.Array:
         array = leaf if isinstance(leaf, (np.ndarray, jax.Array)) else np.asarray(leaf)
         if array.dtype.kind in "USOMm":
-            raise ArgumentTypeError(
-                f"{caller} was given {name}{keystr(path)}={show(leaf)}.\n\n"
-                "Its leaves are arrays of numbers, [N, ...].\n\n"
-                f"Convert it first: np.asarray({name}, np.float32), or numbers for texts."
+            raise refuse(
+                ArgumentTypeError,
+                f"{name}{keystr(path)}={show(leaf)}.",
+                "Its leaves are arrays of numbers, [N, ...].",
+                f"Convert it first: np.asarray({name}, np.float32), or numbers for texts.",
             )
-        check_fits(caller, f"{name}{keystr(path)}", array)
+        check_fits(f"{name}{keystr(path)}", array)
         return array
 
     # A list of numbers is one array, not a pytree of scalars.
     if isinstance(tree, list):
         if any(getattr(entry, "ndim", 0) for entry in tree):
             parts = "arguments of the module" if name == "x" else "targets of several outputs"
-            raise ArgumentTypeError(
-                f"{caller} was given {name}={show(tree)}, a list of arrays.\n\n"
-                f"It could be the {parts}, or examples.\n\n"
-                f"Pass tuple({name}) for the {parts}, or np.stack({name}) for examples."
+            raise refuse(
+                ArgumentTypeError,
+                f"{name}={show(tree)}, a list of arrays.",
+                f"It could be the {parts}, or examples.",
+                f"Pass tuple({name}) for the {parts}, or np.stack({name}) for examples.",
             )
         return convert((), tree)
     return jax.tree_util.tree_map_with_path(
@@ -157,49 +168,54 @@ def _as_arrays(caller: str, name: str, tree: Any) -> Any:
     )
 
 
-def check_class_weight(caller: str, value: Any) -> dict[int, float] | None:
+def check_class_weight(value: Any) -> dict[int, float] | None:
     """Return the weights of classes, or raise."""
     if value is None:
         return None
     remedy = "Pass for instance class_weight={0: 1.0, 1: 5.0}."
-    check_instance(caller, "class_weight", value, Mapping, "a dict from class to weight", remedy)
+    check_instance("class_weight", value, Mapping, "a dict from class to weight", remedy)
     if not value:
         return None
     return {
-        as_integer(
-            caller, "a class of class_weight", label, least=0, most=MOST, remedy=remedy
-        ): as_number(caller, f"class_weight[{label!r}]", weight, least=0.0, example=1.0)
+        as_integer("a class of class_weight", label, least=0, most=MOST, remedy=remedy): as_number(
+            f"class_weight[{label!r}]", weight, least=0.0, example=1.0
+        )
         for label, weight in value.items()
     }
 
 
+@called("fit.Model.fit")
 def unpack_validation(data: Any) -> tuple[Any, Any, Any]:
     """Return `(x, y, sample_weight)` of `validation_data`."""
     if isinstance(data, (tuple, list)) and not is_dataset(data):
         if not 2 <= len(data) <= 3:
-            raise ArgumentError(
-                f"fit.Model.fit was given validation_data with {len(data)} entries.\n\n"
-                "It is (x, y), (x, y, sample_weight), or a dataset.\n\n"
-                "Pass validation_data=(x, y)."
+            raise refuse(
+                ArgumentError,
+                f"validation_data with {len(data)} entries.",
+                "It is (x, y), (x, y, sample_weight), or a dataset.",
+                "Pass validation_data=(x, y).",
             )
         return data[0], data[1], data[2] if len(data) == 3 else None
     if not is_dataset(data):
-        raise ArgumentTypeError(
-            f"fit.Model.fit was given validation_data={show(data)}.\n\n"
-            "It is (x, y), (x, y, sample_weight), or a dataset.\n\n"
-            "Pass validation_data=(x, y)."
+        raise refuse(
+            ArgumentTypeError,
+            f"validation_data={show(data)}.",
+            "It is (x, y), (x, y, sample_weight), or a dataset.",
+            "Pass validation_data=(x, y).",
         )
     return data, None, None
 
 
-def as_batch_size(caller: str, batch_size: Any, examples: Examples | None) -> int:
+def as_batch_size(batch_size: Any, examples: Examples | None) -> int:
     """Return the size of a global batch; a dataset has its own."""
     if batch_size is None:
         return BATCH_SIZE
-    size = as_integer(caller, "batch_size", batch_size, least=1, example=BATCH_SIZE)
+    size = as_integer("batch_size", batch_size, least=1, example=BATCH_SIZE)
     if examples is None:
-        raise ArgumentError(
-            f"{caller} was given batch_size={size} and a dataset.\n\n"
-            "A dataset has batches of its own size.\n\nLeave out batch_size."
+        raise refuse(
+            ArgumentError,
+            f"batch_size={size} and a dataset.",
+            "A dataset has batches of its own size.",
+            "Leave out batch_size.",
         )
     return size

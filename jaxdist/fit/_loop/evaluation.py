@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._called import called, refuse
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_integer
 from jaxdist._values import PerReplica
@@ -21,6 +22,7 @@ from jaxdist.fit._loop.progress import as_verbose, print_result
 _MOST_PENDING = 3
 
 
+@called(lambda method: f"fit.Model.{method}")
 def evaluate(
     model: Any,
     method: str,
@@ -34,14 +36,13 @@ def evaluate(
     callbacks: Sequence[Callback],
 ) -> dict[str, float]:
     """Return the loss and the metrics; `Model.evaluate` documents it."""
-    caller = f"fit.Model.{method}"
     model.get_compiled(method)
-    examples = read_examples(caller, x, y, weight, needs_y=True)
-    size = as_batch_size(caller, batch_size, examples)
-    steps = None if steps is None else as_integer(caller, "steps", steps, least=1, most=MOST)
-    prints = as_verbose(caller, verbose) and model.writes_logs
-    each = CallbackList(caller, callbacks, model, {"steps": steps, "verbose": verbose})
-    logs = measure(model, caller, x if examples is None else examples, size, steps, each)
+    examples = read_examples(x, y, weight, needs_y=True)
+    size = as_batch_size(batch_size, examples)
+    steps = None if steps is None else as_integer("steps", steps, least=1, most=MOST)
+    prints = as_verbose(verbose) and model.writes_logs
+    each = CallbackList(callbacks, model, {"steps": steps, "verbose": verbose})
+    logs = measure(model, x if examples is None else examples, size, steps, each)
     if prints:
         print_result(logs)
     return logs
@@ -49,7 +50,6 @@ def evaluate(
 
 def measure(
     model: Any,
-    caller: str,
     source: Any,
     batch_size: int,
     steps: int | None,
@@ -74,12 +74,13 @@ def measure(
     for vector in pending:
         total = total + np.asarray(vector, np.float64)
     if index < 0:
-        raise _make_empty_error(caller)
+        raise _make_empty_error()
     logs: dict[str, float] = compiled.steps.results(total)
     callbacks.call("on_test_end", logs)
     return logs
 
 
+@called("fit.Model.predict")
 def predict(
     model: Any,
     x: Any,
@@ -90,13 +91,12 @@ def predict(
     callbacks: Sequence[Callback],
 ) -> Any:
     """Return the outputs for all examples; `Model.predict` documents it."""
-    caller = "fit.Model.predict"
     strategy: Strategy = model.strategy
-    examples = read_examples(caller, x, None, None)
-    size = as_batch_size(caller, batch_size, examples)
-    steps = None if steps is None else as_integer(caller, "steps", steps, least=1, most=MOST)
-    as_verbose(caller, verbose)
-    each = CallbackList(caller, callbacks, model, {"steps": steps, "verbose": verbose})
+    examples = read_examples(x, None, None)
+    size = as_batch_size(batch_size, examples)
+    steps = None if steps is None else as_integer("steps", steps, least=1, most=MOST)
+    as_verbose(verbose)
+    each = CallbackList(callbacks, model, {"steps": steps, "verbose": verbose})
     begins, ends = each.has("on_predict_batch_begin"), each.has("on_predict_batch_end")
     each.call("on_predict_begin", {})
     found: list[Any] = []
@@ -113,7 +113,7 @@ def predict(
             each.call("on_predict_batch_end", index, {})
     found += [_fetch_rows(strategy, *entry) for entry in pending]
     if not found:
-        raise _make_empty_error(caller)
+        raise _make_empty_error()
     each.call("on_predict_end", {})
     return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
 
@@ -144,9 +144,10 @@ def _fetch_rows(strategy: Strategy, outputs: Any, mask: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf[is_real], rows)
 
 
-def _make_empty_error(caller: str) -> ShapeError:
-    return ShapeError(
-        f"{caller} was given x, a dataset without batches.\n\n"
-        "It needs at least one example. A generator can be read only once.\n\n"
-        "Pass arrays, or a dataset that starts again at each iter()."
+def _make_empty_error() -> ShapeError:
+    return refuse(
+        ShapeError,
+        "x, a dataset without batches.",
+        "It needs at least one example. A generator can be read only once.",
+        "Pass arrays, or a dataset that starts again at each iter().",
     )

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
+from jaxdist._called import refuse
 from jaxdist._reports import (
     LiveOutput,
     has_notebook,
@@ -24,17 +25,19 @@ from jaxdist.fit._loop.totals import Totals
 _SECONDS_BETWEEN_DRAWINGS = 0.1
 
 
-def as_verbose(caller: str, verbose: Any) -> int:
+def as_verbose(verbose: Any) -> int:
     """Return 0, 1 or 2."""
     if isinstance(verbose, str) and verbose == "auto":
         is_terminal = sys.stdout.isatty() and not is_in_cell()
         return 1 if is_terminal or has_notebook() else 2
     if isinstance(verbose, (bool, int)) and verbose in (0, 1, 2):
         return int(verbose)
-    raise ArgumentError(
-        f"{caller} was given verbose={show(verbose)}.\n\n"
+    raise refuse(
+        ArgumentError,
+        f"verbose={show(verbose)}.",
         "1 shows a bar, 2 prints a line for each epoch, 0 nothing; 'auto' is 1 on a terminal and "
-        "in a notebook, and else 2.\n\nPass 'auto', 0, 1 or 2."
+        "in a notebook, and else 2.",
+        "Pass 'auto', 0, 1 or 2.",
     )
 
 

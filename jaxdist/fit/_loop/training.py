@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jaxdist._called import call_as, called, refuse
 from jaxdist._checkpoints import Interrupts
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer, as_number, show
@@ -57,48 +58,53 @@ class FitArguments:
     validation_freq: int
     seed: int
 
+    @called(_CALLER)
     def check(self) -> None:
         """Check numbers and flags."""
-        as_integer(_CALLER, "epochs", self.epochs, least=1, most=MOST)
-        as_verbose(_CALLER, self.verbose)
-        as_integer(_CALLER, "validation_freq", self.validation_freq, least=1)
-        as_integer(_CALLER, "seed", self.seed, least=0)
+        as_integer("epochs", self.epochs, least=1, most=MOST)
+        as_verbose(self.verbose)
+        as_integer("validation_freq", self.validation_freq, least=1)
+        as_integer("seed", self.seed, least=0)
         if self.initial_epoch is not None:
-            as_integer(_CALLER, "initial_epoch", self.initial_epoch, least=0)
+            as_integer("initial_epoch", self.initial_epoch, least=0)
         for name in ("steps_per_epoch", "validation_steps", "validation_batch_size"):
             if getattr(self, name) is not None:
-                as_integer(_CALLER, name, getattr(self, name), least=1, most=MOST)
-        as_flag(_CALLER, "shuffle", self.shuffle)
-        fraction = as_number(_CALLER, "validation_split", self.validation_split, least=0.0)
+                as_integer(name, getattr(self, name), least=1, most=MOST)
+        as_flag("shuffle", self.shuffle)
+        fraction = as_number("validation_split", self.validation_split, least=0.0)
         if fraction >= 1:
-            raise ArgumentError(
-                f"{_CALLER} was given validation_split={fraction}.\n\n"
-                "It is the fraction of the examples that is held out, below 1.\n\n"
-                "Pass for instance validation_split=0.1."
+            raise refuse(
+                ArgumentError,
+                f"validation_split={fraction}.",
+                "It is the fraction of the examples that is held out, below 1.",
+                "Pass for instance validation_split=0.1.",
             )
 
 
+@called(_CALLER)
 def fit(model: Any, given: FitArguments) -> History:
     """Train a model; `Model.fit` documents it."""
     compiled = model.get_compiled("fit")
     given.check()
-    examples = read_examples(_CALLER, given.x, given.y, given.sample_weight, needs_y=True)
-    size = as_batch_size(_CALLER, given.batch_size, examples)
+    examples = read_examples(given.x, given.y, given.sample_weight, needs_y=True)
+    size = as_batch_size(given.batch_size, examples)
     held_out = given.validation_data
     if given.validation_split and held_out is None:
         if examples is None:
-            raise ArgumentError(
-                f"{_CALLER} was given validation_split={given.validation_split} and a dataset.\n\n"
-                "Only examples in memory can be split.\n\nPass validation_data=another dataset."
+            raise refuse(
+                ArgumentError,
+                f"validation_split={given.validation_split} and a dataset.",
+                "Only examples in memory can be split.",
+                "Pass validation_data=another dataset.",
             )
         examples, kept = examples.split(given.validation_split)
         held_out = (kept.x, kept.y, kept.weight)
-    classes = check_class_weight(_CALLER, given.class_weight)
+    classes = check_class_weight(given.class_weight)
     source = given.x if examples is None else examples
     num_steps = count_steps(source, size, given.steps_per_epoch)
-    verbose = as_verbose(_CALLER, given.verbose) if model.writes_logs else 0
+    verbose = as_verbose(given.verbose) if model.writes_logs else 0
     params = {"epochs": given.epochs, "steps": num_steps, "verbose": verbose}
-    callbacks = CallbackList(_CALLER, given.callbacks, model, params)
+    callbacks = CallbackList(given.callbacks, model, params)
     check_watched(callbacks.callbacks, validates=held_out is not None)
     validate = _make_validation(model, given, held_out, size, callbacks)
     with contextlib.closing(callbacks):
@@ -296,40 +302,50 @@ def _describe(batch: Any) -> Any:
     ]
 
 
+@called(_CALLER_OF_VALIDATION)
 def _make_validation(
     model: Any, given: FitArguments, held_out: Any, batch_size: int, callbacks: CallbackList
 ) -> Callable[[], dict[str, float]] | None:
     if held_out is None:
         return None
     x, y, weight = unpack_validation(held_out)
-    examples = read_examples(_CALLER_OF_VALIDATION, x, y, weight, needs_y=True)
+    examples = read_examples(x, y, weight, needs_y=True)
     if examples is None and given.validation_batch_size is not None:
-        raise ArgumentError(
-            f"{_CALLER} was given validation_batch_size={given.validation_batch_size} and a "
-            "dataset as validation_data.\n\nA dataset has batches of its own size.\n\n"
-            "Leave out validation_batch_size."
+        raise call_as(
+            _CALLER,
+            refuse,
+            ArgumentError,
+            f"validation_batch_size={given.validation_batch_size} and a dataset as "
+            "validation_data.",
+            "A dataset has batches of its own size.",
+            "Leave out validation_batch_size.",
         )
     size = given.validation_batch_size or batch_size
     source = x if examples is None else examples
     steps = given.validation_steps
 
+    @called(_CALLER_OF_VALIDATION)
     def validate() -> dict[str, float]:
-        return evaluation.measure(model, _CALLER_OF_VALIDATION, source, size, steps, callbacks)
+        return evaluation.measure(model, source, size, steps, callbacks)
 
     return validate
 
 
+@called(lambda method: f"fit.Model.{method}")
 def count_examples(method: str, x: Any, y: Any, weight: Any) -> int:
     """Return the number of examples of one batch in memory."""
-    examples = read_examples(f"fit.Model.{method}", x, y, weight)
+    examples = read_examples(x, y, weight)
     if examples is None:
-        raise ArgumentError(
-            f"fit.Model.{method} was given x={show(x)}, a dataset.\n\nIt takes one batch.\n\n"
-            "Pass arrays, or call fit, evaluate or predict with the dataset."
+        raise refuse(
+            ArgumentError,
+            f"x={show(x)}, a dataset.",
+            "It takes one batch.",
+            "Pass arrays, or call fit, evaluate or predict with the dataset.",
         )
     return examples.count
 
 
+@called("fit.Model.train_on_batch")
 def train_on_batch(
     model: Any, x: Any, y: Any, weight: Any, class_weight: Mapping[int, float] | None
 ) -> dict[str, float]:
@@ -337,8 +353,8 @@ def train_on_batch(
     compiled = model.get_compiled("train_on_batch")
     strategy: Strategy = model.strategy
     count = count_examples("train_on_batch", x, y, weight)
-    examples = read_examples("fit.Model.train_on_batch", x, y, weight, needs_y=True)
-    classes = check_class_weight("fit.Model.train_on_batch", class_weight)
+    examples = read_examples(x, y, weight, needs_y=True)
+    classes = check_class_weight(class_weight)
     table = None if classes is None else make_class_weights(classes)
     feed = Feed(
         strategy, examples, batch_size=count, shuffle=False, seed=0, first_pass=0, steps=None

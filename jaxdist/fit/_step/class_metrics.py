@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, check_text, is_array, show
 from jaxdist.errors import ArgumentTypeError, ShapeError
 from jaxdist.fit._step.metrics import Mean
@@ -29,8 +30,9 @@ class Accuracy(Mean):
 
     _aligns = False
 
+    @called("fit.Accuracy")
     def __init__(self, name: str = "accuracy") -> None:
-        check_text("fit.Accuracy", "name", name, "accuracy")
+        check_text("name", name, "accuracy")
         super().__init__(_is_right, name)
 
 
@@ -50,10 +52,11 @@ class TopKAccuracy(Mean):
 
     _aligns = False
 
+    @called("fit.TopKAccuracy")
     def __init__(self, k: int, name: str | None = None) -> None:
-        count = as_integer("fit.TopKAccuracy", "k", k, least=1, most=_MOST_CLASSES, example=5)
+        count = as_integer("k", k, least=1, most=_MOST_CLASSES, example=5)
         own = f"top_{count}_accuracy" if name is None else name
-        check_text("fit.TopKAccuracy", "name", own, f"top_{count}_accuracy")
+        check_text("name", own, f"top_{count}_accuracy")
 
         def is_among(y_true: Any, y_pred: Any) -> Any:
             labels = _labels_of(own, y_true, y_pred)
@@ -68,14 +71,16 @@ class TopKAccuracy(Mean):
         super().__init__(is_among, own)
 
 
+@called(lambda name: f"The metric {name!r}")
 def _labels_of(name: str, y_true: Any, y_pred: Any) -> jax.Array:
     """Return the class of each example; `[b, ...]`."""
     for what, value in (("targets", y_true), ("predictions", y_pred)):
         if not is_array(value):
-            raise ArgumentTypeError(
-                f"The metric {name!r} was given {what} that are {show(value)}.\n\n"
-                "It compares one array of outputs with one of classes.\n\n"
-                "Pass a function (y_true, y_pred) -> [b] that takes what it needs of them."
+            raise refuse(
+                ArgumentTypeError,
+                f"{what} that are {show(value)}.",
+                "It compares one array of outputs with one of classes.",
+                "Pass a function (y_true, y_pred) -> [b] that takes what it needs of them.",
             )
     given = y_true.shape
     if y_true.ndim == y_pred.ndim and y_true.shape[-1] == 1:
@@ -83,22 +88,24 @@ def _labels_of(name: str, y_true: Any, y_pred: Any) -> jax.Array:
     if given == y_pred.shape and y_pred.ndim > 1:
         return jnp.argmax(y_true, axis=-1)
     if y_true.shape != y_pred.shape[:-1]:
-        raise ShapeError(
-            f"The metric {name!r} was given targets of shape {list(given)} and predictions of "
-            f"shape {list(y_pred.shape)}.\n\n"
-            "Targets have the dims of the predictions without the last one, or are one-hot.\n\n"
-            f"Pass targets of shape {list(y_pred.shape[:-1])}."
+        raise refuse(
+            ShapeError,
+            f"targets of shape {list(given)} and predictions of shape {list(y_pred.shape)}.",
+            "Targets have the dims of the predictions without the last one, or are one-hot.",
+            f"Pass targets of shape {list(y_pred.shape[:-1])}.",
         )
     return y_true.astype(jnp.int32)
 
 
+@called("The metric 'accuracy'")
 def _is_right(y_true: Any, y_pred: Any) -> jax.Array:
     if is_array(y_pred) and (y_pred.ndim < 2 or y_pred.shape[-1] == 1):
-        raise ShapeError(
-            f"The metric 'accuracy' was given predictions of shape {list(y_pred.shape)}.\n\n"
-            "It compares the largest output of each example, [b, class], with the target.\n\n"
+        raise refuse(
+            ShapeError,
+            f"predictions of shape {list(y_pred.shape)}.",
+            "It compares the largest output of each example, [b, class], with the target.",
             "For one output pass fit.BinaryAccuracy(0.0) for logits, or fit.BinaryAccuracy(0.5) "
-            "for probabilities."
+            "for probabilities.",
         )
     labels = _labels_of("accuracy", y_true, y_pred)
     return jnp.argmax(y_pred, axis=-1) == labels

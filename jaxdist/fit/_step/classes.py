@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import is_array, show
 from jaxdist.errors import ArgumentTypeError, ShapeError
 
@@ -20,6 +21,7 @@ def make_class_weights(weights: Mapping[int, float]) -> ClassWeights:
     return np.array(labels, np.int32), np.array([weights[n] for n in labels], np.float32)
 
 
+@called("fit.Model")
 def weigh_classes(classes: Any, y: Any, outputs: Any, weight: Any) -> jax.Array:
     """Return the weight of each example or value: that of its class, times its own.
 
@@ -44,15 +46,17 @@ def weigh_classes(classes: Any, y: Any, outputs: Any, weight: Any) -> jax.Array:
     parts = [a.reshape(a.shape + (1,) * (most - a.ndim)) for a in (found, weight)]
     shared = min(found.ndim, weight.ndim)
     if found.shape[:shared] != weight.shape[:shared]:
-        raise ShapeError(
-            f"fit.Model was given sample_weight of local shape {list(weight.shape)}, and "
-            f"class_weight with classes of local shape {list(found.shape)}.\n\n"
-            "The weight of an example is that of its class, times its own.\n\n"
-            "Pass sample_weight with the dims of the classes, or [N]."
+        raise refuse(
+            ShapeError,
+            f"sample_weight of local shape {list(weight.shape)}, and class_weight with classes of "
+            f"local shape {list(found.shape)}.",
+            "The weight of an example is that of its class, times its own.",
+            "Pass sample_weight with the dims of the classes, or [N].",
         )
     return parts[0] * parts[1]
 
 
+@called("fit.Model")
 def _find_labels(y: Any, outputs: Any) -> jax.Array:
     """Return the classes of the targets.
 
@@ -61,10 +65,11 @@ def _find_labels(y: Any, outputs: Any) -> jax.Array:
             binary decision, both `[b]` or `[b, 1]`.
     """
     if not is_array(y):
-        raise ArgumentTypeError(
-            f"fit.Model was given class_weight, and targets y that are {show(y)}.\n\n"
-            "Weights of classes need one array of classes.\n\n"
-            "Pass sample_weight instead."
+        raise refuse(
+            ArgumentTypeError,
+            f"class_weight, and targets y that are {show(y)}.",
+            "Weights of classes need one array of classes.",
+            "Pass sample_weight instead.",
         )
     if y.ndim > 1 and y.shape[-1] == 1:
         return y[..., 0]
@@ -75,9 +80,10 @@ def _find_labels(y: Any, outputs: Any) -> jax.Array:
         return jnp.argmax(y, axis=-1)
     if y.shape in (outputs.shape, outputs.shape[:-1]):
         return y
-    raise ShapeError(
-        f"fit.Model was given class_weight, targets y of local shape {list(y.shape)}, and outputs "
-        f"of the model of local shape {list(outputs.shape)}.\n\n"
-        "Targets have the dims of the outputs without the last one, or are one-hot.\n\n"
-        "Pass y as classes, or sample_weight instead of class_weight."
+    raise refuse(
+        ShapeError,
+        f"class_weight, targets y of local shape {list(y.shape)}, and outputs of the model of "
+        f"local shape {list(outputs.shape)}.",
+        "Targets have the dims of the outputs without the last one, or are one-hot.",
+        "Pass y as classes, or sample_weight instead of class_weight.",
     )

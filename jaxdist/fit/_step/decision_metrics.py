@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxdist._called import called
 from jaxdist._validate import as_number, check_text
 from jaxdist.fit._step.losses import align, check_same_shape
 from jaxdist.fit._step.metrics import Mean, Metric, Sums, divide, fit_weight
@@ -24,9 +25,10 @@ class BinaryAccuracy(Mean):
         `keras.metrics.BinaryAccuracy`.
     """
 
+    @called("fit.BinaryAccuracy")
     def __init__(self, threshold: float, name: str = "binary_accuracy") -> None:
-        limit = as_number("fit.BinaryAccuracy", "threshold", threshold, example=0.0)
-        check_text("fit.BinaryAccuracy", "name", name, "binary_accuracy")
+        limit = as_number("threshold", threshold, example=0.0)
+        check_text("name", name, "binary_accuracy")
 
         def is_right(y_true: Any, y_pred: Any) -> Any:
             check_same_shape(f"the metric {name!r}", y_true, y_pred)
@@ -40,10 +42,10 @@ class _OfDecisions(Metric):
 
     _takes_all_weights = True
 
+    @called(lambda self: f"fit.{type(self).__name__}")
     def __init__(self, threshold: float, name: str) -> None:
         super().__init__(name)
-        caller = f"fit.{type(self).__name__}"
-        self._threshold = as_number(caller, "threshold", threshold, example=0.0)
+        self._threshold = as_number("threshold", threshold, example=0.0)
 
     def sums(self, y_true: Any, y_pred: Any, weight: jax.Array) -> dict[str, jax.Array]:
         y_true, y_pred = align(y_true, y_pred)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxdist._called import refuse
 from jaxdist._validate import check_callable, is_array, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.fit._step.class_metrics import Accuracy
@@ -36,7 +37,7 @@ _CLASSES = {
 }
 
 
-def find_metrics(caller: str, name: str, metrics: Sequence[Any]) -> list[Metric]:
+def find_metrics(name: str, metrics: Sequence[Any]) -> list[Metric]:
     """Return metrics from names, functions and metrics.
 
     Raises:
@@ -47,31 +48,34 @@ def find_metrics(caller: str, name: str, metrics: Sequence[Any]) -> list[Metric]
     for index, entry in enumerate(metrics):
         if isinstance(entry, str):
             if entry not in _BY_NAME:
-                raise ArgumentError(
-                    f"{caller} was given {name}[{index}]={entry!r}.{_name_near(entry)}\n\n"
-                    f"Metrics with a name are {', '.join(_BY_NAME)}.\n\n"
-                    "Pass one of these, a function (y_true, y_pred) -> [b], or a fit.Metric."
+                raise refuse(
+                    ArgumentError,
+                    f"{name}[{index}]={entry!r}.{_name_near(entry)}",
+                    f"Metrics with a name are {', '.join(_BY_NAME)}.",
+                    "Pass one of these, a function (y_true, y_pred) -> [b], or a fit.Metric.",
                 )
             found.append(_BY_NAME[entry]())
         elif isinstance(entry, Metric):
             found.append(entry)
         elif isinstance(entry, type) and issubclass(entry, Metric):
-            raise ArgumentTypeError(
-                f"{caller} was given {name}[{index}]={show(entry)}, a class.\n\n"
-                f"Entries of {name} are names, functions, and objects of fit.Metric.\n\n"
-                f"Make an object: fit.{entry.__name__}(...)."
+            raise refuse(
+                ArgumentTypeError,
+                f"{name}[{index}]={show(entry)}, a class.",
+                f"Entries of {name} are names, functions, and objects of fit.Metric.",
+                f"Make an object: fit.{entry.__name__}(...).",
             )
         else:
             remedy = "Pass for instance 'accuracy', fit.TopKAccuracy(5), or a function."
-            check_callable(caller, entry, f"{name}[{index}]", remedy)
+            check_callable(entry, f"{name}[{index}]", remedy)
             found.append(Mean(entry))
     names = [metric.name for metric in found]
     twice = sorted({n for n in names if names.count(n) > 1 or n == "loss"})
     if twice:
-        raise ArgumentError(
-            f"{caller} was given {name} with the names {names}.\n\n"
-            "Each metric has its own name, and 'loss' is the loss.\n\n"
-            f"Give another name to {', '.join(twice)}: fit.Mean(function, 'another name')."
+        raise refuse(
+            ArgumentError,
+            f"{name} with the names {names}.",
+            "Each metric has its own name, and 'loss' is the loss.",
+            f"Give another name to {', '.join(twice)}: fit.Mean(function, 'another name').",
         )
     return found
 

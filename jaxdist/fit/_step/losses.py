@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxdist._called import called, name_call, refuse
 from jaxdist._validate import check_callable, is_array, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
@@ -51,6 +52,7 @@ _OF_LOGITS = {
 CALLER = "fit.Model.compile"
 
 
+@called(CALLER)
 def find_loss(loss: Any) -> Loss:
     """Return a loss as a function of `(y_true, y_pred)`.
 
@@ -61,14 +63,15 @@ def find_loss(loss: Any) -> Loss:
     if isinstance(loss, str):
         return _find_by_name(loss)
     if loss is None:
-        raise ArgumentTypeError(
-            f"{CALLER} was given no loss.\n\n"
-            f"A loss is a name, {', '.join([*_SHORT, *_BY_NAME])}, or a function "
-            "(y_true, y_pred) -> [b], or one of optax.\n\n"
+        raise refuse(
+            ArgumentTypeError,
+            "no loss.",
+            f"A loss is a name, {', '.join([*_SHORT, *_BY_NAME])}, or a function (y_true, y_pred) "
+            "-> [b], or one of optax.",
             "Pass for instance loss=optax.softmax_cross_entropy_with_integer_labels for classes, "
-            "or loss='mse' for numbers."
+            "or loss='mse' for numbers.",
         )
-    check_callable(CALLER, loss, "loss", "Pass a function (y_true, y_pred) -> [b].")
+    check_callable(loss, "loss", "Pass a function (y_true, y_pred) -> [b].")
     return order_arguments(loss)
 
 
@@ -97,20 +100,23 @@ def _compare_classes(y_true: Any, y_pred: Any) -> Any:
     return jnp.where(is_class, losses, jnp.nan)
 
 
+@called(CALLER)
 def _find_by_name(name: str) -> Loss:
     name = _SHORT.get(name, name)
     if name in _OF_LOGITS:
-        raise ArgumentError(
-            f"{CALLER} was given loss={name!r}.\n\n"
+        raise refuse(
+            ArgumentError,
+            f"loss={name!r}.",
             "That name means a loss of probabilities in Keras. A Flax model usually returns "
-            "logits, and jaxdist cannot see which of the two it gets.\n\n"
-            f"Pass loss=optax.{_OF_LOGITS[name]}, which takes logits."
+            "logits, and jaxdist cannot see which of the two it gets.",
+            f"Pass loss=optax.{_OF_LOGITS[name]}, which takes logits.",
         )
     if name not in _BY_NAME:
-        raise ArgumentError(
-            f"{CALLER} was given loss={name!r}.\n\n"
-            f"Losses with a name are {', '.join([*_SHORT, *_BY_NAME])}.\n\n"
-            "Pass one of these, or a function (y_true, y_pred) -> [b], or one of optax."
+        raise refuse(
+            ArgumentError,
+            f"loss={name!r}.",
+            f"Losses with a name are {', '.join([*_SHORT, *_BY_NAME])}.",
+            "Pass one of these, or a function (y_true, y_pred) -> [b], or one of optax.",
         )
     return _BY_NAME[name]
 
@@ -148,9 +154,7 @@ def check_same_shape(what: str, y_true: Any, y_pred: Any) -> None:
         )
 
 
-def measure_examples(
-    caller: str, what: str, function: Loss, y_true: Any, y_pred: Any, rows: int
-) -> jax.Array:
+def measure_examples(what: str, function: Loss, y_true: Any, y_pred: Any, rows: int) -> jax.Array:
     """Return the values of a loss or metric, or raise if they are not one for each example.
 
     Raises:
@@ -171,18 +175,18 @@ def measure_examples(
             "y.argmax(axis=-1) for one-hot y."
         )
         raise
-    values = check_values(caller, what, found, rows)
+    values = check_values(what, found, rows)
     # A dim of the size of the batch may be a coincidence. So check if it grows with the batch.
     if rows in values.shape[1:] and rows > 1:
         twice = shapes_of_twice(function, (y_true, y_pred), rows)
         if twice is not None and twice[1:] != values.shape[1:]:
             raise ShapeError(
-                f"{caller} called {what} with {rows} examples, and it returned values of shape "
-                f"{list(values.shape)}: each example was compared with all others.\n\n"
-                "It returns the values of single examples, [b] or [b, ...]. Arrays [b] and "
-                "[b, 1] together give [b, b] without an error.\n\n"
-                "Give both the same dims in it, such as y_pred[:, 0]; or if you want all pairs, "
-                "return the mean of each row: losses.mean(axis=-1)."
+                f"{name_call()} called {what} with {rows} examples, and it returned values of "
+                f"shape {list(values.shape)}: each example was compared with all others.\n\nIt "
+                "returns the values of single examples, [b] or [b, ...]. Arrays [b] and [b, 1] "
+                "together give [b, b] without an error.\n\nGive both the same dims in it, such as "
+                "y_pred[:, 0]; or if you want all pairs, return the mean of each row: "
+                "losses.mean(axis=-1)."
             )
     return values
 
@@ -202,7 +206,7 @@ def shapes_of_twice(function: Callable[..., Any], args: tuple[Any, ...], rows: i
     return jax.tree.map(lambda leaf: tuple(leaf.shape), found)
 
 
-def check_values(caller: str, what: str, values: Any, rows: int) -> jax.Array:
+def check_values(what: str, values: Any, rows: int) -> jax.Array:
     """Return the values of a loss or metric, or raise if there is not one for each example.
 
     Raises:
@@ -211,20 +215,20 @@ def check_values(caller: str, what: str, values: Any, rows: int) -> jax.Array:
     """
     if not isinstance(values, jax.Array):
         raise ArgumentTypeError(
-            f"{caller} called {what}, and it returned {show(values)}.\n\n"
+            f"{name_call()} called {what}, and it returned {show(values)}.\n\n"
             "It returns one value for each example: an array [b] or [b, ...].\n\n"
             "Return an array of JAX."
         )
     if values.ndim == 0:
         raise ShapeError(
-            f"{caller} called {what} with {rows} examples, and it returned a scalar.\n\n"
+            f"{name_call()} called {what} with {rows} examples, and it returned a scalar.\n\n"
             "It returns one value for each example, [b] or [b, ...], so that padding, weights and "
             "batches of different sizes count exactly.\n\n"
             "Remove the mean or sum at its end: return losses instead of losses.mean()."
         )
     if values.shape[0] != rows:
         raise ShapeError(
-            f"{caller} called {what} with {rows} examples, and it returned an array of shape "
+            f"{name_call()} called {what} with {rows} examples, and it returned an array of shape "
             f"{list(values.shape)}.\n\n"
             "Dim 0 of what it returns is the examples, [b] or [b, ...].\n\n"
             "Reduce other dims only: for instance losses.mean(axis=-1)."

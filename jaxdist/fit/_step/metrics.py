@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import check_callable, check_text
 from jaxdist.errors import ShapeError
 from jaxdist.fit._step.losses import (
@@ -46,8 +47,9 @@ class Metric(abc.ABC):
     # Whether `sums` takes weights of single values, `[b, ...]`, not only of examples.
     _takes_all_weights = False
 
+    @called(lambda self: f"fit.{type(self).__name__}")
     def __init__(self, name: str) -> None:
-        check_text(f"fit.{type(self).__name__}", "name", name, "accuracy")
+        check_text("name", name, "accuracy")
         self.name = name
 
     @abc.abstractmethod
@@ -80,8 +82,9 @@ class Mean(Metric):
         `keras.metrics.MeanMetricWrapper`.
     """
 
+    @called("fit.Mean")
     def __init__(self, function: Callable[[Any, Any], Any], name: str | None = None) -> None:
-        check_callable("fit.Mean", function, "function", "Pass (y_true, y_pred) -> [b].")
+        check_callable(function, "function", "Pass (y_true, y_pred) -> [b].")
         super().__init__(name if name is not None else _name_of(function))
         self._function = order_arguments(function)
 
@@ -89,12 +92,12 @@ class Mean(Metric):
     # Whether to ignore a last dim of 1 that only the targets or only the predictions have.
     _aligns = True
 
+    @called(lambda self: f"fit.{type(self).__name__}")
     def sums(self, y_true: Any, y_pred: Any, weight: jax.Array) -> dict[str, jax.Array]:
         if self._aligns:
             y_true, y_pred = align(y_true, y_pred)
-        caller = f"fit.{type(self).__name__}"
         what = f"its function, for the metric {self.name!r},"
-        values = measure_examples(caller, what, self._function, y_true, y_pred, weight.shape[0])
+        values = measure_examples(what, self._function, y_true, y_pred, weight.shape[0])
         return _sum_values(self.name, values, weight)
 
     @final
@@ -118,10 +121,11 @@ class RootMeanSquaredError(Metric):
     def __init__(self, name: str = "root_mean_squared_error") -> None:
         super().__init__(name)
 
+    @called("fit.Model")
     def sums(self, y_true: Any, y_pred: Any, weight: jax.Array) -> dict[str, jax.Array]:
         y_true, y_pred = align(y_true, y_pred)
         what, loss = f"the metric {self.name!r}", find_loss("mse")
-        values = measure_examples("fit.Model", what, loss, y_true, y_pred, weight.shape[0])
+        values = measure_examples(what, loss, y_true, y_pred, weight.shape[0])
         return _sum_values(self.name, values, weight)
 
     def result(self, sums: Sums) -> float:
@@ -134,6 +138,7 @@ def _sum_values(name: str, values: jax.Array, weight: jax.Array) -> dict[str, ja
     return {"total": sum_weighted(values, weight), "count": sum_weighted(ones, weight)}
 
 
+@called("fit.Model")
 def fit_weight(name: str, values: jax.Array, weight: jax.Array) -> jax.Array:
     """Return weights for values; the mean over the dims that the values do not have.
 
@@ -143,12 +148,13 @@ def fit_weight(name: str, values: jax.Array, weight: jax.Array) -> jax.Array:
     if weight.ndim > values.ndim:
         weight = jnp.mean(weight, axis=tuple(range(values.ndim, weight.ndim)))
     if weight.shape != values.shape[: weight.ndim]:
-        raise ShapeError(
-            f"fit.Model was given sample_weight of local shape {list(weight.shape)}, and the "
-            f"metric {name!r} has values of local shape {list(values.shape)}.\n\n"
+        raise refuse(
+            ShapeError,
+            f"sample_weight of local shape {list(weight.shape)}, and the metric {name!r} has "
+            f"values of local shape {list(values.shape)}.",
             "A weight belongs to an example, [N], or has the first dims of the values of each of "
-            "the weighted_metrics.\n\n"
-            "Pass sample_weight [N], or give this metric as metrics instead."
+            "the weighted_metrics.",
+            "Pass sample_weight [N], or give this metric as metrics instead.",
         )
     return weight
 

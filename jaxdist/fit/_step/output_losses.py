@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_number, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.fit._step.losses import CALLER, Loss, align, find_loss, measure_examples, sum_weighted
@@ -46,6 +47,7 @@ class Losses:
             return {}
         return {name_output(e.key): f"{name_output(e.key)}_loss" for e in self._entries}
 
+    @called("fit.Model")
     def sum_all(
         self, y: Any, outputs: Any, weight: jax.Array | None, counts: jax.Array | None, rows: int
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -60,7 +62,7 @@ class Losses:
             if entry.key is not None:
                 what = f"the loss of the output {entry.key!r}"
                 of_entry = pick(what, "y", y, entry.key), pick(what, "outputs", outputs, entry.key)
-            values = measure_examples("fit.Model", what, entry.function, *align(*of_entry), rows)
+            values = measure_examples(what, entry.function, *align(*of_entry), rows)
             part = sum_weighted(values, counts if weight is None else _fit(what, values, weight))
             total = total + (part if entry.weight == 1.0 else entry.weight * part)
             if self.names:
@@ -68,6 +70,7 @@ class Losses:
         return total, parts
 
 
+@called(CALLER)
 def find_losses(loss: Any, loss_weights: Any) -> Losses:
     """Return the losses of `compile(loss=, loss_weights=)`.
 
@@ -78,18 +81,20 @@ def find_losses(loss: Any, loss_weights: Any) -> Losses:
     entries = _entries_of(loss)
     if entries is None:
         if loss_weights is not None:
-            raise ArgumentError(
-                f"{CALLER} was given loss_weights={show(loss_weights)} and one loss.\n\n"
-                "loss_weights has a number for each loss of a model with several outputs.\n\n"
-                "Multiply in the loss, or pass loss={'a': ..., 'b': ...}."
+            raise refuse(
+                ArgumentError,
+                f"loss_weights={show(loss_weights)} and one loss.",
+                "loss_weights has a number for each loss of a model with several outputs.",
+                "Multiply in the loss, or pass loss={'a': ..., 'b': ...}.",
             )
         return Losses([OutputLoss(None, find_loss(loss))])
     found = {key: find_loss(entry) for key, entry in entries.items() if entry is not None}
     if not found:
-        raise ArgumentError(
-            f"{CALLER} was given loss={show(loss)}.\n\n"
-            "At least one output has a loss; None is for those without.\n\n"
-            "Pass for instance loss={'a': 'mse'}."
+        raise refuse(
+            ArgumentError,
+            f"loss={show(loss)}.",
+            "At least one output has a loss; None is for those without.",
+            "Pass for instance loss={'a': 'mse'}.",
         )
     weights = _find_weights(loss_weights, found, entries)
     return Losses([OutputLoss(key, function, weights[key]) for key, function in found.items()])
@@ -102,6 +107,7 @@ def _entries_of(given: Any) -> dict[Key, Any] | None:
     return dict(enumerate(given)) if isinstance(given, (list, tuple)) else None
 
 
+@called(CALLER)
 def _find_weights(
     loss_weights: Any, found: Mapping[Key, Loss], entries: Mapping[Key, Any]
 ) -> dict[Key, float]:
@@ -109,19 +115,20 @@ def _find_weights(
         return dict.fromkeys(found, 1.0)
     given = _entries_of(loss_weights)
     if given is None:
-        raise ArgumentTypeError(
-            f"{CALLER} was given loss_weights={show(loss_weights)}.\n\n"
-            "It is a dict or a list of numbers, as loss.\n\n"
-            f"Pass for instance loss_weights={dict.fromkeys(found, 1.0)}."
+        raise refuse(
+            ArgumentTypeError,
+            f"loss_weights={show(loss_weights)}.",
+            "It is a dict or a list of numbers, as loss.",
+            f"Pass for instance loss_weights={dict.fromkeys(found, 1.0)}.",
         )
     if given.keys() not in (found.keys(), entries.keys()):
-        raise ArgumentError(
-            f"{CALLER} was given loss_weights of the outputs {list(given)}, and losses of "
-            f"{list(found)}.\n\n"
-            "Each output with a loss has a weight, and no other one.\n\n"
-            f"Pass for instance loss_weights={dict.fromkeys(found, 1.0)}."
+        raise refuse(
+            ArgumentError,
+            f"loss_weights of the outputs {list(given)}, and losses of {list(found)}.",
+            "Each output with a loss has a weight, and no other one.",
+            f"Pass for instance loss_weights={dict.fromkeys(found, 1.0)}.",
         )
-    return {key: as_number(CALLER, f"loss_weights[{key!r}]", given[key]) for key in found}
+    return {key: as_number(f"loss_weights[{key!r}]", given[key]) for key in found}
 
 
 def name_output(key: Key | None) -> str:
@@ -148,6 +155,7 @@ def pick(what: str, where: str, tree: Any, key: Key) -> Any:
     return entries[key]
 
 
+@called("fit.Model")
 def _fit(what: str, losses: jax.Array, weight: jax.Array) -> jax.Array:
     """Return weights for the values of a loss.
 
@@ -157,11 +165,11 @@ def _fit(what: str, losses: jax.Array, weight: jax.Array) -> jax.Array:
     if weight.shape == (*losses.shape, 1):
         weight = weight[..., 0]
     if weight.shape != losses.shape[: weight.ndim]:
-        raise ShapeError(
-            f"fit.Model was given sample_weight of local shape {list(weight.shape)}, and "
-            f"{what} has values of local shape {list(losses.shape)}.\n\n"
-            "A weight belongs to an example, [N], or has the first dims of the values of the "
-            "loss.\n\n"
-            f"Pass sample_weight with {losses.ndim} dims or fewer, such as [N]."
+        raise refuse(
+            ShapeError,
+            f"sample_weight of local shape {list(weight.shape)}, and {what} has values of local "
+            f"shape {list(losses.shape)}.",
+            "A weight belongs to an example, [N], or has the first dims of the values of the loss.",
+            f"Pass sample_weight with {losses.ndim} dims or fewer, such as [N].",
         )
     return weight

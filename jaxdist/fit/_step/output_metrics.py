@@ -5,6 +5,7 @@ from typing import Any, final
 
 import jax
 
+from jaxdist._called import refuse
 from jaxdist._validate import as_list, show
 from jaxdist.errors import ArgumentTypeError
 from jaxdist.fit._step.find_metrics import find_metrics
@@ -38,7 +39,7 @@ class OutputMetric(Metric):
         return self._metric.result(sums)
 
 
-def find_output_metrics(caller: str, name: str, metrics: Any, loss: Any) -> list[Metric]:
+def find_output_metrics(name: str, metrics: Any, loss: Any) -> list[Metric]:
     """Return the metrics of `compile`, for a single output or by output.
 
     Raises:
@@ -49,31 +50,32 @@ def find_output_metrics(caller: str, name: str, metrics: Any, loss: Any) -> list
     if isinstance(metrics, Mapping):
         given = metrics
     elif isinstance(loss, (list, tuple)) and metrics and isinstance(metrics, (list, tuple)):
-        _check_length(caller, name, metrics, loss)
+        _check_length(name, metrics, loss)
         given = dict(enumerate(metrics))
     elif isinstance(loss, Mapping) and metrics:
-        raise ArgumentTypeError(
-            f"{caller} was given losses of the outputs {list(loss)}, and "
-            f"{name}={show(metrics)}.\n\n"
-            f"With a dict of losses, {name} is a dict from outputs to metrics.\n\n"
-            f"Pass for instance {name}={{{next(iter(loss), 'a')!r}: ['mae']}}."
+        raise refuse(
+            ArgumentTypeError,
+            f"losses of the outputs {list(loss)}, and {name}={show(metrics)}.",
+            f"With a dict of losses, {name} is a dict from outputs to metrics.",
+            f"Pass for instance {name}={{{next(iter(loss), 'a')!r}: ['mae']}}.",
         )
     else:
         what, remedy = "a list of metrics", f"Pass {name}=['accuracy']."
-        return find_metrics(caller, name, as_list(caller, name, metrics, what, remedy))
+        return find_metrics(name, as_list(name, metrics, what, remedy))
     found: list[Metric] = []
     for key, entries in given.items():
         of_output = entries if isinstance(entries, (list, tuple)) else [entries]
         listed = [entry for entry in of_output if entry is not None]
-        of_key = find_metrics(caller, f"{name}[{key!r}]", listed)
+        of_key = find_metrics(f"{name}[{key!r}]", listed)
         found += [OutputMetric(metric, key) for metric in of_key]
     return found
 
 
-def _check_length(caller: str, name: str, metrics: Sequence[Any], loss: Sequence[Any]) -> None:
+def _check_length(name: str, metrics: Sequence[Any], loss: Sequence[Any]) -> None:
     if len(metrics) != len(loss):
-        raise ArgumentTypeError(
-            f"{caller} was given {len(loss)} losses, and {len(metrics)} entries of {name}.\n\n"
-            f"With a list of losses, {name} has the metrics of each output; None or [] is none.\n\n"
-            f"Pass for instance {name}={[['mae'], *[[]] * (len(loss) - 1)]}."
+        raise refuse(
+            ArgumentTypeError,
+            f"{len(loss)} losses, and {len(metrics)} entries of {name}.",
+            f"With a list of losses, {name} has the metrics of each output; None or [] is none.",
+            f"Pass for instance {name}={[['mae'], *[[]] * (len(loss) - 1)]}.",
         )

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jaxdist._called import called
 from jaxdist._parameter_server import ClusterCoordinator, ParameterServerStrategy
 from jaxdist._program import RunOptions
 from jaxdist._strategies import Strategy
@@ -135,10 +136,11 @@ class ServerRunner(Runner):
 
         self._scheduled_step = train_step
 
+    @called("fit.Model.compile")
     def train(self, module: Any, optimizer: Any, batches: Sequence[Any], classes: Any) -> Any:
         if len(batches) > 1:
             why = "servers compute the new parameters after each step, so each is a function"
-            log_without_effect("fit.Model.compile", "steps_per_execution", why)
+            log_without_effect("steps_per_execution", why)
         outputs = [
             self._run(self._scheduled_step, (module, optimizer, batch, classes))
             for batch in batches

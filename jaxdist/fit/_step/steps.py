@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from jaxdist import _compat
+from jaxdist._called import called, refuse
 from jaxdist._collectives import ReduceOp, current_log, fresh_trace_key
 from jaxdist._strategies import get_replica_context
 from jaxdist._validate import show
@@ -53,6 +54,7 @@ class PaddedBatch:
         return jax.tree.map(fill_leaf, self.batch)
 
 
+@called("fit.Model")
 def split_batch(batch: Any) -> tuple[Any, Any, Any]:
     """Return `x`, `y` and the weights of a batch; None for those that it does not have."""
     if isinstance(batch, PaddedBatch):
@@ -60,15 +62,16 @@ def split_batch(batch: Any) -> tuple[Any, Any, Any]:
     if not isinstance(batch, (tuple, list)):
         return batch, None, None
     if not 1 <= len(batch) <= 3:
-        raise ArgumentError(
-            f"fit.Model was given a dataset whose batches are {type(batch).__name__}s of "
-            f"{len(batch)} entries.\n\n"
-            "A batch is x, (x,), (x, y) or (x, y, sample_weight).\n\n"
-            "If x has several arrays, put them into a dict or a tuple of their own: ((a, b), y)."
+        raise refuse(
+            ArgumentError,
+            f"a dataset whose batches are {type(batch).__name__}s of {len(batch)} entries.",
+            "A batch is x, (x,), (x, y) or (x, y, sample_weight).",
+            "If x has several arrays, put them into a dict or a tuple of their own: ((a, b), y).",
         )
     return (*batch, None, None)[0], (*batch, None, None)[1], (*batch, None, None)[2]
 
 
+@called("fit.Model")
 def check_targets(x: Any, y: Any) -> None:
     """Raise if a batch has no targets.
 
@@ -83,20 +86,24 @@ def check_targets(x: Any, y: Any) -> None:
         first, *_, last = x
         what = f"no y: its batches are dicts with {list(x)}, which are all x"
         remedy = f"Pass [(b[{first!r}], b[{last!r}]) for b in dataset], or what is x and y there."
-    raise ArgumentTypeError(
-        f"fit.Model was given {what}, and the loss compares the outputs of the model with it.\n\n"
-        f"A batch is (x, y) or (x, y, sample_weight).\n\n{remedy}"
+    raise refuse(
+        ArgumentTypeError,
+        f"{what}, and the loss compares the outputs of the model with it.",
+        "A batch is (x, y) or (x, y, sample_weight).",
+        remedy,
     )
 
 
+@called("fit.Model")
 def count_rows(x: Any) -> int:
     """Return the number of examples of this replica."""
     leaves = jax.tree.leaves(x)
     if not leaves or jnp.ndim(leaves[0]) == 0:
-        raise ShapeError(
-            f"fit.Model was given x={show(x)}.\n\n"
-            "x is an array [N, ...], or a dict or tuple of such arrays.\n\n"
-            "Add a dim for the examples: x[None]."
+        raise refuse(
+            ShapeError,
+            f"x={show(x)}.",
+            "x is an array [N, ...], or a dict or tuple of such arrays.",
+            "Add a dim for the examples: x[None].",
         )
     return int(leaves[0].shape[0])
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxdist._called import refuse
 from jaxdist._checkpoints import read_dict
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, ConfigError
@@ -15,19 +16,21 @@ from jaxdist.training import require_extra
 MOST_ROWS = (1 << 31) - 1
 
 
-def check_rules(caller: str, rules: Any, known: Sequence[str]) -> str:
+def check_rules(rules: Any, known: Sequence[str]) -> str:
     """Check that a job has these rules, and return their name."""
-    return check_choice(caller, "rules", rules, known)
+    return check_choice("rules", rules, known)
 
 
-def check_choice(caller: str, name: str, given: Any, known: Sequence[str]) -> str:
+def check_choice(name: str, given: Any, known: Sequence[str]) -> str:
     """Check that an argument is one of several names, and return it."""
     if isinstance(given, str) and given in known:
         return given
     kind = ArgumentError if isinstance(given, str) else ArgumentTypeError
-    raise kind(
-        f"{caller} was given {name}={show(given)}.\n\n{name} is one of {', '.join(known)}.\n\n"
-        f"Pass for instance {name}={known[0]!r}."
+    raise refuse(
+        kind,
+        f"{name}={show(given)}.",
+        f"{name} is one of {', '.join(known)}.",
+        f"Pass for instance {name}={known[0]!r}.",
     )
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from jaxdist._called import called, refuse
 from jaxdist._program import as_compiler_options
 from jaxdist._validate import (
     ErrorNote,
@@ -49,12 +50,14 @@ class LoadedConfig(Generic[C]):
     values: C
     origins: Mapping[str, str]
 
+    @called("LoadedConfig.origin")
     def origin(self, name: str) -> str:
         """Return the origin of the entry `section.key` as text."""
-        check_text("LoadedConfig.origin", "name", name, "training.steps")
+        check_text("name", name, "training.steps")
         return self.origins.get(name, f"{name} (default)")
 
 
+@called("jobs.load_config")
 def load_config(
     schema: type[C], path: str | Path, overrides: Sequence[str] = ()
 ) -> LoadedConfig[C]:
@@ -87,12 +90,13 @@ def load_config(
     caller = "jobs.load_config"
     given: Any = schema
     if not isinstance(given, type) or not dataclasses.is_dataclass(given):
-        raise ArgumentTypeError(
-            f"{caller} was given schema={show(schema)}.\n\n"
-            "schema is a frozen dataclass of sections.\n\n"
-            "Pass for instance schema=jobs.DigitsConfig."
+        raise refuse(
+            ArgumentTypeError,
+            f"schema={show(schema)}.",
+            "schema is a frozen dataclass of sections.",
+            "Pass for instance schema=jobs.DigitsConfig.",
         )
-    source, texts = check_sources(caller, path, overrides)
+    source, texts = check_sources(path, overrides)
     with ErrorNote(f"{caller} was given path={source!r} and overrides={texts!r}."):
         return _load(schema, source, texts)
 
@@ -168,13 +172,14 @@ def _place(
     return None
 
 
+@called("[compiler]")
 def _place_option(item: GivenValue, values: dict[str, Any], origins: dict[str, str]) -> str | None:
     """Put an option of the compiler into its section, whose keys have no schema."""
     option = (item.key, item.value)
     # If an option has two values, the later one wins, as for all entries.
     others = [(key, value) for key, value in values.get("options", ()) if key != item.key]
     try:
-        values["options"] = as_compiler_options("[compiler]", (*others, option))
+        values["options"] = as_compiler_options((*others, option))
     except (ArgumentError, ArgumentTypeError) as error:
         return f"{item.where}: {' '.join(str(error).split())}"
     origins[f"{item.section}.{item.key}"] = origins["compiler.options"] = item.where

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from msgspec import Meta
 
+from jaxdist._called import called, refuse
 from jaxdist._program import CompilerOptions, as_compiler_options
 from jaxdist._validate import check_instance, show
 from jaxdist.errors import ArgumentError
@@ -130,8 +131,9 @@ class CompilerConfig:
 
     options: CompilerOptions = entry(())
 
+    @called("CompilerConfig")
     def __post_init__(self) -> None:
-        object.__setattr__(self, "options", as_compiler_options("CompilerConfig", self.options))
+        object.__setattr__(self, "options", as_compiler_options(self.options))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,8 +168,8 @@ class JobConfig:
     checkpoint: CheckpointConfig = section(CheckpointConfig)
     output: OutputConfig = section(OutputConfig)
 
+    @called(lambda self: f"jobs.{type(self).__name__}")
     def __post_init__(self) -> None:
-        caller = f"jobs.{type(self).__name__}"
         hints = get_type_hints(type(self))
         for field in dataclasses.fields(self):
             given, kind = getattr(self, field.name), hints[field.name]
@@ -175,15 +177,17 @@ class JobConfig:
             if dataclasses.is_dataclass(kind):
                 remedy = f"Leave {field.name} out, or pass {kind.__name__}()."
                 what = f"the section {kind.__name__}"
-                check_instance(caller, field.name, given, kind, what, remedy)
+                check_instance(field.name, given, kind, what, remedy)
             elif not isinstance(given, str) or given != field.default:
-                raise ArgumentError(
-                    f"{caller} was given {field.name}={show(given)}.\n\n"
-                    f"{field.name} is {field.default!r}.\n\nLeave {field.name} out."
+                raise refuse(
+                    ArgumentError,
+                    f"{field.name}={show(given)}.",
+                    f"{field.name} is {field.default!r}.",
+                    f"Leave {field.name} out.",
                 )
 
 
-def check_config(caller: str, config: Any) -> None:
+def check_config(config: Any) -> None:
     """Raise if an argument is not the configuration of a task."""
     what = "the configuration of a task, such as a jobs.DigitsConfig"
-    check_instance(caller, "config", config, JobConfig, what, "Pass load_job_config(path).values.")
+    check_instance("config", config, JobConfig, what, "Pass load_job_config(path).values.")

@@ -33,12 +33,12 @@ class GivenValue:
     raw: str | None = None
 
 
-def check_sources(caller: str, path: Any, overrides: Any) -> tuple[str, list[str]]:
+def check_sources(path: Any, overrides: Any) -> tuple[str, list[str]]:
     """Check the path of a configuration file and its overrides, and return them."""
     remedy = "Pass for instance overrides=['training.steps=10']."
     what = "a list of texts 'section.key=value'"
-    texts = as_list(caller, "overrides", overrides, what, remedy, kind=str)
-    return as_path(caller, "path", path, "configs/digits_mirrored.toml"), texts
+    texts = as_list("overrides", overrides, what, remedy, kind=str)
+    return as_path("path", path, "configs/digits_mirrored.toml"), texts
 
 
 def read_text(path: str | Path) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from jaxdist._called import called
 from jaxdist._checkpoints import Checkpoints, JobLock
 from jaxdist._parameter_server import ParameterServerStrategy
 from jaxdist._reports import print_line
@@ -25,6 +26,7 @@ _LOADED = ("what load_job_config returns", "Pass load_job_config(path).")
 _CONSOLE = ("a rich.console.Console", "Pass rich.console.Console(), or with quiet=True.")
 
 
+@called("jobs.train")
 def train(
     loaded: LoadedConfig[Any],
     strategy: Strategy,
@@ -68,12 +70,11 @@ def train(
         MissingExtraError: A package that the task needs is not installed, or matplotlib if a
             picture is configured.
     """
-    caller = "jobs.train"
-    check_instance(caller, "loaded", loaded, LoadedConfig, *_LOADED)
-    check_strategy(caller, strategy)
-    check_instance(caller, "console", console, Console, *_CONSOLE)
-    as_flag(caller, "skip_damaged", skip_damaged)
-    as_flag(caller, "accept_changes", accept_changes)
+    check_instance("loaded", loaded, LoadedConfig, *_LOADED)
+    check_strategy(strategy)
+    check_instance("console", console, Console, *_CONSOLE)
+    as_flag("skip_damaged", skip_damaged)
+    as_flag("accept_changes", accept_changes)
     config: JobConfig = loaded.values
     layout = strategy.layout
     if layout.is_shared and not layout.process.is_first:

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxdist import tpu
+from jaxdist._called import called
 from jaxdist._parameter_server import MinSizePartitioner, ParameterServerStrategy
 from jaxdist._planning import assign_slices, find_logical_shape
 from jaxdist._strategies import (
@@ -36,6 +37,7 @@ from jaxdist.tpu.experimental import initialize_tpu_system
 _LEAST_SHARD = 2**20
 
 
+@called("jobs.make_strategy")
 def make_strategy(config: JobConfig) -> Strategy:
     """Return the strategy of a configuration.
 
@@ -53,7 +55,7 @@ def make_strategy(config: JobConfig) -> Strategy:
         >>> make_strategy(DigitsConfig()).num_replicas_in_sync
         8
     """
-    check_config("jobs.make_strategy", config)
+    check_config(config)
     asked = config.strategy
     if asked.kind == "multi_worker_mirrored":
         # Do this first: the processes must join before JAX starts.
@@ -87,6 +89,7 @@ def count_cpu_devices(config: JobConfig) -> int:
     return asked if isinstance(asked, int) else tpu.slice_of(asked).num_cores
 
 
+@called("jobs.train")
 def is_chief(config: JobConfig) -> bool:
     """Return whether this process shows the progress and writes metrics and pictures.
 
@@ -101,11 +104,12 @@ def is_chief(config: JobConfig) -> bool:
         return True
     resolver = choose_resolver()
     tasks = list_training_tasks(resolver)
-    own = find_own_task("jobs.train", resolver)
+    own = find_own_task(resolver)
     # An evaluator, or a process without a cluster, works alone.
     return own not in tasks or next(iter(tasks)) == own
 
 
+@called("jobs.train")
 def is_server_task(config: JobConfig) -> bool:
     """Return whether this process is a parameter server or a worker of a cluster.
 
@@ -116,7 +120,7 @@ def is_server_task(config: JobConfig) -> bool:
     """
     if config.strategy.kind != "parameter_server":
         return False
-    own = find_own_task("jobs.train", choose_resolver())
+    own = find_own_task(choose_resolver())
     return own is not None and own[0] in ("ps", "worker")
 
 

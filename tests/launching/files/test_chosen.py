@@ -4,6 +4,7 @@ import pathlib
 
 import pytest
 
+from jaxdist._called import called
 from jaxdist._launching.environment import make_environments
 from jaxdist._resolve import Options, choose_source, make_resolver
 from jaxdist.cluster_resolver import (
@@ -61,9 +62,10 @@ def test_another_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_resolver()
 
 
+@called("jaxdist launch")
 def test_processes_that_the_launcher_starts_do_not_see_it(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAXDIST_CLUSTER", "slurm")
-    (own,) = make_environments("jaxdist launch", [0], 1, [1], "127.0.0.1:2", tmp_path, 1)
+    (own,) = make_environments([0], 1, [1], "127.0.0.1:2", tmp_path, 1)
     assert "JAXDIST_CLUSTER" not in own

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from jaxdist._called import called
 from jaxdist._parameter_server.strategy.cluster import read_cluster
 from jaxdist.cli import main
 from jaxdist.cluster_resolver import TFConfigClusterResolver
@@ -45,6 +46,7 @@ def _fill_in(container: Any, index: int) -> dict[str, str]:
     return known
 
 
+@called("a test")
 def test_each_pod_finds_all_tasks_and_itself(capsys: pytest.CaptureFixture[str]) -> None:
     jobset, jobs = _read(print_file(capsys, *TASKS, SCRIPT))
     name = jobset["metadata"]["name"]
@@ -57,7 +59,7 @@ def test_each_pod_finds_all_tasks_and_itself(capsys: pytest.CaptureFixture[str])
             variables = _fill_in(_get_pod(spec)[1], index)
             resolver = TFConfigClusterResolver(environ=variables)
             assert (resolver.task_type, resolver.task_id) == (job, index)
-            cluster = read_cluster("a test", resolver)
+            cluster = read_cluster(resolver)
             found.add((tuple(cluster.ps), tuple(cluster.workers)))
     # Names of pods of a JobSet, in the domain of its service.
     assert found == {

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from jaxdist._called import call_as, called
 from jaxdist._parameter_server.strategy import tasks
 from jaxdist.errors import DeadlineExceededError
 
@@ -20,6 +21,7 @@ class _Channel:
 
 
 @pytest.mark.parametrize("comes", [True, False])
+@called("Strategy")
 def test_tasks_that_do_not_answer_are_logged_while_they_are_waited_for(
     comes: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -29,9 +31,11 @@ def test_tasks_that_do_not_answer_are_logged_while_they_are_waited_for(
     channels: Any = {"ps 0 at a:1": _Channel(answers=True), "worker 1 at b:2": late}
     found: list[list[str]] = []
     seconds = 30.0 if comes else 0.5
-    thread = threading.Thread(
-        target=lambda: found.append(tasks.wait_for_tasks("Strategy", channels, seconds))
-    )
+
+    def wait() -> None:
+        found.append(call_as("Strategy", tasks.wait_for_tasks, channels, seconds))
+
+    thread = threading.Thread(target=wait)
     thread.start()
     end = threading.Event()
     while not caplog.records and thread.is_alive():

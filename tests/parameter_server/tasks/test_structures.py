@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxdist._called import called
 from jaxdist._parameter_server.worker.functions import describe_script, find_function, list_names
 from jaxdist._parameter_server.worker.structures import describe_tree, make_template
 from jaxdist.errors import ArgumentError, NotFoundError, UnsupportedError
@@ -39,21 +40,23 @@ def test_another_container_is_a_named_error(tree: object) -> None:
         describe_tree("A batch", tree)
 
 
+@called("f")
 def test_a_function_is_found_by_the_names_that_it_has() -> None:
-    names = list_names("f", find_function)
+    names = list_names(find_function)
     assert names == ["jaxdist._parameter_server.worker.functions:find_function"]
     module = names[0].partition(":")[0]
     assert find_function(names, "", [module], 0) is find_function
     with pytest.raises(NotFoundError, match="it is not defined there"):
         find_function([f"{module}:nothing"], "", [module], 0)
     with pytest.raises(ArgumentError, match="no lambda"):
-        list_names("f", lambda: None)
+        list_names(lambda: None)
 
 
+@called("f")
 def test_a_function_of_the_script_is_found_by_processes_of_the_same_script(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys.modules["__main__"], "count", find_function, raising=False)
-    names = list_names("f", find_function)
+    names = list_names(find_function)
     assert names[-1] == "__main__:count"
     assert find_function(names[-1:], describe_script(), [], 0) is find_function

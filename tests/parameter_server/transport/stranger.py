@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from jaxdist._called import called
 from jaxdist._parameter_server.transport import Limits, Message
 from jaxdist._parameter_server.transport.on_grpc.package import (
     CALL_KEY,
@@ -117,10 +118,11 @@ class Stranger:
         # Lists of one element, in each other.
         return msgspec.Raw(b"\x91" * self._random.choice([1, 10, 100_000]) + b"\x01")
 
+    @called("")
     def _right(self) -> Iterator[bytes]:
         size = self._random.choice([10, 700_000])
         message = Message("add", {}, (np.zeros(size, np.uint8),))
-        return Outgoing("", message, Limits()).make_chunks(self._call, REQUEST)
+        return Outgoing(message, Limits()).make_chunks(self._call, REQUEST)
 
     def _seal(self, content: bytes) -> bytes:
         begun = zlib.crc32(struct.pack("<16sBQ", self._call, REQUEST, 0))

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from jaxdist._called import called
 from jaxdist._parameter_server.transport import Limits, Message, Security, connect, serve
 from jaxdist._parameter_server.transport.on_grpc import GrpcChannel
 from jaxdist._parameter_server.transport.on_grpc.package import CALL_KEY, SERVICE, load_grpc
@@ -48,9 +49,10 @@ def _call(reply: Reply, limits: Limits | None = None) -> Message:
             channel.close()
 
 
+@called("")
 def _right(call: bytes, direction: int = REPLY) -> Iterator[bytes]:
     arrays = (np.arange(200_000), np.ones(3))
-    return Outgoing("", Message("pull", {}, arrays), Limits()).make_chunks(call, direction)
+    return Outgoing(Message("pull", {}, arrays), Limits()).make_chunks(call, direction)
 
 
 def _seal(call: bytes, header: Any) -> bytes:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from jaxdist._called import called
 from jaxdist._parameter_server.transport import (
     Channel,
     Limits,
@@ -100,8 +101,9 @@ def test_all_callers_together_have_a_number_of_bytes() -> None:
     large, small = Message("size", {}, (np.zeros(size, np.int8),)), Message("size")
     release, begun = threading.Event(), threading.Event()
 
+    @called("")
     def begin() -> Iterator[bytes]:
-        chunks = Outgoing("", large, Limits()).make_chunks(bytes(16), REQUEST)
+        chunks = Outgoing(large, Limits()).make_chunks(bytes(16), REQUEST)
         yield next(chunks)
         begun.set()
         release.wait(60)

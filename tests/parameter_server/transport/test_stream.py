@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from jaxdist._called import called
 from jaxdist._parameter_server.transport.limits import Limits
 from jaxdist._parameter_server.transport.message import Message, get_dtypes
 from jaxdist._parameter_server.transport.stream import (
@@ -33,9 +34,10 @@ CALL = bytes(range(16))
 LIMITS = Limits()
 
 
+@called("send")
 def send(message: Message, call: bytes = CALL) -> list[bytes]:
     """Return the chunks of a request."""
-    return list(Outgoing("send", message, LIMITS).make_chunks(call, REQUEST))
+    return list(Outgoing(message, LIMITS).make_chunks(call, REQUEST))
 
 
 def receive(chunks: list[bytes], limits: Limits = LIMITS) -> Message:
@@ -193,12 +195,13 @@ def test_any_other_byte_is_found(data: st.DataObject) -> None:
         receive([*chunks[:number], bytes(damaged), *chunks[number + 1 :]])
 
 
+@called("send")
 def test_a_chunk_of_another_call_or_direction_is_refused() -> None:
     message = Message("m", {}, (np.arange(3),))
     with pytest.raises(DamagedError):
         receive(send(message, bytes(16)))
     with pytest.raises(DamagedError):
-        receive(list(Outgoing("send", message, LIMITS).make_chunks(CALL, REPLY)))
+        receive(list(Outgoing(message, LIMITS).make_chunks(CALL, REPLY)))
 
 
 def forge(header: Any, *, length: int | None = None, payload: bytes = b"") -> bytes:
@@ -298,13 +301,14 @@ def _base(array: np.ndarray) -> np.ndarray:
     return array
 
 
+@called("send")
 def test_neither_side_holds_a_large_message_twice() -> None:
     size = 32 * 2**20
     message = Message("m", {}, (np.ones(size, np.uint8),))
     tracemalloc.start()
     try:
         incoming = Incoming(CALL, REQUEST, LIMITS)
-        for chunk in Outgoing("send", message, LIMITS).make_chunks(CALL, REQUEST):
+        for chunk in Outgoing(message, LIMITS).make_chunks(CALL, REQUEST):
             incoming.add(chunk)
             incoming.allocate()
         assert incoming.finish()[0].nbytes == size

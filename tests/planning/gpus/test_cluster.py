@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdist import _gpus, cost, errors
+from jaxdist._called import call_as
 from jaxdist._planning import gpus
 
 GPUS = [name for name, chip in cost.CHIPS.items() if chip.platform == "gpu"]
@@ -45,7 +46,7 @@ def test_a_name_that_is_refused_suggests_one_that_is_not(gpu: str, sizes: list[i
 
 def _find_refusal(name: str) -> str | None:
     try:
-        _gpus.cluster_of(name)
+        call_as("compile_for", _gpus.cluster_of, name)
     except errors.TopologyError as error:
         return str(error)
     return None

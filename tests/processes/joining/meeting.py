@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from jaxdist import _processes
+from jaxdist._called import called
 from jaxdist._processes.joining import claims, connection
 from jaxdist.errors import JaxdistError
 
@@ -21,6 +22,7 @@ def _describe_with(**other: Any) -> None:
     connection.describe_this_process = lambda index, addresses: described(index, addresses) | other
 
 
+@called("Strategy")
 def join(how: str = "") -> dict[str, Any]:
     """Join the job of TF_CONFIG, with something wrong in process 1; return the error, if any."""
     how = how or os.environ.get("HOW", "")
@@ -46,12 +48,12 @@ def join(how: str = "") -> dict[str, Any]:
         # Process 1 does not come, so this one still waits then.
         threading.Timer(1.0, signal.raise_signal, [signal.SIGINT]).start()
     try:
-        process = _processes.join("Strategy", addresses, index)
+        process = _processes.join(addresses, index)
         if how == "twice":
-            again = _processes.join("Strategy", addresses, index)
+            again = _processes.join(addresses, index)
             assert again == process
         if how == "another job":
-            _processes.join("Strategy", [*addresses, "127.0.0.1:1"], index)
+            _processes.join([*addresses, "127.0.0.1:1"], index)
     except JaxdistError as error:
         return {"error": type(error).__name__, "message": str(error)}
     except KeyboardInterrupt:
@@ -60,10 +62,11 @@ def join(how: str = "") -> dict[str, Any]:
     return {"error": None, "index": process.index, "count": process.count}
 
 
+@called("Strategy")
 def use_store_after_leaving() -> dict[str, str]:
     """Return the error of each request of a store whose service has ended."""
     config = json.loads(os.environ["TF_CONFIG"])
-    _processes.join("Strategy", config["cluster"]["worker"], 0)
+    _processes.join(config["cluster"]["worker"], 0)
     store = _processes.get_store()
     assert store is not None
     store.set("a/b", "text")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from jaxdist._called import called
 from jaxdist._processes import LocalStore, Machine, Process
 from jaxdist._processes.addresses import split_address
 from jaxdist._processes.agreement import Agreement
@@ -108,36 +109,39 @@ def test_a_service_that_cannot_be_reached_is_named_and_ends_no_process() -> None
             assert part in outcome.result["message"]
 
 
+@called("Strategy")
 def test_a_port_of_another_program_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         said = {"cluster": "a", "index": 0, "count": 2, "pid": 1}
         with refused(ClusterError, address, "another program", "ss -ltnp"):
-            Claim("Strategy", address, said)
+            Claim(address, said)
 
 
+@called("Strategy")
 def test_a_claim_of_the_same_task_is_a_duplicate() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     said = {"cluster": "a", "index": 0, "count": 2, "pid": 1, "host": "here"}
-    claim = Claim("Strategy", address, said)
+    claim = Claim(address, said)
     try:
-        assert ask(address, "Strategy") == said
+        assert ask(address) == said
         with refused(DuplicateTaskError, "are both task 0"):
-            Claim("Strategy", address, said)
+            Claim(address, said)
     finally:
         claim.close()
     refusal = Silence("nothing listens there (connection refused)", is_listening=False)
-    assert ask(address, "Strategy") == refusal
+    assert ask(address) == refusal
 
 
 _WRONG = ["host", "host:", ":80", "host:0", "host:65536", "host:x", "host:1:2", "::1:2", " h:1"]
 
 
 @pytest.mark.parametrize("address", [*_WRONG, "[host]:1", "[::1:1", "http://host:1", "host/x:1"])
+@called("Strategy")
 def test_an_address_without_host_or_port_is_refused(address: str) -> None:
     with refused(ClusterError, "host:port"):
-        split_address("Strategy", address)
+        split_address(address)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +154,9 @@ def test_an_address_without_host_or_port_is_refused(address: str) -> None:
         ("[fe80::1%eth0]:2222", ("fe80::1%eth0", 2222)),
     ],
 )
+@called("Strategy")
 def test_an_address_has_a_host_and_a_port(address: str, found: tuple[str, int]) -> None:
-    assert split_address("Strategy", address) == found
+    assert split_address(address) == found
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "nan"])

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxdist._called import called
 from jaxdist._processes import LocalStore, Machine, Process, find_own_address, is_chosen
 from jaxdist._processes.joining import pairs
 from jaxdist._processes.joining.claims import Answers
@@ -34,9 +35,10 @@ def _run(count: int, seconds: float = 10.0, missing: int | None = None) -> list[
     """Try the pairs of processes that are threads here, and return what each raised."""
     store = LocalStore()
 
+    @called("Strategy")
     def run(index: int) -> str:
         try:
-            pairs.try_pairs("Strategy", "127.0.0.1", Process(index, count), store, seconds)
+            pairs.try_pairs("127.0.0.1", Process(index, count), store, seconds)
         except ClusterError as error:
             return str(error)
         return ""
@@ -71,6 +73,7 @@ def test_a_process_that_does_not_come_is_an_error_of_all_others(missing: int) ->
         (None, "connection refused"),
     ],
 )
+@called("Strategy")
 def test_an_address_at_which_someone_else_answers_is_named(
     answer: dict[str, Any] | None, part: str
 ) -> None:
@@ -87,7 +90,7 @@ def test_an_address_at_which_someone_else_answers_is_named(
     store.set("jaxdist/pairs/failed/1", "[]")
     try:
         with refused(ClusterError, part, f"process 1 on h1 at {where}", "any free port"):
-            pairs.try_pairs("Strategy", "127.0.0.1", Process(0, 2), store, 5.0)
+            pairs.try_pairs("127.0.0.1", Process(0, 2), store, 5.0)
     finally:
         close()
 
@@ -171,7 +174,8 @@ def test_what_nccl_reads_from_its_variable(choice: str, chosen: bool) -> None:
     assert is_chosen("eth0", choice) == chosen
 
 
+@called("Strategy")
 def test_an_address_of_another_machine_is_named() -> None:
     # An address for documentation, which no machine has.
     with refused(ClusterError, "process 0 cannot listen at 192.0.2.1", "jaxdist resolve"):
-        pairs.try_pairs("Strategy", "192.0.2.1", Process(0, 2), LocalStore(), 1.0)
+        pairs.try_pairs("192.0.2.1", Process(0, 2), LocalStore(), 1.0)

@@ -21,6 +21,7 @@ from jax import export
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from jaxdist import _compat
+from jaxdist._called import called, refuse
 from jaxdist._parameter_server.closures.optimizers.optimizer_trace import CALLER, OptimizerTrace
 from jaxdist._parameter_server.closures.optimizers.row_pieces import RowInterpreter
 from jaxdist._parameter_server.protocol import RegisterUpdate, as_array
@@ -77,6 +78,7 @@ class VariableUpdate:
     by_shape: Mapping[tuple[int, ...], UpdateOfShape]
 
 
+@called(CALLER)
 def cut_update(
     tx: optax.GradientTransformation,
     params: PyTree,
@@ -109,11 +111,12 @@ def cut_update(
     """
     require_extra("grpcio", "export the update of an optimizer")
     if not isinstance(tx, optax.GradientTransformation):
-        raise ArgumentTypeError(
-            f"{CALLER} was given the optimizer {show(tx)}.\n\n"
-            "An optimizer is an optax.GradientTransformation.\n\n"
+        raise refuse(
+            ArgumentTypeError,
+            f"the optimizer {show(tx)}.",
+            "An optimizer is an optax.GradientTransformation.",
             "Pass for instance optax.adam(1e-3); of optax.MultiSteps its "
-            "gradient_transformation()."
+            "gradient_transformation().",
         )
     traced = OptimizerTrace(optax.with_extra_args_support(tx), params, labels)
     rows = _check_shards(shards or {}, traced)
@@ -138,6 +141,7 @@ def _find_unneeded(traced: OptimizerTrace) -> dict[int, list[int]]:
     return found
 
 
+@called(CALLER)
 def _check_shards(
     shards: Mapping[str, Sequence[int]], traced: OptimizerTrace
 ) -> dict[str, tuple[int, ...]]:
@@ -146,10 +150,11 @@ def _check_shards(
         shape = shapes[name].shape if name in shapes else None
         if not shape or sum(rows) != shape[0] or min(rows, default=0) < 0:
             there = "no parameter" if shape is None else f"of shape {list(shape)}"
-            raise ArgumentError(
-                f"{CALLER} was given shards of {list(rows)} rows for {name!r}, which is {there}."
-                "\n\nShards are along dim 0, and have its rows together.\n\n"
-                f"The parameters are {', '.join(traced.names[:10])}."
+            raise refuse(
+                ArgumentError,
+                f"shards of {list(rows)} rows for {name!r}, which is {there}.",
+                "Shards are along dim 0, and have its rows together.",
+                f"The parameters are {', '.join(traced.names[:10])}.",
             )
     return {name: tuple(rows) for name, rows in shards.items()}
 
@@ -191,6 +196,7 @@ class _Cut:
     first_needs_value: bool
     pick: Callable[[Any, Sequence[Any], Any], list[Any]]
 
+    @called(CALLER)
     def export(self, shape: tuple[int, ...], exported: dict[str, UpdateOfShape]) -> UpdateOfShape:
         """Return the exported programs for the whole parameter, or for a shard of it."""
         whole = self.traced.leaves[self.leaf]
@@ -198,7 +204,7 @@ class _Cut:
         name = self.traced.labels[self.leaf]
         evaluate, slots = _evaluate, [self.traced.slots[j] for j in self.slots]
         if shape != whole.shape:
-            pieces = RowInterpreter(CALLER, name, whole.shape[0], shape[0])
+            pieces = RowInterpreter(name, whole.shape[0], shape[0])
             evaluate, slots = pieces.compute, [pieces.get_local_aval(x) for x in slots]
 
         def update(value: Any, *rest: Any) -> tuple[Any, ...]:

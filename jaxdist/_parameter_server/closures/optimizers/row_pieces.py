@@ -16,6 +16,7 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from jaxdist import _compat
+from jaxdist._called import name_call
 from jaxdist._program import Interpreter
 from jaxdist._values import ELEMENTWISE
 from jaxdist.errors import UnsupportedError
@@ -48,7 +49,8 @@ class RowInterpreter(Interpreter[Any]):
         local: The rows of the shard.
     """
 
-    def __init__(self, caller: str, name: str, whole: int, local: int) -> None:
+    def __init__(self, name: str, whole: int, local: int) -> None:
+        caller = name_call()
         self._caller, self._name, self._whole, self._local = caller, name, whole, local
 
     def get_local_aval(self, aval: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import optax
 
+from jaxdist._called import called, refuse
 from jaxdist._parameter_server.closures.optimizers.cut import VariableUpdate, cut_update
 from jaxdist._parameter_server.protocol import Read
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
@@ -70,11 +71,14 @@ class ServerOptimizer:
         array([0., 0.], dtype=float32)
     """
 
+    @called(_CALLER)
     def __init__(self, tx: optax.GradientTransformation, variables: Iterable[Any]) -> None:
         if not isinstance(tx, optax.GradientTransformation):
-            raise ArgumentTypeError(
-                f"{_CALLER} was given tx={show(tx)}.\n\n"
-                "tx is an optax.GradientTransformation.\n\nPass for instance optax.adam(1e-3)."
+            raise refuse(
+                ArgumentTypeError,
+                f"tx={show(tx)}.",
+                "tx is an optax.GradientTransformation.",
+                "Pass for instance optax.adam(1e-3).",
             )
         given = _check_variables(variables)
         self._strategy = list_shards(given[0])[0].distribute_strategy
@@ -146,14 +150,16 @@ class ServerOptimizer:
                 shard.apply_update(self._ops[shard.remote_name], own, _APPLY)
                 start += rows
 
+    @called(_APPLY)
     def _check_pairs(self, given: Any) -> list[tuple[Any, Any]]:
         try:
             pairs = [(gradient, variable) for gradient, variable in given]
         except (TypeError, ValueError):
-            raise ArgumentTypeError(
-                f"{_APPLY} was given grads_and_vars={show(given)}.\n\n"
-                "It takes pairs of a gradient and its variable.\n\n"
-                f"Call {_PAIRS}."
+            raise refuse(
+                ArgumentTypeError,
+                f"grads_and_vars={show(given)}.",
+                "It takes pairs of a gradient and its variable.",
+                f"Call {_PAIRS}.",
             ) from None
         checked = []
         seen: set[int] = set()
@@ -161,12 +167,12 @@ class ServerOptimizer:
             is_own = all(map(self._is_own, list_shards(variable)))
             if not is_own or id(variable) in seen:
                 what = "twice" if is_own else "which is none of its variables"
-                raise ArgumentError(
-                    f"{_APPLY} was given a gradient of {show(variable)} in grads_and_vars, "
-                    f"{what}.\n\n"
+                raise refuse(
+                    ArgumentError,
+                    f"a gradient of {show(variable)} in grads_and_vars, {what}.",
                     f"The optimizer updates each of the {len(self._ops)} variable(s) or shard(s) "
-                    "that it was made for, once for each call.\n\n"
-                    f"Call {_PAIRS}, with the variables that were given to {_CALLER}."
+                    "that it was made for, once for each call.",
+                    f"Call {_PAIRS}, with the variables that were given to {_CALLER}.",
                 )
             seen.add(id(variable))
             if gradient is not None:
@@ -184,32 +190,37 @@ class ServerOptimizer:
         return f"ServerOptimizer(variables={sorted(self._ops)})"
 
 
+@called(_APPLY)
 def _check_gradient(gradient: Any, variable: Any) -> Any:
     name = variable.label
     if isinstance(gradient, IndexedSlices):
-        raise UnsupportedError(
-            f"{_APPLY} was given IndexedSlices as the gradient of {name!r}.\n\n"
-            "A transformation of optax updates all rows of a variable.\n\n"
-            "Subtract the rows: variable.scatter_sub(slices); or pass a dense gradient."
+        raise refuse(
+            UnsupportedError,
+            f"IndexedSlices as the gradient of {name!r}.",
+            "A transformation of optax updates all rows of a variable.",
+            "Subtract the rows: variable.scatter_sub(slices); or pass a dense gradient.",
         )
     if isinstance(gradient, DistributedValues):
-        raise ReplicaValueError(
-            f"{_APPLY} was given {show(gradient)} as the gradient of {name!r}.\n\n"
-            "A variable has one gradient.\n\n"
-            "Combine the values first: strategy.reduce('MEAN', gradient, axis=None)."
+        raise refuse(
+            ReplicaValueError,
+            f"{show(gradient)} as the gradient of {name!r}.",
+            "A variable has one gradient.",
+            "Combine the values first: strategy.reduce('MEAN', gradient, axis=None).",
         )
     is_plain = hasattr(gradient, "dtype") and is_array(gradient)
-    array = gradient if is_plain else as_array(_APPLY, "grads_and_vars", gradient)
+    array = gradient if is_plain else as_array("grads_and_vars", gradient)
     if tuple(array.shape) != tuple(variable.shape):
-        raise ShapeError(
-            f"{_APPLY} was given a gradient of shape {list(array.shape)} for {name!r}, whose shape "
-            f"is {list(variable.shape)}, in grads_and_vars.\n\n"
-            "A gradient has the shape of its variable.\n\n"
-            f"Call {_PAIRS}, with gradients in the order of the variables."
+        raise refuse(
+            ShapeError,
+            f"a gradient of shape {list(array.shape)} for {name!r}, whose shape is "
+            f"{list(variable.shape)}, in grads_and_vars.",
+            "A gradient has the shape of its variable.",
+            f"Call {_PAIRS}, with gradients in the order of the variables.",
         )
     return array.astype(variable.dtype)
 
 
+@called(_CALLER)
 def _check_variables(variables: Any) -> list[Any]:
     """Return variables of one strategy with servers, each of them once."""
     is_one = isinstance(variables, ServerVariable | ShardedVariable)
@@ -221,20 +232,24 @@ def _check_variables(variables: Any) -> list[Any]:
     wrong = [s for s in shards if not isinstance(s, ServerVariable)]
     if not given or wrong:
         found = f"{show(wrong[0])} in variables" if wrong else f"variables={show(variables)}"
-        raise ArgumentTypeError(
-            f"{_CALLER} was given {found}.\n\n"
-            "It updates variables that are on parameter servers.\n\n"
-            "Pass a list of variables that were made in the scope of a ParameterServerStrategy."
+        raise refuse(
+            ArgumentTypeError,
+            f"{found}.",
+            "It updates variables that are on parameter servers.",
+            "Pass a list of variables that were made in the scope of a ParameterServerStrategy.",
         )
     if len(set(map(id, shards))) < len(shards):
-        raise ArgumentError(
-            f"{_CALLER} was given {len(given)} variables, and one of them more than once.\n\n"
-            "The state of an optimizer belongs to one variable.\n\nPass each variable once."
+        raise refuse(
+            ArgumentError,
+            f"{len(given)} variables, and one of them more than once.",
+            "The state of an optimizer belongs to one variable.",
+            "Pass each variable once.",
         )
     if len({id(s.distribute_strategy) for s in shards}) > 1:
-        raise MixedStrategyError(
-            f"{_CALLER} was given variables of several strategies.\n\n"
-            "The servers of one strategy hold the state beside their variables.\n\n"
-            "Make an optimizer for the variables of each strategy."
+        raise refuse(
+            MixedStrategyError,
+            "variables of several strategies.",
+            "The servers of one strategy hold the state beside their variables.",
+            "Make an optimizer for the variables of each strategy.",
         )
     return given

@@ -4,6 +4,7 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from jaxdist._called import name_call
 from jaxdist._parameter_server.server.staleness.registrations import ClosureId, Registrations
 from jaxdist._validate import format_lines
 from jaxdist.errors import DeadlineExceededError
@@ -38,7 +39,6 @@ class Admission:
 
     def admit(
         self,
-        caller: str,
         closure: ClosureId,
         get_versions: GetVersions,
         wait_seconds: float,
@@ -53,15 +53,13 @@ class Admission:
         self.release(closure)
         ticket = self.flight.queue(get_versions())
         try:
-            self._wait(caller, closure, lambda: self.flight.find_blockers(ticket), wait_seconds)
+            self._wait(closure, lambda: self.flight.find_blockers(ticket), wait_seconds)
             self.flight.register(closure, get_versions(), hold_seconds)
         finally:
             self.flight.leave_queue(ticket)
             self._condition.notify_all()
 
-    def wait_for_older(
-        self, caller: str, closure: ClosureId, get_versions: GetVersions, seconds: float
-    ) -> None:
+    def wait_for_older(self, closure: ClosureId, get_versions: GetVersions, seconds: float) -> None:
         """Wait until a change makes no other closure too late.
 
         Raises:
@@ -72,7 +70,7 @@ class Admission:
         def find_holders() -> list[ClosureId] | None:
             return self.flight.find_older(closure, get_versions()) or None
 
-        self._wait(caller, closure, find_holders, seconds)
+        self._wait(closure, find_holders, seconds)
 
     def release(self, closure: ClosureId) -> bool:
         """Remove a closure, and let others go on; return whether it was registered."""
@@ -83,7 +81,6 @@ class Admission:
 
     def _wait(
         self,
-        caller: str,
         closure: ClosureId,
         find_holders: Callable[[], list[ClosureId] | None],
         seconds: float,
@@ -99,7 +96,7 @@ class Admission:
             if now >= deadline:
                 lines = self.flight.describe(holders)
                 number = closure[1] if closure[1] >= 0 else None
-                raise _make_wait_error(caller, number, seconds, self.flight.max_staleness, lines)
+                raise _make_wait_error(number, seconds, self.flight.max_staleness, lines)
             next_release = self.flight.get_next_deadline()
             until = deadline if next_release is None else min(deadline, next_release)
             self._condition.wait(max(until - now, 0.001))
@@ -107,12 +104,12 @@ class Admission:
 
 
 def _make_wait_error(
-    caller: str, closure: int | None, seconds: float, s: int, holders: Sequence[str]
+    closure: int | None, seconds: float, s: int, holders: Sequence[str]
 ) -> DeadlineExceededError:
     who = "a change outside of a function" if closure is None else f"function {closure}"
     held = format_lines(list(holders)) or "Reads that came before."
     return DeadlineExceededError(
-        f"{caller}: {who} waited {seconds:g} s for other functions:\n{held}\n\n"
+        f"{name_call()}: {who} waited {seconds:g} s for other functions:\n{held}\n\n"
         f"With max_staleness={s}, at most {s + 1} functions have read a variable and not yet "
         "changed it, and the oldest changes it first.\n\n"
         "Wait longer, let those functions finish or release them, or make max_staleness larger."

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from jaxdist._called import refuse
 from jaxdist._parameter_server.transport import check_addresses
 from jaxdist._validate import show
 from jaxdist.cluster_resolver import ClusterResolver
@@ -45,7 +46,7 @@ class OwnTask:
         return f"/job:{self.job}/replica:0/task:{self.number}"
 
 
-def read_own_task(caller: str, resolver: Any) -> OwnTask | None:
+def read_own_task(resolver: Any) -> OwnTask | None:
     """Return which task of its cluster this process is; None if the resolver has no cluster.
 
     Raises:
@@ -55,10 +56,11 @@ def read_own_task(caller: str, resolver: Any) -> OwnTask | None:
         ArgumentError: The address of a parameter server is no host and port.
     """
     if not isinstance(resolver, ClusterResolver):
-        raise ArgumentTypeError(
-            f"{caller} was given cluster_resolver={show(resolver)}.\n\n"
-            "cluster_resolver is a ClusterResolver, which lists the tasks of the cluster.\n\n"
-            "Pass for instance jaxdist.cluster_resolver.TFConfigClusterResolver(), or nothing."
+        raise refuse(
+            ArgumentTypeError,
+            f"cluster_resolver={show(resolver)}.",
+            "cluster_resolver is a ClusterResolver, which lists the tasks of the cluster.",
+            "Pass for instance jaxdist.cluster_resolver.TFConfigClusterResolver(), or nothing.",
         )
     spec = resolver.cluster_spec()
     counts = {job: spec.num_tasks(job) for job in spec.jobs}
@@ -67,30 +69,26 @@ def read_own_task(caller: str, resolver: Any) -> OwnTask | None:
     job, number = resolver.task_type, resolver.task_id
     if not job or number is None:
         raise _make_error(
-            caller,
             f"a cluster, and task_type={show(job)}, task_id={show(number)}",
             "Every worker runs the same script, so its resolver has to say which task it is.",
         )
     if not counts.get("ps"):
         raise _make_error(
-            caller,
             f"a cluster of the jobs {', '.join(counts)}",
             "Variables are on parameter servers, which are the tasks of the job 'ps'.",
         )
     for name in [*counts, job]:
         if name not in _JOBS:
-            raise _make_error(caller, f"the job {name!r}", f"The jobs are {', '.join(_JOBS)}.")
+            raise _make_error(f"the job {name!r}", f"The jobs are {', '.join(_JOBS)}.")
     for name in ("chief", "evaluator"):
         if counts.get(name, 0) > 1:
             raise _make_error(
-                caller,
                 f"a cluster with {counts[name]} tasks of the job {name!r}",
                 f"There is at most one {name}.",
             )
     # The cluster need not list the evaluator, which nobody connects to.
     if number >= counts.get(job, 1 if job == "evaluator" else 0):
         raise _make_error(
-            caller,
             f"task_type={job!r}, task_id={number}, and a cluster with {counts.get(job, 0)} tasks "
             "of that job",
             "The numbers of tasks begin at 0, and this process is one of them.",
@@ -99,7 +97,7 @@ def read_own_task(caller: str, resolver: Any) -> OwnTask | None:
     ps = [address for address in spec.job_tasks("ps") if address is not None]
     is_local = getattr(resolver, "rpc_layer", None) == "local"
     if not is_local:
-        check_addresses(caller, {"ps": ps})
+        check_addresses({"ps": ps})
     return OwnTask(
         ps=ps,
         job=job,
@@ -111,8 +109,7 @@ def read_own_task(caller: str, resolver: Any) -> OwnTask | None:
     )
 
 
-def _make_error(caller: str, found: str, rule: str) -> ClusterError:
-    return ClusterError(
-        f"{caller} was given {found}.\n\n{rule}\n\n"
-        f"Pass for instance SimpleClusterResolver({_EXAMPLE})."
+def _make_error(found: str, rule: str) -> ClusterError:
+    return refuse(
+        ClusterError, f"{found}.", rule, f"Pass for instance SimpleClusterResolver({_EXAMPLE})."
     )

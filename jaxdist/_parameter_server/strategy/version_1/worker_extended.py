@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from jaxdist._called import called, refuse
 from jaxdist._collectives import ReduceOp
 from jaxdist._devices import runtime
 from jaxdist._parameter_server.strategy.version_1.own_task import OwnTask
@@ -64,6 +65,7 @@ class WorkerExtended(StrategyExtended):
         is_remote = isinstance(variable, ServerVariable)
         return variable.place_new_here() if is_remote else contextlib.nullcontext()
 
+    @called("StrategyExtended.non_slot_devices")
     def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
         """Return the variable with the first name: its server also has the state.
 
@@ -74,22 +76,22 @@ class WorkerExtended(StrategyExtended):
             ArgumentTypeError: Something in `var_list` is no variable.
             ArgumentError: There is none.
         """
-        caller = "StrategyExtended.non_slot_devices"
         remedy = "Pass for instance var_list=[variable]."
-        listed = as_list(caller, "var_list", var_list, "a list of variables", remedy)
+        listed = as_list("var_list", var_list, "a list of variables", remedy)
         for number, variable in enumerate(listed):
             name = f"var_list[{number}]"
-            check_instance(caller, name, variable, Variable, "a jaxdist.Variable", remedy)
+            check_instance(name, variable, Variable, "a jaxdist.Variable", remedy)
         if not listed:
-            raise ArgumentError(
-                f"{caller} was given var_list=[].\n\n"
-                "With parameter servers the state of no variable is where the first variable is."
-                f"\n\n{remedy}"
+            raise refuse(
+                ArgumentError,
+                "var_list=[].",
+                "With parameter servers the state of no variable is where the first variable is.",
+                remedy,
             )
         return min(listed, key=lambda v: v.name)
 
-    def _check_colocated(self, caller: str, given: Any) -> None:
-        super()._check_colocated(caller, self._translate(caller, given))
+    def _check_colocated(self, given: Any) -> None:
+        super()._check_colocated(self._translate(given))
 
     # What this task does
 
@@ -127,6 +129,7 @@ class WorkerExtended(StrategyExtended):
 
     # Reductions
 
+    @called("StrategyExtended.reduce_to")
     def reduce_to(
         self,
         reduce_op: ReduceOp | str,
@@ -141,11 +144,12 @@ class WorkerExtended(StrategyExtended):
         Raises:
             ArgumentError: The destination is a device of another task.
         """
-        target = self._translate("StrategyExtended.reduce_to", destinations)
+        target = self._translate(destinations)
         return super().reduce_to(
             reduce_op, value, target, options, experimental_hints=experimental_hints
         )
 
+    @called("StrategyExtended.batch_reduce_to")
     def batch_reduce_to(
         self,
         reduce_op: ReduceOp | str,
@@ -161,9 +165,8 @@ class WorkerExtended(StrategyExtended):
         """
         pairs: Any = value_destination_pairs
         if isinstance(pairs, (list, tuple)):
-            caller = "StrategyExtended.batch_reduce_to"
             pairs = [
-                (pair[0], self._translate(caller, pair[1]))
+                (pair[0], self._translate(pair[1]))
                 if isinstance(pair, tuple) and len(pair) == 2
                 else pair
                 for pair in pairs
@@ -172,30 +175,31 @@ class WorkerExtended(StrategyExtended):
             reduce_op, pairs, options, experimental_hints=experimental_hints
         )
 
+    @called("StrategyExtended.broadcast_to")
     def broadcast_to(self, tensor: PyTree, destinations: Any) -> PyTree:
         """Copy one value to devices of this worker, as `StrategyExtended.broadcast_to`.
 
         Raises:
             ArgumentError: The destination is a device of another task.
         """
-        target = self._translate("StrategyExtended.broadcast_to", destinations)
+        target = self._translate(destinations)
         return super().broadcast_to(tensor, target)
 
-    def _translate(self, caller: str, destinations: Any) -> Any:
+    def _translate(self, destinations: Any) -> Any:
         """Return destinations with JAX's names for the devices of this task."""
         if isinstance(destinations, (list, tuple)):
-            return type(destinations)(self._translate(caller, d) for d in destinations)
+            return type(destinations)(self._translate(d) for d in destinations)
         if self._task is None or not isinstance(destinations, str):
             return destinations
         found = _NAME.fullmatch(destinations)
         if found is None or found["job"] == "localhost":
             return destinations
         if (found["job"], int(found["task"] or 0)) != (self._task.job, self._task.number):
-            raise ArgumentError(
-                f"{caller} was given the destination {destinations!r}, and this process is "
-                f"{self._task.name}.\n\n"
-                "Workers are not in step with each other, so a value of one of them stays with it. "
-                "Values reach a parameter server by a change of a variable.\n\n"
-                f"Pass one of {list(self.worker_devices)}, or a variable."
+            raise refuse(
+                ArgumentError,
+                f"the destination {destinations!r}, and this process is {self._task.name}.",
+                "Workers are not in step with each other, so a value of one of them stays with "
+                "it. Values reach a parameter server by a change of a variable.",
+                f"Pass one of {list(self.worker_devices)}, or a variable.",
             )
         return found["own"] or self.worker_devices[0].partition("/device:")[2]

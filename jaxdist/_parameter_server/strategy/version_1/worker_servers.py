@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Sequence
 
+from jaxdist._called import call_as
 from jaxdist._parameter_server.coordinator import Backoff
 from jaxdist._parameter_server.protocol import Hello
 from jaxdist._parameter_server.server import VariableServer
@@ -107,7 +108,7 @@ class WorkerServers(Servers):
                 f"ps {n} at {a}": channel
                 for n, (a, channel) in enumerate(zip(self._task.ps, self._channels, strict=True))
             }
-            missing = wait_for_tasks(name, named, limit)
+            missing = call_as(name, wait_for_tasks, named, limit)
             if missing:
                 verb = "does" if len(missing) == 1 else "do"
                 raise DeadlineExceededError(

@@ -9,6 +9,7 @@ from typing import Any
 from jax.sharding import SingleDeviceSharding
 
 from jaxdist import _mesh, data
+from jaxdist._called import call_as, refuse
 from jaxdist._devices import runtime
 from jaxdist._parameter_server.coordinator import read_wait_settings
 from jaxdist._parameter_server.strategy.local_link import Note
@@ -43,18 +44,18 @@ class WorkerStrategy(ServerStrategy):
 
     _task: OwnTask | None
 
-    def _set_up_worker(self, caller: str, resolver: ClusterResolver | None) -> None:
+    def _set_up_worker(self, resolver: ClusterResolver | None) -> None:
         resolver = choose_resolver() if resolver is None else resolver
         self._resolver = resolver
-        self._task = task = read_own_task(caller, resolver)
+        self._task = task = read_own_task(resolver)
         # Nobody connects an evaluator with the servers: it has variables of its own, which it
         # restores from checkpoints.
         self._is_alone = task is None or task.job == "evaluator"
         self._has_servers = not self._is_alone
         if task is None or self._is_alone or not task.is_local or task.index is None:
-            devices = find_worker_devices(caller, resolver)
+            devices = find_worker_devices(resolver)
         else:
-            devices = find_worker_devices(caller, resolver, task.index, task.num_workers)
+            devices = find_worker_devices(resolver, task.index, task.num_workers)
         layout = _mesh.build(devices)
         if task is None or self._is_alone:
             here = devices[0] if len(devices) == 1 else runtime.local_devices("cpu")[0]
@@ -62,7 +63,7 @@ class WorkerStrategy(ServerStrategy):
             self._set_up(dataclasses.replace(layout, variables_on=on))
         else:
             servers = WorkerServers(task)
-            self._set_up_servers("strategy.run", layout, servers)
+            call_as("strategy.run", self._set_up_servers, layout, servers)
             # At the end of the process nobody waits for the servers.
             ending = weakref.finalize(self, servers.close)
             ending.atexit = False  # pyrefly: ignore[missing-attribute]
@@ -77,7 +78,7 @@ class WorkerStrategy(ServerStrategy):
         if not self._is_alone:
             super().__deepcopy__(memo)
         memo[id(self)] = other = object.__new__(type(self))
-        other._set_up_worker(type(self).__name__, self._resolver)
+        call_as(type(self).__name__, other._set_up_worker, self._resolver)
         return other
 
     @property
@@ -147,11 +148,13 @@ class WorkerStrategy(ServerStrategy):
     ) -> Callable[[data.InputContext], Any]:
         name, task = type(self).__name__, self._task
         if options.is_per_replica:
-            raise UnsupportedError(
-                f"{name}.distribute_datasets_from_function was given "
-                "InputReplicationMode.PER_REPLICA.\n\n"
-                "A worker reads one dataset, whose batches go to its replicas in turn.\n\n"
-                "Leave experimental_replication_mode out."
+            raise call_as(
+                f"{name}.distribute_datasets_from_function",
+                refuse,
+                UnsupportedError,
+                "InputReplicationMode.PER_REPLICA.",
+                "A worker reads one dataset, whose batches go to its replicas in turn.",
+                "Leave experimental_replication_mode out.",
             )
         if task is None:
             return dataset_fn

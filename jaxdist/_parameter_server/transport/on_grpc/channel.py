@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from jaxdist._called import called
 from jaxdist._parameter_server.transport.calls import Peer, check_message, get_seconds, make_error
 from jaxdist._parameter_server.transport.limits import Limits
 from jaxdist._parameter_server.transport.message import Message
@@ -109,18 +110,20 @@ class GrpcChannel:
         """The address of the other task."""
         return self._address
 
+    @called("Channel.call")
     def call(self, message: Message, seconds: float | None = None) -> Message:
         """Call a method of the other task; see `Channel.call`."""
         seconds = get_seconds(seconds)
-        check_message("Channel.call", message)
-        request = Outgoing("Channel.call", message, self._limits)
+        check_message(message)
+        request = Outgoing(message, self._limits)
         return self._exchange(message.method, request, self._receive_all, seconds)
 
+    @called("Channel.call")
     def call_briefly(self, message: Message, seconds: float | None = None) -> Message | None:
         """Call a method; see `Channel.call_briefly`."""
         seconds = get_seconds(seconds)
-        check_message("Channel.call", message)
-        request = Outgoing("Channel.call", message, self._limits)
+        check_message(message)
+        request = Outgoing(message, self._limits)
         if not request.is_one_chunk:
             return self._exchange(message.method, request, self._receive_all, seconds)
         try:

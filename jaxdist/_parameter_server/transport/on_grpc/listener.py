@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from jaxdist._called import call_as
 from jaxdist._parameter_server.transport.calls import answer, describe_failure, get_seconds
 from jaxdist._parameter_server.transport.channel import Handler
 from jaxdist._parameter_server.transport.limits import Budget, Limits
@@ -250,10 +251,10 @@ class GrpcListener:
         # Its arrays are free while the reply is sent.
         del request
         try:
-            return Outgoing(f"The reply of {reply.method}", reply, self._limits, failure)
+            return call_as(f"The reply of {reply.method}", Outgoing, reply, self._limits, failure)
         except JaxdistError as error:
             failure = describe_failure(error, reply.method)
-            return Outgoing("", Message(reply.method), self._limits, failure)
+            return Outgoing(Message(reply.method), self._limits, failure)
 
     def _receive(self, call: bytes, chunks: Iterator[bytes], context: Any) -> Message | None:
         code = self._grpc.StatusCode

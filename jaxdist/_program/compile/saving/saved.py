@@ -23,6 +23,7 @@ import msgspec
 from jax.experimental import serialize_executable
 
 from jaxdist import _compat
+from jaxdist._called import called, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.compiler_options import format_options
 from jaxdist._program.compile.same_program import describe_flags
@@ -96,27 +97,30 @@ class Identity:
         return {name: value for name, value in needs.items() if value}
 
 
-def check_path(caller: str, name: str, given: Any) -> pathlib.Path:
+def check_path(name: str, given: Any) -> pathlib.Path:
     """Return the path of a file that will be written. It is checked before a long compilation.
 
     Raises:
         ArgumentError: The directory does not exist, or the path is a directory.
     """
-    path = pathlib.Path(as_path(caller, name, given, "step.program"))
+    path = pathlib.Path(as_path(name, given, "step.program"))
     try:
         is_folder, has_folder = path.is_dir(), path.parent.is_dir()
     except OSError as error:
-        raise ArgumentError(
-            f"{caller} was given {name}={str(path)!r}: {error}.\n\n"
-            f"{name} is a file in a directory that exists.\n\nPass another path."
+        raise refuse(
+            ArgumentError,
+            f"{name}={str(path)!r}: {error}.",
+            f"{name} is a file in a directory that exists.",
+            "Pass another path.",
         ) from error
     if is_folder or not has_folder:
         found = str(path) if is_folder else str(path.parent)
         is_there = "is a directory" if is_folder else "is not a directory"
-        raise ArgumentError(
-            f"{caller} was given {name}={str(path)!r}, and {found!r} {is_there}.\n\n"
-            f"{name} is a file in a directory that exists.\n\nMake the directory, or pass another "
-            "path."
+        raise refuse(
+            ArgumentError,
+            f"{name}={str(path)!r}, and {found!r} {is_there}.",
+            f"{name} is a file in a directory that exists.",
+            "Make the directory, or pass another path.",
         )
     return path
 
@@ -199,6 +203,7 @@ class SavedProgram:
             )
         return cls(path, first.removeprefix(_FORMAT).decode(), header, payload)
 
+    @called(lambda identity: f"strategy.run({identity.name}): RunOptions")
     def load(self, identity: Identity, *, is_first: bool) -> jax.stages.Compiled | None:
         """Load the program instead of compiling it.
 
@@ -228,15 +233,16 @@ class SavedProgram:
             )
             return None
         if is_other:
-            raise SavedProgramError(
-                f"strategy.run({identity.name}): RunOptions was given saved_program="
-                f"{str(self.path)!r}, which holds another program: {self.header.name} has the same "
-                "inputs and other operations.\n\n"
-                "A saved program replaces the compiled step, so both must be the same program.\n\n"
-                "Save it again from the program as it is now, or leave saved_program out."
+            raise refuse(
+                SavedProgramError,
+                f"saved_program={str(self.path)!r}, which holds another program: "
+                f"{self.header.name} has the same inputs and other operations.",
+                "A saved program replaces the compiled step, so both must be the same program.",
+                "Save it again from the program as it is now, or leave saved_program out.",
             )
         return self._unpickle(identity)
 
+    @called("RunOptions")
     def _unpickle(self, identity: Identity) -> jax.stages.Compiled:
         num_inputs = len(jax.tree.leaves(identity.lowered.in_avals))
         devices = list(identity.layout.devices)
@@ -250,15 +256,17 @@ class SavedProgram:
             )
         # Pickle and plugins raise any class; nothing of the user runs here.
         except Exception as error:
-            raise SavedProgramError(
-                f"RunOptions was given saved_program={str(self.path)!r}, which JAX "
-                f"{jax.__version__} cannot load on {identity.layout.platform}: "
-                f"{_first_line(error)}\n\n"
+            raise refuse(
+                SavedProgramError,
+                f"saved_program={str(self.path)!r}, which JAX {jax.__version__} cannot load on "
+                f"{identity.layout.platform}: {_first_line(error)}",
                 "Versions, devices and flags are those of the file, so this is a limit of JAX or "
-                "its plugin.\n\nLeave saved_program out, to compile here."
+                "its plugin.",
+                "Leave saved_program out, to compile here.",
             ) from error
         return loaded
 
+    @called("RunOptions")
     def _check_needs(self, own: _Header) -> None:
         """Raise if this process is not what the file was saved for."""
         there, here = self.header.needs, own.needs
@@ -276,11 +284,12 @@ class SavedProgram:
                 f"  device {first} of the mesh: {devices[first]} in the file, {found[first]} here"
             )
         if lines:
-            raise SavedProgramError(
-                f"RunOptions was given saved_program={str(self.path)!r}, which was compiled for "
-                "something else:\n" + "\n".join(lines) + "\n\n"
-                "An executable runs with the versions, devices and flags that it was compiled "
-                "for.\n\nSave it again for these, or leave saved_program out, to compile here."
+            found = f"saved_program={str(self.path)!r}, which was compiled for something else:"
+            raise refuse(
+                SavedProgramError,
+                "\n".join([found, *lines]),
+                "An executable runs with the versions, devices and flags that it was compiled for.",
+                "Save it again for these, or leave saved_program out, to compile here.",
             )
 
 
