@@ -125,7 +125,6 @@ PUBLIC_INSIDE = {
 }
 # Every folder of this room without an underscore is a task, which users may import.
 TASKS_OF = "jobs"
-MOST_ENTRIES = 16
 
 Files = Mapping[str, str]  # dotted name of a module inside of the package -> its source
 
@@ -301,13 +300,10 @@ def _reached(entry: str, edges: Mapping[str, set[str]]) -> set[str]:
 
 
 def _name_faults(files: Files) -> Iterator[str]:
-    """Underscores: once, on the room; and how many entries a folder holds."""
-    entries: dict[str, set[str]] = collections.defaultdict(set)
+    """Underscores: once, on the room."""
     public = PUBLIC | _public_inside(files)
     for name in files:
         parts = name.split(".")
-        for depth in range(len(parts)):
-            entries[".".join(parts[:depth])].add(parts[depth])
         room = parts[0]
         if len(parts) == 1 and room in {"__init__", "__main__"}:
             continue
@@ -320,9 +316,6 @@ def _name_faults(files: Files) -> Iterator[str]:
             yield f"{name} is in a public room: give it an underscore, or list it as public"
         if marks > 1:
             yield f"{name} has {marks} underscores; the one of its folder is enough"
-    for folder, inside in entries.items():
-        if folder and len(inside) > MOST_ENTRIES:
-            yield f"{folder} has {len(inside)} entries, and {MOST_ENTRIES} is the most"
 
 
 def faults(files: Files) -> list[str]:
@@ -402,12 +395,6 @@ def test_planted_fault_is_found(here: str, source: str, fault: str) -> None:
     circle = {"_values.mean": "from jaxdist._values.pairwise import in_pairs"}
     planted = {**_files(), **(circle if "neighbours" in fault else {}), here: source}
     assert any(fault in sentence for sentence in faults(planted))
-
-
-@pytest.mark.parametrize("room", ["_values", "data", "_program.proof"])
-def test_folder_with_too_many_entries_is_found(room: str) -> None:
-    many = {f"{room}.{'' if room[0] == '_' else '_'}more_{number}": "" for number in range(16)}
-    assert any("16 is the most" in sentence for sentence in faults({**_files(), **many}))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,5 @@ if TYPE_CHECKING:
     from jaxdist._gpus.cluster import is_gpu_of_table as is_gpu_of_table
     from jaxdist._gpus.describe import describe_gpus as describe_gpus
     from jaxdist._gpus.describe import find_description as find_description
-    from jaxdist._gpus.describe import install_command as install_command
 
 _open_late(__name__)

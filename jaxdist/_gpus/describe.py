@@ -17,15 +17,10 @@ from jaxdist import _compat
 from jaxdist._devices import chips
 from jaxdist._first_import import hide_driver_lines
 from jaxdist._gpus.cluster import DESCRIBED, GpuCluster
+from jaxdist._validate import cuda_plan_command
 from jaxdist.cost import Target
 from jaxdist.errors import DeviceError, MissingExtraError
 
-# JAX's plugin for CUDA 13 needs Python 3.12.
-_NEWEST_WITH_CUDA_12 = (3, 11)
-_PACKAGES = {
-    12: ("jax[cuda12-local]", "nvidia-cuda-nvcc-cu12"),
-    13: ("jax[cuda13-local]", "nvidia-cuda-nvcc"),
-}
 _LOCK = threading.Lock()
 # The description of each device, so that jaxdist recognizes a mesh that cannot run programs.
 _NAMES: dict[Any, str] = {}
@@ -51,17 +46,6 @@ def find_description(devices: Iterable[Any]) -> str | None:
     return next((_NAMES[d] for d in devices if d in _NAMES), None)
 
 
-def install_command(version: str = "") -> str:
-    """Return the command that installs the packages for descriptions, for this Python.
-
-    Args:
-        version: The version of JAX; "" lets pip choose.
-    """
-    jax_package, compiler = _PACKAGES[12 if sys.version_info[:2] <= _NEWEST_WITH_CUDA_12 else 13]
-    wanted = f"=={version}" if version else ""
-    return f'pip install "{jax_package}{wanted}" {compiler}'
-
-
 @functools.cache
 def _describe(cluster: GpuCluster) -> tuple[Any, ...]:
     # Every GPU of the table has a target.
@@ -76,7 +60,7 @@ def _describe(cluster: GpuCluster) -> tuple[Any, ...]:
             f"JAX's plugin {plugin} does not describe {cluster.name!r}. It said: "
             f"{str(error).splitlines()[0]}\n\n"
             "The plugin makes devices to compile for, and needs no GPU for that.\n\n"
-            f"Install the plugin of this JAX again: {install_command()}"
+            f"Install the plugin of this JAX again: {cuda_plan_command()}"
         ) from error
     _NAMES.update(dict.fromkeys(devices, DESCRIBED + cluster.name))
     return tuple(devices)
@@ -96,7 +80,7 @@ def _check_plugin(cluster: GpuCluster) -> str:
         raise DeviceError(
             f"{cluster.name!r} cannot be described: {package} is {version}, and JAX is "
             f"{jax.__version__}.\n\nA plugin works with the JAX of the same version.\n\n"
-            f"Install that of this JAX: {install_command(jax.__version__)}"
+            f"Install that of this JAX: {cuda_plan_command(jax.__version__)}"
         )
     if not _has_ptxas():
         raise _make_missing_error(cluster, "the assembler ptxas is not installed")
@@ -108,7 +92,8 @@ def _make_missing_error(cluster: GpuCluster, what: str) -> MissingExtraError:
         f"A description of {cluster.name!r} was asked for, and {what}.\n\n"
         "XLA's compiler for GPUs is in JAX's CUDA plugin, and calls ptxas. They need no GPU, no "
         "driver and no CUDA.\n\n"
-        f"Install them for Python {sys.version_info[0]}.{sys.version_info[1]}: {install_command()}"
+        f"Install them for Python {sys.version_info[0]}.{sys.version_info[1]}: "
+        f"{cuda_plan_command()}"
     )
 
 

@@ -18,8 +18,8 @@ from jaxdist._reports.grid_picture import (
     make_legend,
 )
 from jaxdist._reports.places import Joined, Places
-from jaxdist._validate import as_local_path
-from jaxdist.errors import ArgumentError, MissingExtraError
+from jaxdist._validate import as_local_path, require_extra
+from jaxdist.errors import ArgumentError
 
 _MOST_COLUMNS = 6
 # A wider picture would be shrunk where it is shown.
@@ -161,15 +161,10 @@ def make_figure(width: float, height: float) -> Any:
     """Return an empty figure of matplotlib."""
     # Imported here, because matplotlib is an optional package. The Agg canvas needs no display, and
     # leaves the user's pyplot backend alone.
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError(
-            "matplotlib is needed to draw a picture, and it is not installed.\n\n"
-            "jaxdist is installed without its optional packages.\n\n"
-            "Install it with: pip install matplotlib"
-        ) from None
+    require_extra("matplotlib", "draw a picture")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     return figure

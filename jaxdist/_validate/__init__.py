@@ -31,5 +31,9 @@ if TYPE_CHECKING:
     from jaxdist._validate.arrays import as_floating as as_floating
     from jaxdist._validate.arrays import check_has_arrays as check_has_arrays
     from jaxdist._validate.arrays import is_array as is_array
+    from jaxdist._validate.extras import EXTRAS as EXTRAS
+    from jaxdist._validate.extras import Extra as Extra
+    from jaxdist._validate.extras import cuda_plan_command as cuda_plan_command
+    from jaxdist._validate.extras import require_extra as require_extra
 
 _open_late(__name__)

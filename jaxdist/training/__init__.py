@@ -7,11 +7,11 @@ from jaxdist._late import open_late as _open_late
 if TYPE_CHECKING:
     from jaxdist._checkpoints import Checkpoints as Checkpoints
     from jaxdist._checkpoints import Restored as Restored
+    from jaxdist._validate import EXTRAS as EXTRAS
+    from jaxdist._validate import require_extra as require_extra
     from jaxdist.training._evaluate import WEIGHT as WEIGHT
     from jaxdist.training._evaluate import evaluate as evaluate
     from jaxdist.training._evaluate import weighted_sums as weighted_sums
-    from jaxdist.training._extras import EXTRAS as EXTRAS
-    from jaxdist.training._extras import require_extra as require_extra
     from jaxdist.training._loop import Every as Every
     from jaxdist.training._loop import LoopEnd as LoopEnd
     from jaxdist.training._loop import run_loop as run_loop

@@ -35,7 +35,7 @@ def test_a_missing_plugin_is_named_with_the_command_for_this_python(
     with pytest.raises(errors.MissingExtraError) as caught:
         jaxdist.MirroredStrategy(NAME)
     assert "JAX's CUDA plugin is not installed" in str(caught.value)
-    assert describe.install_command() in str(caught.value)
+    assert describe.cuda_plan_command() in str(caught.value)
 
 
 def test_a_missing_ptxas_is_named_with_the_command(installed: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,7 @@ import importlib.util
 import sys
 
 from jaxdist._called import called, refuse
-from jaxdist._gpus import install_command
-from jaxdist._validate import check_text
+from jaxdist._validate.arguments import check_text
 from jaxdist.errors import ArgumentError, MissingExtraError
 
 
@@ -64,6 +63,25 @@ class Extra:
         return [self.name, *(package for package, _ in self.others)]
 
 
+# JAX has CUDA 12 for Python up to 3.11, and CUDA 13 from 3.12 on: a plugin, and the compiler.
+_CUDA = (
+    ("jax[cuda12-local]", "nvidia-cuda-nvcc-cu12")
+    if sys.version_info < (3, 12)
+    else ("jax[cuda13-local]", "nvidia-cuda-nvcc")
+)
+
+
+def cuda_plan_command(version: str = "") -> str:
+    """Return the command that installs what plans for GPUs need, for this Python.
+
+    Args:
+        version: The version of JAX; "" lets pip choose.
+    """
+    jax_package, compiler = _CUDA
+    wanted = f"=={version}" if version else ""
+    return f'pip install "{jax_package}{wanted}" {compiler}'
+
+
 EXTRAS = (
     Extra("grain", "grain", "input pipelines with shuffling and saved positions"),
     Extra(
@@ -83,7 +101,7 @@ EXTRAS = (
             "jax[cuda13-local]; python_version >= '3.12'",
             "nvidia-cuda-nvcc; python_version >= '3.12'",
         ),
-        command=install_command(),
+        command=cuda_plan_command(),
     ),
     Extra("tensorboardX", "tensorboardX", "logs for TensorBoard"),
     Extra("scikit-learn", "sklearn", "the handwritten digits of `jaxdist train`"),
