@@ -1,7 +1,10 @@
 """Recommends settings of XLA, NCCL and CUDA for GPUs, with the reason and source of each."""
 
 import dataclasses
+import itertools
+import re
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from jaxdist._called import called, refuse
@@ -9,6 +12,7 @@ from jaxdist._validate import as_integer, show
 from jaxdist.errors import ArgumentError
 
 _CALLER = "config.gpu_flags"
+_GPU = re.compile(r"\d+|(GPU|MIG)-.+")
 TRAININGS = ("data_parallel", "fsdp")
 # The generation of each GPU; the advice depends on it.
 _GENERATIONS = {
@@ -269,3 +273,14 @@ def generation_of_kind(device_kind: str) -> str | None:
 @called(_CALLER)
 def _as_bytes(name: str, given: Any) -> int | None:
     return None if given is None else as_integer(name, given, least=1)
+
+
+def list_visible_gpus(environ: Mapping[str, str]) -> list[str] | None:
+    """Return the GPUs in `CUDA_VISIBLE_DEVICES`; None if the variable is not set.
+
+    CUDA ignores an entry that names no GPU, such as -1 or NoDevFiles, and everything after it.
+    """
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return None
+    return list(itertools.takewhile(_GPU.fullmatch, map(str.strip, visible.split(","))))

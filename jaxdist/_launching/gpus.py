@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 
 from jaxdist._called import name_call
+from jaxdist._gpu_settings import list_visible_gpus
 from jaxdist.errors import LaunchError
 
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
@@ -34,16 +35,13 @@ def divide_gpus(
     platforms = environment.get("JAX_PLATFORMS", "")
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
         return None
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    gpus = list_gpus()
+    present, visible = list_gpus(), list_visible_gpus(environment)
+    gpus = present if visible is None else present and visible
     if not gpus:
         return None
-    if visible is not None:
-        gpus = [part.strip() for part in visible.split(",") if part.strip() not in ("", "-1")]
-        if not gpus:
-            return None
     if count * each > len(gpus):
-        where = "" if visible is None else f" in CUDA_VISIBLE_DEVICES={visible}"
+        given = environment.get("CUDA_VISIBLE_DEVICES")
+        where = "" if given is None else f" in CUDA_VISIBLE_DEVICES={given}"
         most = len(gpus) // each
         fewer = (
             f"Start {most} process(es)" if most else f"Ask for {len(gpus)} device(s) in one process"

@@ -176,7 +176,7 @@ class ClusterSpec:
         if isinstance(other, Mapping):
             try:
                 other = ClusterSpec(other)
-            except ArgumentTypeError:
+            except (ArgumentError, ArgumentTypeError):
                 return False
         return isinstance(other, ClusterSpec) and self._jobs == other._jobs
 

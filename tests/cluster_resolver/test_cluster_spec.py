@@ -34,6 +34,8 @@ def test_specs_are_equal_to_one_another_and_to_dicts() -> None:
     assert ClusterSpec(SPEC) == SPEC == SPEC.as_dict()
     assert ClusterSpec({"worker": ["a:1"]}) != ClusterSpec({"worker": ["b:1"]})
     assert SPEC != {"worker": 3}
+    assert SPEC != {"worker": {"x": "a:1"}}
+    assert SPEC != {"worker": {-1: "a:1"}}
     assert not ClusterSpec({})
     assert SPEC
 

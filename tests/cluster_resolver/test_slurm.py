@@ -266,6 +266,14 @@ def test_each_task_gets_its_part_of_the_visible_gpus() -> None:
     assert environ["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
+@pytest.mark.parametrize("end", ["-1,7,8,9", "NoDevFiles,7,8,9", "none,7,8,9", ",7,8,9", "x,7,8"])
+def test_cuda_shows_no_gpu_after_an_entry_that_names_none(end: str) -> None:
+    environ = SRUN | {"CUDA_VISIBLE_DEVICES": f"2,3,5,{end}"}
+    resolver = _resolver(gpus_per_node=None, environ=environ)
+    resolver.cluster_spec()
+    assert (environ["CUDA_VISIBLE_DEVICES"], resolver.num_accelerators()) == ("2", {"GPU": 1})
+
+
 def test_gpus_that_slurm_has_given_each_task_stay() -> None:
     environ = SRUN | {"CUDA_VISIBLE_DEVICES": "1", "SLURM_GPUS_PER_TASK": "a100:1"}
     resolver = _resolver(gpus_per_node=None, environ=environ)

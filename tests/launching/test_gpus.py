@@ -21,6 +21,7 @@ FOUR = ["0", "1", "2", "3"]
         (3, 1, {}, ["0", "1", "2"]),
         (2, 1, {"CUDA_VISIBLE_DEVICES": "3, 1"}, ["3", "1"]),
         (2, 1, {"CUDA_VISIBLE_DEVICES": "GPU-8a,GPU-9b,GPU-7c"}, ["GPU-8a", "GPU-9b"]),
+        (9, 1, {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, None),
         (2, 1, {"JAX_PLATFORMS": "cuda,cpu"}, ["0", "1"]),
         (9, 1, {"JAX_PLATFORMS": "cpu"}, None),
         (9, 1, {"CUDA_VISIBLE_DEVICES": ""}, None),
@@ -47,6 +48,9 @@ def test_too_few_gpus_are_an_error_before_anything_starts() -> None:
         divide_gpus(5, 1, {}, lambda: FOUR)
     with refused(LaunchError, "there are 1 in CUDA_VISIBLE_DEVICES=2", "Start 1 process"):
         divide_gpus(2, 1, {"CUDA_VISIBLE_DEVICES": "2"}, lambda: FOUR)
+    # CUDA shows no GPU after an entry that names none.
+    with refused(LaunchError, "there are 2 in CUDA_VISIBLE_DEVICES=MIG-1,2,-1,3", "Start 2"):
+        divide_gpus(3, 1, {"CUDA_VISIBLE_DEVICES": "MIG-1,2,-1,3"}, lambda: FOUR)
     with refused(LaunchError, "8 GPUs for 1 processes", "Ask for 4 device(s) in one process"):
         divide_gpus(1, 8, {}, lambda: FOUR)
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxdist import _launching
 from jaxdist._called import called
-from jaxdist._launching import Job, find_free_ports, make_command
+from jaxdist._launching import ClusterJob, Job, find_free_ports, make_command
 from jaxdist._launching.child import Child
 from jaxdist._launching.environment import make_environments
 from jaxdist.cli import main
@@ -120,6 +120,12 @@ def test_a_script_that_cannot_be_read_is_refused(
     monkeypatch.setattr(os, "access", lambda *_: False)
     with refused(LaunchError, "cannot read", "chmod u+r"):
         make_command(str(script), [])
+
+
+@pytest.mark.parametrize("count", [-1, 2])
+def test_there_is_at_most_one_evaluator(count: int) -> None:
+    with refused(ArgumentError, f"--evaluator={count}"):
+        ClusterJob(["python"], ["python"], 1, 1, evaluators=count)
 
 
 def test_a_command_that_the_system_refuses_is_an_error() -> None:

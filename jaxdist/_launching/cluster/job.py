@@ -74,6 +74,7 @@ class ClusterJob:
                 example=1,
             )
         as_integer("restarts", self.restarts, least=0)
+        as_integer("--evaluator", self.evaluators, least=0, most=1)
         as_number("grace_seconds", self.patience.grace, least=0)
 
     @property

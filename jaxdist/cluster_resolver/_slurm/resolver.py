@@ -7,6 +7,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any, final
 
 from jaxdist._called import called, refuse
+from jaxdist._gpu_settings import list_visible_gpus
 from jaxdist._validate import as_flag, as_integer, check_instance
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._resolver import (
@@ -226,11 +227,9 @@ def list_gpus(environ: Mapping[str, str]) -> list[str]:
     Raises:
         ClusterError: nvidia-smi fails.
     """
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    visible = list_visible_gpus(environ)
     if visible is not None:
-        # Entries such as -1 or NoDevFiles are not GPUs.
-        names = [name.strip() for name in visible.split(",")]
-        return [name for name in names if name and name not in ("-1", "NoDevFiles", "none")]
+        return visible
     command = shutil.which("nvidia-smi")
     if command is None:
         return []
