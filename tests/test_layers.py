@@ -30,6 +30,7 @@ ROWS = [
         "hlo",
     },
     {"tpu", "cluster_resolver", "cost", "_launching"},
+    {"_cluster"},
     {"_gpus", "_reports", "_resolve"},
     {"_values", "_collectives"},
     {"_replica"},

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from jaxdist._called import called, refuse
 from jaxdist._checkpoints import Restored
+from jaxdist._cluster import read_task
 from jaxdist._preemption.config import CompleteConfig, TerminationConfig, complete_config
 from jaxdist._preemption.machine import ReadMetadata, find_metadata_server
 from jaxdist._preemption.notices import Notices, Questions, Sigterm
@@ -319,10 +320,6 @@ def _stop(agreement: StepAgreement, notices: Notices, saving: Saving) -> None:
     saving.close()
 
 
-# Tasks that train together.
-_TRAINING = ("chief", "worker")
-
-
 def find_members(resolver: Any) -> Process:
     """Return this process among those that train together.
 
@@ -336,18 +333,20 @@ def find_members(resolver: Any) -> Process:
     kinds = (ClusterResolver, type(None))
     check_instance("cluster_resolver", resolver, kinds, "a ClusterResolver", remedy)
     joined = get_process_of_job()
-    tasks: dict[str, Any] = {} if resolver is None else resolver.cluster_spec().as_dict()
-    if "ps" in tasks:
+    task = None if resolver is None else read_task(resolver)
+    counts: dict[str, int] = {} if task is None else task.counts
+    if "ps" in counts:
         raise refuse(
             UnsupportedError,
-            f"a cluster with parameter servers: {sorted(tasks)}.",
+            f"a cluster with parameter servers: {sorted(counts)}.",
             "It saves at one step of all workers, and workers of parameter servers have steps of "
             "their own.",
             "Save with training.Checkpoints from the coordinator.",
         )
-    if resolver is not None and resolver.task_type == "evaluator":
+    if task is not None and task.job == "evaluator":
         return Process(0, 1)
-    count = sum(len(tasks.get(name, ())) for name in _TRAINING)
+    # Hosts of a TPU slice are joined without their addresses, and may be those of several slices.
+    count = counts.get("chief", 0) + counts.get("worker", 0)
     if count > 1 and joined is None:
         raise refuse(
             ContextError,

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 
 from jaxdist import _processes
 from jaxdist._called import called
+from jaxdist._cluster import Task, find_task
 from jaxdist._resolve.findings import ERROR, Finding, Situation, list_findings
 from jaxdist._resolve.network import Network
-from jaxdist.cluster_resolver import ClusterResolver, find_own_task, list_training_tasks
+from jaxdist.cluster_resolver import ClusterResolver
 
 CALLER = "jaxdist resolve"
 
@@ -53,17 +54,15 @@ def make_report(
     Raises:
         ClusterError: This process is not one of the tasks, or the cluster is not valid.
     """
-    own = find_own_task(resolver)
-    tasks = list_training_tasks(resolver)
-    index = list(tasks).index(own) if own in tasks else None
-    situation = Situation(environ, network, tasks, index, probe)
-    lines = [("this process", _describe_own(own, tasks, index))]
-    if own is not None:
+    task = find_task(resolver)
+    situation = Situation(environ, network, task.training, task.number, probe)
+    lines = [("this process", _describe_own(task))]
+    if task.job is not None:
         lines.insert(0, ("found in", source))
-    if len(tasks) > 1:
-        (job, number), address = next(iter(tasks.items()))
-        lines.append(("process 0", f"{job} {number}, {address}"))
-        if index is not None:
+    if len(task.training) > 1:
+        (job, index), address = next(iter(task.training.items()))
+        lines.append(("process 0", f"{job} {index}, {address}"))
+        if task.number is not None:
             lines.append(("JAX's service", _describe_service(situation)))
             lines.append(("gloo", _describe_gloo(situation)))
             if network.has_gpus():
@@ -71,15 +70,13 @@ def make_report(
     return Report(tuple(lines), tuple(list_findings(situation)))
 
 
-def _describe_own(
-    own: tuple[str, int] | None, tasks: Mapping[tuple[str, int], str], index: int | None
-) -> str:
-    if own is None:
+def _describe_own(task: Task) -> str:
+    if task.job is None:
         return "process 0 of 1: there is no cluster"
-    job, number = own
-    if index is None:
-        return f"{job} {number}, which is none of the {len(tasks)} processes that train together"
-    return f"{job} {number}, process {index} of {len(tasks)}, {tasks[own]}"
+    own, count = f"{task.job} {task.index}", len(task.training)
+    if task.number is None:
+        return f"{own}, which is none of the {count} processes that train together"
+    return f"{own}, process {task.number} of {count}, {list(task.training.values())[task.number]}"
 
 
 def _describe_service(situation: Situation) -> str:

@@ -9,6 +9,7 @@ import jax
 from jaxdist import _mesh as meshes
 from jaxdist import _processes
 from jaxdist._called import called, refuse
+from jaxdist._cluster import find_task
 from jaxdist._collectives import read_communication
 from jaxdist._devices import runtime
 from jaxdist._strategies.base import Strategy
@@ -22,9 +23,7 @@ from jaxdist.cluster_resolver import (
     ClusterResolver,
     choose_resolver,
     describe_unused_sign,
-    find_own_task,
     find_source,
-    list_training_tasks,
 )
 from jaxdist.errors import ArgumentTypeError, ClusterError
 from jaxdist.tpu import is_reordered, order_cores, system_of
@@ -133,19 +132,18 @@ def _choose_and_log() -> ClusterResolver:
 @called(_CALLER)
 def _join(resolver: ClusterResolver) -> bool:
     """Join the processes of the cluster; return whether this process trains with others."""
-    tasks = list_training_tasks(resolver)
-    own = find_own_task(resolver)
-    if own is not None and own[0] == "ps":
+    task = find_task(resolver)
+    if task.job == "ps":
         raise ClusterError(
-            f"{_CALLER} was made in the task 'ps' {own[1]}.\n\n"
+            f"{_CALLER} was made in the task 'ps' {task.index}.\n\n"
             "Its replicas are on the chief and the workers; a parameter server takes no part in an "
             "all-reduce.\n\n"
             "Start `jaxdist server` in this task, or leave the job 'ps' out of the cluster."
         )
-    if own not in tasks or len(tasks) < 2:
+    if task.number is None or task.is_alone:
         # An evaluator, a cluster of one task, or no cluster.
         return False
-    _processes.join(list(tasks.values()), list(tasks).index(own))
+    _processes.join(list(task.training.values()), task.number)
     return True
 
 

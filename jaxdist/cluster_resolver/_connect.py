@@ -12,7 +12,7 @@ from jaxdist.cluster_resolver._cluster_def import ClusterDef
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._resolver import ClusterResolver
 from jaxdist.cluster_resolver._simple import SimpleClusterResolver
-from jaxdist.cluster_resolver._tasks import find_own_task, is_training_job, list_training_tasks
+from jaxdist.cluster_resolver._tasks import find_own_task, list_training_tasks
 from jaxdist.errors import ArgumentTypeError, ClusterError
 
 _LOG = logging.getLogger("jaxdist")
@@ -74,7 +74,7 @@ def experimental_connect_to_cluster(
     if not any(resolver.cluster_spec().as_dict().values()):
         return
     own = find_own_task(resolver, job_name, task_index)
-    if own is not None and is_training_job(own[0]) and len(tasks) > 1:
+    if own in tasks and len(tasks) > 1:
         _processes.join(list(tasks.values()), list(tasks).index(own))
 
 

@@ -111,11 +111,6 @@ def find_own_task(
     return job, index
 
 
-def is_training_job(job: str) -> bool:
-    """Whether the tasks of a job train together; False for parameter servers and evaluators."""
-    return job not in _APART
-
-
 def _list_own_names(resolver: ClusterResolver) -> list[str]:
     """Return the job of the hosts of a TPU slice, which may have any name."""
     own = resolver.task_type if hasattr(resolver, "tpu_name") else None

@@ -134,6 +134,18 @@ def test_with_a_strategy_worker_0_is_the_chief(monkeypatch: pytest.MonkeyPatch) 
             est.RunConfig()
 
 
+def test_tasks_numbered_with_gaps_have_ids_without_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = {"chief": ["host0:1"], "worker": {"1": "host1:1", "4": "host2:1"}, "ps": ["host3:1"]}
+    ids = []
+    for job, number in (("chief", 0), ("worker", 1), ("worker", 4), ("ps", 0)):
+        _set(monkeypatch, {"cluster": cluster, "task": {"type": job, "index": number}})
+        ids.append(est.RunConfig().global_id_in_cluster)
+    assert ids == [0, 1, 2, 3]
+    _set(monkeypatch, {"cluster": cluster, "task": {"type": "worker", "index": 0}})
+    with pytest.raises(ClusterError, match="the task worker 0"):
+        est.RunConfig()
+
+
 _TASK = {"type": "worker", "index": 0}
 
 

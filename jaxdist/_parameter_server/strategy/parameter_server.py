@@ -15,7 +15,7 @@ from jaxdist._parameter_server.coordinator import (
     WorkerLink,
     check_on_worker,
 )
-from jaxdist._parameter_server.strategy.cluster import check_is_chief, read_cluster
+from jaxdist._parameter_server.strategy.cluster import check_is_coordinator, read_cluster
 from jaxdist._parameter_server.strategy.local_link import Note
 from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
@@ -96,7 +96,7 @@ class ParameterServerStrategy(ServerStrategy):
         max_staleness: int | None = None,
     ) -> None:
         cluster = read_cluster(cluster_resolver)
-        check_is_chief(cluster)
+        check_is_coordinator(cluster)
         if variable_partitioner is not None:
             check_callable(variable_partitioner, "variable_partitioner")
         if max_staleness is not None:

@@ -9,11 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 from jaxdist._called import called, name_call
+from jaxdist._cluster import Task
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.coordinator import Joining, ServerReport, WorkerLink
 from jaxdist._parameter_server.protocol import Configure, GetStatistics, Hello
 from jaxdist._parameter_server.server import VariableServer
-from jaxdist._parameter_server.strategy.cluster import Cluster
 from jaxdist._parameter_server.strategy.joining import LocalJoining, RemoteJoining
 from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
 from jaxdist._parameter_server.strategy.losses import LossReport
@@ -122,13 +122,13 @@ class LocalTasks:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Task,
         client: str,
         max_staleness: int | None,
         layouts: Sequence[ReplicaMesh],
         make_layout: Callable[[int], ReplicaMesh],
     ) -> None:
-        names = [f"ps:{n}" for n in range(len(cluster.ps))]
+        names = [f"ps:{n}" for n in range(len(cluster.servers))]
         servers = [VariableServer(name, max_staleness=max_staleness) for name in names]
         self.storage = Servers(servers, client)
         self._platforms = sorted({find_platform(layout) for layout in layouts})
@@ -172,20 +172,20 @@ class RemoteTasks:
         UnauthenticatedError: A task has another secret.
     """
 
-    def __init__(self, cluster: Cluster, client: str, max_staleness: int | None) -> None:
+    def __init__(self, cluster: Task, client: str, max_staleness: int | None) -> None:
         channels = _connect_all(cluster)
-        servers = [PatientServer(c, n) for n, c in enumerate(channels[: len(cluster.ps)])]
+        servers = [PatientServer(c, n) for n, c in enumerate(channels[: len(cluster.servers)])]
         self.storage, self._servers = Servers(servers, client), servers
         self._losses = LossReport(self.storage, client, "functions")
         # Functions of workers, and steps that run in this process.
         self._clients = [client]
-        greeting = HelloWorker(client, list(cluster.ps), max_staleness)
+        greeting = HelloWorker(client, list(cluster.servers), max_staleness)
         storage, losses = self.storage, self._losses
 
         def make_link(index: int, channel: Channel) -> RemoteWorkerLink:
             return RemoteWorkerLink(index, channel, greeting, storage.find_server, losses)
 
-        self.links = [make_link(n, c) for n, c in enumerate(channels[len(cluster.ps) :])]
+        self.links = [make_link(n, c) for n, c in enumerate(channels[len(cluster.servers) :])]
         # It adds the channels of workers that join to this list, which is closed at the end.
         self.joining = RemoteJoining(self.links, channels, make_link, channels[0])
         # At the end of the process, the threads of the coordinator end first.
@@ -194,7 +194,7 @@ class RemoteTasks:
         for n, server in enumerate(servers):
             found = server.call(Hello(client))
             if found.task != f"ps:{n}":
-                raise make_wrong_task_error(cluster.ps[n], f"ps:{n}", found.task)
+                raise make_wrong_task_error(cluster.servers[n], f"ps:{n}", found.task)
             server.call(Configure(max_staleness))
         for link in self.links:
             _greet(link)
@@ -225,10 +225,10 @@ class RemoteTasks:
         return ServerReport(staleness, lost, lost_changes)
 
 
-def _connect_all(cluster: Cluster) -> list[Channel]:
+def _connect_all(cluster: Task) -> list[Channel]:
     """Connect to all servers and workers, and wait until they answer."""
     addresses = [
-        *((f"ps {n}", address) for n, address in enumerate(cluster.ps)),
+        *((f"ps {n}", address) for n, address in enumerate(cluster.servers)),
         *((f"worker {n}", address) for n, address in enumerate(cluster.workers)),
     ]
     channels = [connect(address, layer="grpc", name=name) for name, address in addresses]

@@ -5,6 +5,7 @@ import os
 
 from jaxdist import cluster_resolver
 from jaxdist._called import name_call, refuse
+from jaxdist._cluster import find_task
 from jaxdist._mesh import ReplicaMesh
 from jaxdist.errors import JaxdistError, SeveralProcessesError
 
@@ -73,21 +74,20 @@ def _warn_if_not_joined() -> None:
         # A copy: the resolver of Slurm sets the GPUs of its task.
         environ = dict(os.environ)
         source = cluster_resolver.find_source(environ)
-        resolver = cluster_resolver.choose_resolver(environ)
-        tasks = cluster_resolver.list_training_tasks(resolver)
-        own = cluster_resolver.find_own_task(resolver)
+        task = find_task(cluster_resolver.choose_resolver(environ))
     except JaxdistError:
         # This strategy does not use the cluster, so its errors do not matter here.
         return
-    if own in tasks and len(tasks) > 1 and "ps" not in resolver.cluster_spec().jobs:
+    if not task.is_alone and "ps" not in task.counts:
         _LOG.warning(
             "%s() in the task %s %d of a cluster of %d processes (%s) works on the devices of "
             "this process alone: each process trains a model of its own. "
             "MultiWorkerMirroredStrategy() trains with all of them; devices by name, %s, keep "
             "this message out.",
             caller,
-            *own,
-            len(tasks),
+            task.job,
+            task.index,
+            len(task.training),
             source.because,
             _format_own_devices(),
         )

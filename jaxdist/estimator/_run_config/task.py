@@ -5,6 +5,7 @@ import json
 import os
 from typing import Any
 
+from jaxdist._cluster import Task, read_task
 from jaxdist._validate import show
 from jaxdist.cluster_resolver import ClusterSpec, choose_resolver, find_source
 from jaxdist.errors import ArgumentTypeError, ClusterError
@@ -80,78 +81,60 @@ def read_own_task(*, needs_chief: bool) -> OwnTask:
         ClusterError: `TF_CONFIG` is not valid.
         ArgumentTypeError: `TF_CONFIG` has a value of the wrong type.
     """
-    resolver = choose_resolver()
-    cluster, job, number = resolver.cluster_spec(), resolver.task_type, resolver.task_id
+    task = read_task(choose_resolver())
     given: dict[str, Any] = json.loads(os.environ.get("TF_CONFIG", "{}"))
-    service, folder = given.get("service"), given.get("model_dir")
-    if service is not None and not isinstance(service, dict):
-        raise ArgumentTypeError(
-            f"{_CALLER} read TF_CONFIG, in which 'service' is {show(service)}.\n\n"
-            "'service' is an object.\n\nLeave it out of TF_CONFIG."
-        )
-    if folder is not None and not isinstance(folder, str):
-        raise ArgumentTypeError(
-            f"{_CALLER} read TF_CONFIG, in which 'model_dir' is {show(folder)}.\n\n"
-            "'model_dir' is the path of a folder.\n\nLeave it out of TF_CONFIG."
-        )
-    if not cluster:
-        return _read_local(job, number, service, folder, given)
-    chief = TaskType.MASTER if TaskType.MASTER in cluster.jobs else TaskType.CHIEF
-    job, number = _check_task(cluster, job, number, chief, needs_chief=needs_chief)
+    kinds = (("service", dict, "an object"), ("model_dir", str, "the path of a folder"))
+    for key, kind, what in kinds:
+        if not isinstance(given.get(key), (kind, type(None))):
+            raise ArgumentTypeError(
+                f"{_CALLER} read TF_CONFIG, in which {key!r} is {show(given[key])}.\n\n"
+                f"{key!r} is {what}.\n\nLeave it out of TF_CONFIG."
+            )
+    shared: dict[str, Any] = {key: given.get(key) for key, _, _ in kinds}
+    shared["has_cluster"] = bool(task.cluster)
+    if not task.cluster:
+        job, index = task.job or TaskType.WORKER, task.index or 0
+        if (job, index) != (TaskType.WORKER, 0):
+            raise _fault(
+                f"with the task {task.job} {task.index} and without a cluster",
+                "Without a cluster the only task is worker 0.",
+            )
+        master = str(given.get("session_master") or "")
+        return OwnTask(task.cluster, job, index, True, master, **shared)
+    chief = TaskType.MASTER if TaskType.MASTER in task.counts else TaskType.CHIEF
+    job, index = _check_task(task, chief, needs_chief=needs_chief)
     if job == TaskType.EVALUATOR:
-        master = given.get("eval_session_master") or ""
+        master = str(given.get("eval_session_master") or "")
         return OwnTask(
             ClusterSpec({}),
             job,
-            number,
+            index,
             False,
-            evaluation_master=str(master),
+            evaluation_master=master,
             num_workers=0,
             global_id=None,
-            service=service,
-            model_dir=folder,
-            has_cluster=True,
+            **shared,
         )
-    has_chief = chief in cluster.jobs
-    counts = {name: cluster.num_tasks(name) for name in cluster.jobs}
+    counts = task.counts
+    # The chief comes first, and the parameter servers come last.
+    others = sorted(name for name in counts if name not in (chief, TaskType.PS))
+    order = [name for name in (chief, *others, TaskType.PS) if name in counts]
+    ids = [(name, i) for name in order for i in task.cluster.task_indices(name)]
     return OwnTask(
-        cluster,
+        task.cluster,
         job,
-        number,
-        job == chief or (not has_chief and (job, number) == (TaskType.WORKER, 0)),
-        master=str(given.get("session_master") or f"grpc://{cluster.task_address(job, number)}"),
+        index,
+        job == TaskType.MASTER or (task.is_chief and TaskType.MASTER not in counts),
+        str(given.get("session_master") or f"grpc://{task.cluster.task_address(job, index)}"),
         num_ps=counts.get(TaskType.PS, 0),
         num_workers=counts.get(TaskType.WORKER, 0) + counts.get(chief, 0),
-        global_id=_find_global_id(counts, job, number, chief),
-        service=service,
-        model_dir=folder,
-        has_cluster=True,
+        global_id=ids.index((job, index)),
+        **shared,
     )
 
 
-def _read_local(
-    job: str | None, number: int | None, service: Any, folder: str | None, given: dict[str, Any]
-) -> OwnTask:
-    if (job or TaskType.WORKER, number or 0) != (TaskType.WORKER, 0):
-        raise _fault(
-            f"with the task {job} {number} and without a cluster",
-            "Without a cluster the only task is worker 0.",
-        )
-    return OwnTask(
-        ClusterSpec({}),
-        TaskType.WORKER,
-        0,
-        True,
-        master=str(given.get("session_master") or ""),
-        service=service,
-        model_dir=folder,
-    )
-
-
-def _check_task(
-    cluster: ClusterSpec, job: str | None, number: int | None, chief: str, *, needs_chief: bool
-) -> tuple[str, int]:
-    counts = {name: cluster.num_tasks(name) for name in cluster.jobs}
+def _check_task(task: Task, chief: str, *, needs_chief: bool) -> tuple[str, int]:
+    counts, job, index = task.counts, task.job, task.index
     found = ", ".join(f"{count} {name}" for name, count in counts.items())
     if counts.get(chief, 0) > 1 or (needs_chief and chief not in counts):
         raise _fault(f"with a cluster of {found}", f"A cluster has exactly one {chief}.")
@@ -162,33 +145,24 @@ def _check_task(
                     f"with a cluster of {found} and the task {job}",
                     f"A cluster with a master has no {name}: the master is both.",
                 )
-    if not job or number is None:
+    if not job or index is None:
         raise _fault(
-            f"with a cluster, and a task of the type {job!r} and the index {number!r}",
+            f"with a cluster, and a task of the type {job!r} and the index {index!r}",
             "In a cluster, 'task' says which of its tasks this process is.",
         )
     # An evaluator is not part of the cluster.
-    if job == TaskType.EVALUATOR:
-        return job, number
-    if number >= counts.get(job, 0):
+    if job != TaskType.EVALUATOR and not task.is_listed:
         raise _fault(
-            f"with a cluster of {found} and the task {job} {number}",
+            f"with a cluster of {found} and the task {job} {index}",
             "The task is one of the cluster, or an evaluator.",
         )
-    return job, number
-
-
-def _find_global_id(counts: dict[str, int], job: str, number: int, chief: str) -> int:
-    """Return the number of a task among all: the chief first, parameter servers last."""
-    others = sorted(name for name in counts if name not in (chief, TaskType.PS))
-    order = [chief, *others, TaskType.PS]
-    return sum(counts.get(name, 0) for name in order[: order.index(job)]) + number
+    return job, index
 
 
 def _fault(found: str, rule: str) -> ClusterError:
     source = find_source(os.environ)
     remedy = f"Set for instance TF_CONFIG='{_EXAMPLE}'."
-    if source.name in ("slurm", "kubernetes", "tpu"):
+    if source.name not in ("tf_config", "none"):
         # These clusters have workers only.
         remedy = (
             f"Pass {_CALLER}(train_distribute=jaxdist.MultiWorkerMirroredStrategy()), with which "

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from jaxdist import tpu
 from jaxdist._called import called
+from jaxdist._cluster import find_task
 from jaxdist._parameter_server import MinSizePartitioner, ParameterServerStrategy
 from jaxdist._planning import assign_slices, find_logical_shape
 from jaxdist._strategies import (
@@ -24,7 +25,6 @@ from jaxdist.cluster_resolver import (
     SimpleClusterResolver,
     TPUClusterResolver,
     choose_resolver,
-    find_own_task,
     list_training_tasks,
 )
 from jaxdist.errors import ConfigError, TopologyError
@@ -102,11 +102,8 @@ def is_chief(config: JobConfig) -> bool:
     """
     if config.strategy.kind != "multi_worker_mirrored":
         return True
-    resolver = choose_resolver()
-    tasks = list_training_tasks(resolver)
-    own = find_own_task(resolver)
     # An evaluator, or a process without a cluster, works alone.
-    return own not in tasks or next(iter(tasks)) == own
+    return find_task(choose_resolver()).number in (None, 0)
 
 
 @called("jobs.train")
@@ -118,10 +115,8 @@ def is_server_task(config: JobConfig) -> bool:
         >>> is_server_task(DigitsConfig())
         False
     """
-    if config.strategy.kind != "parameter_server":
-        return False
-    own = find_own_task(choose_resolver())
-    return own is not None and own[0] in ("ps", "worker")
+    has_servers = config.strategy.kind == "parameter_server"
+    return has_servers and find_task(choose_resolver()).job in ("ps", "worker")
 
 
 def has_cluster(config: JobConfig) -> bool:
@@ -148,21 +143,21 @@ def _make_with_servers(asked: StrategyConfig) -> Strategy:
     """Return the strategy on the tasks of a cluster, or with all tasks in this process."""
     bound = None if asked.max_staleness == "any" else asked.max_staleness
     resolver = choose_resolver()
-    if resolver.cluster_spec() and "ps" not in resolver.cluster_spec().jobs:
+    cluster = resolver.cluster_spec()
+    if cluster and "ps" not in cluster.jobs:
         raise ConfigError(
             "strategy.kind is 'parameter_server', and the cluster of this process has the jobs "
-            f"{resolver.cluster_spec().jobs} and no parameter servers (ps).\n\n"
+            f"{cluster.jobs} and no parameter servers (ps).\n\n"
             "Variables are on parameter servers.\n\n"
             "Start the tasks with jaxdist launch --ps 1 --workers 2 train CONFIG, or unset "
             "TF_CONFIG to have them all in this process."
         )
-    if not resolver.cluster_spec():
+    if not cluster:
         jobs = {"chief": 1, "ps": asked.servers, "worker": asked.workers}
         spec = {job: [f"{job}{n}:0" for n in range(count)] for job, count in jobs.items()}
-        resolver = SimpleClusterResolver(
-            ClusterSpec(spec), task_type="chief", task_id=0, rpc_layer="local"
-        )
-    servers = len(resolver.cluster_spec().job_tasks("ps"))
+        cluster = ClusterSpec(spec)
+        resolver = SimpleClusterResolver(cluster, task_type="chief", task_id=0, rpc_layer="local")
+    servers = cluster.num_tasks("ps")
     # Small variables stay whole; a table with many rows has a part on each server.
     partitioner = MinSizePartitioner(_LEAST_SHARD, servers) if servers > 1 else None
     return ParameterServerStrategy(resolver, partitioner, max_staleness=bound)

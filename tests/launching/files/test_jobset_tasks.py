@@ -60,7 +60,7 @@ def test_each_pod_finds_all_tasks_and_itself(capsys: pytest.CaptureFixture[str])
             resolver = TFConfigClusterResolver(environ=variables)
             assert (resolver.task_type, resolver.task_id) == (job, index)
             cluster = read_cluster(resolver)
-            found.add((tuple(cluster.ps), tuple(cluster.workers)))
+            found.add((tuple(cluster.servers), tuple(cluster.workers)))
     # Names of pods of a JobSet, in the domain of its service.
     assert found == {
         (

@@ -66,6 +66,7 @@ def _make_from(jobs: dict[str, list[str]], **more: Any) -> jaxdist.ParameterServ
             {"chief": ["b:1"]},
             "(?s)without parameter servers.*needs tasks of both jobs: 'ps' and 'worker'",
         ),
+        ({"ps": [], "worker": ["a:1"]}, "without parameter servers"),
         ({"ps": ["b:1"]}, "(?s)without workers.*needs tasks of both jobs"),
     ],
 )

@@ -53,6 +53,9 @@ def _make(tasks: dict[str, Any], job: Any, number: Any, **more: Any) -> Any:
         (_CLUSTER | {"evaluator": ["f:1"]}, "evaluator", 0, True),
         (_WITHOUT_CHIEF, "worker", 0, True),
         (_WITHOUT_CHIEF, "worker", 1, False),
+        # Numbers with gaps.
+        ({"worker": {3: "b:1", 5: "c:1"}, "ps": ["d:1", "e:1"]}, "worker", 3, True),
+        ({"worker": {3: "b:1", 5: "c:1"}, "ps": ["d:1", "e:1"]}, "worker", 5, False),
     ],
 )
 def test_flags_and_devices_follow_from_the_task(
@@ -80,6 +83,9 @@ def test_flags_and_devices_follow_from_the_task(
         (_CLUSTER, "worker", None, "has to say which task it is"),
         (_CLUSTER, "worker", 2, "2 tasks of that job"),
         (_WITHOUT_CHIEF, "chief", 0, "0 tasks of that job"),
+        ({"worker": {0: "a:1", 2: "b:1"}, "ps": ["c:1"]}, "worker", 1, "2 tasks of that job"),
+        (_CLUSTER, "evaluator", 1, "0 tasks of that job"),
+        ({"worker": ["a:1"], "ps": []}, "worker", 0, "parameter servers"),
         (_CLUSTER, "master", 0, "the job 'master'"),
         (_CLUSTER | {"helper": ["f:1"]}, "worker", 0, "the job 'helper'"),
         (_CLUSTER | {"chief": ["a:1", "f:1"]}, "worker", 0, "at most one chief"),

@@ -6,15 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxdist._called import called, refuse
+from jaxdist._cluster import Task
 from jaxdist._collectives import ReduceOp
 from jaxdist._devices import runtime
-from jaxdist._parameter_server.strategy.version_1.own_task import OwnTask
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._strategies import StrategyExtended
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_list, check_instance
 from jaxdist._values import Variable
 from jaxdist.errors import ArgumentError
+
+
+def name_task(task: Task) -> str:
+    """Return the name of a task, as names of devices begin."""
+    return f"/job:{task.job}/replica:0/task:{task.index}"
+
 
 _NAME = re.compile(r"/job:(?P<job>\w+)(/replica:\d+)?(/task:(?P<task>\d+))?(/device:(?P<own>.+))?")
 
@@ -29,7 +35,7 @@ class WorkerExtended(StrategyExtended):
 
     __slots__ = ("_task",)
 
-    def __init__(self, strategy: Any, task: OwnTask | None) -> None:
+    def __init__(self, strategy: Any, task: Task | None) -> None:
         super().__init__(strategy)
         self._task = task
 
@@ -46,7 +52,7 @@ class WorkerExtended(StrategyExtended):
         names = [runtime.device_name(d) for d in self._strategy.layout.devices]
         if self._task is None:
             return names
-        return [f"{self._task.name}/device:{n.partition('/device:')[2]}" for n in names]
+        return [f"{name_task(self._task)}/device:{n.partition('/device:')[2]}" for n in names]
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
@@ -58,7 +64,7 @@ class WorkerExtended(StrategyExtended):
         """
         if self._task is None or self._strategy.layout.variables_on is not None:
             return super().parameter_devices
-        return tuple(f"/job:ps/task:{n}" for n in range(len(self._task.ps)))
+        return tuple(f"/job:ps/task:{n}" for n in range(len(self._task.servers)))
 
     def _place_with(self, variable: Variable) -> contextlib.AbstractContextManager[None]:
         # Without a cluster there are no servers.
@@ -115,7 +121,8 @@ class WorkerExtended(StrategyExtended):
             >>> strategy.extended.experimental_should_init
             True
         """
-        return self._task is None or self._task.is_chief
+        task = self._task
+        return task is None or task.is_chief or task.job == "evaluator"
 
     @property
     def should_checkpoint(self) -> bool:
@@ -194,10 +201,10 @@ class WorkerExtended(StrategyExtended):
         found = _NAME.fullmatch(destinations)
         if found is None or found["job"] == "localhost":
             return destinations
-        if (found["job"], int(found["task"] or 0)) != (self._task.job, self._task.number):
+        if (found["job"], int(found["task"] or 0)) != (self._task.job, self._task.index):
             raise refuse(
                 ArgumentError,
-                f"the destination {destinations!r}, and this process is {self._task.name}.",
+                f"the destination {destinations!r}, and this process is {name_task(self._task)}.",
                 "Workers are not in step with each other, so a value of one of them stays with "
                 "it. Values reach a parameter server by a change of a variable.",
                 f"Pass one of {list(self.worker_devices)}, or a variable.",

@@ -9,13 +9,13 @@ import weakref
 from collections.abc import Sequence
 
 from jaxdist._called import call_as
+from jaxdist._cluster import Task
 from jaxdist._parameter_server.coordinator import Backoff
 from jaxdist._parameter_server.protocol import Hello
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.strategy.patient_server import PatientServer
 from jaxdist._parameter_server.strategy.remote_link import make_wrong_task_error
 from jaxdist._parameter_server.strategy.tasks import wait_for_tasks
-from jaxdist._parameter_server.strategy.version_1.own_task import OwnTask
 from jaxdist._parameter_server.transport import connect
 from jaxdist._parameter_server.variables.remote_server import Link
 from jaxdist._parameter_server.variables.servers import Servers
@@ -65,17 +65,17 @@ class WorkerServers(Servers):
         task: The worker.
     """
 
-    def __init__(self, task: OwnTask) -> None:
+    def __init__(self, task: Task) -> None:
         self._task = task
         # Those that no one has waited for yet.
         self._channels = (
             []
             if task.is_local
-            else [connect(a, layer="grpc", name=f"ps {n}") for n, a in enumerate(task.ps)]
+            else [connect(a, layer="grpc", name=f"ps {n}") for n, a in enumerate(task.servers)]
         )
         self._connecting = threading.Lock()
         links: list[Link] = (
-            [*SERVERS_IN_PROCESS.find(task.ps)]
+            [*SERVERS_IN_PROCESS.find(task.servers)]
             if task.is_local
             else [PatientServer(channel, n) for n, channel in enumerate(self._channels)]
         )
@@ -87,7 +87,7 @@ class WorkerServers(Servers):
         Not when the strategy is made: `train_and_evaluate` gets one in every task, and lets the
         servers serve.
         """
-        job, number = self._task.job, self._task.number
+        job, number = self._task.job, self._task.index
         if job == "ps":
             raise ClusterError(
                 f"Variable {names[0]!r} was made in a process that is ps {number} of its cluster."
@@ -103,10 +103,12 @@ class WorkerServers(Servers):
         with self._connecting:
             if not self._channels:
                 return
-            limit, name = get_settings().join_seconds, f"{self._task.job} {self._task.number}"
+            limit, name = get_settings().join_seconds, f"{self._task.job} {self._task.index}"
             named = {
                 f"ps {n} at {a}": channel
-                for n, (a, channel) in enumerate(zip(self._task.ps, self._channels, strict=True))
+                for n, (a, channel) in enumerate(
+                    zip(self._task.servers, self._channels, strict=True)
+                )
             }
             missing = call_as(name, wait_for_tasks, named, limit)
             if missing:
@@ -118,7 +120,7 @@ class WorkerServers(Servers):
                     "Start them: `jaxdist server` in each, or jaxdist.Server("
                     "resolver.cluster_spec(), resolver.task_type, resolver.task_id).join()."
                 )
-            for number, address in enumerate(self._task.ps):
+            for number, address in enumerate(self._task.servers):
                 found = self.links[number].call(Hello())
                 if found.task != f"ps:{number}":
                     raise make_wrong_task_error(address, f"ps:{number}", found.task)
@@ -135,7 +137,7 @@ class WorkerServers(Servers):
             waited = time.monotonic() - began
             if waited > limit:
                 raise DeadlineExceededError(
-                    f"{self._task.job} {self._task.number} waited {waited:.0f} s "
+                    f"{self._task.job} {self._task.index} waited {waited:.0f} s "
                     f"(JAXDIST_JOIN_SECONDS) for the chief to make {sorted(missing)[0]!r} on ps "
                     f"{place}.\n\n"
                     "Every worker makes the same variables in the same order, and the chief's "
@@ -147,7 +149,7 @@ class WorkerServers(Servers):
                 _LOG.warning(
                     "%s %d waits for the chief to make %s.",
                     self._task.job,
-                    self._task.number,
+                    self._task.index,
                     sorted(missing)[0],
                 )
             time.sleep(backoff.find_next())

@@ -10,14 +10,15 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxdist import _mesh, data
 from jaxdist._called import call_as, refuse
+from jaxdist._cluster import Task
 from jaxdist._devices import runtime
 from jaxdist._parameter_server.coordinator import read_wait_settings
+from jaxdist._parameter_server.strategy.cluster import read_own_task
 from jaxdist._parameter_server.strategy.local_link import Note
 from jaxdist._parameter_server.strategy.losses import LossReport
 from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
-from jaxdist._parameter_server.strategy.version_1.own_task import OwnTask, read_own_task
-from jaxdist._parameter_server.strategy.version_1.worker_extended import WorkerExtended
+from jaxdist._parameter_server.strategy.version_1.worker_extended import WorkerExtended, name_task
 from jaxdist._parameter_server.strategy.version_1.worker_servers import WorkerServers
 from jaxdist._parameter_server.strategy.worker_devices import find_worker_devices
 from jaxdist._program import RunOptions
@@ -42,7 +43,7 @@ class WorkerStrategy(ServerStrategy):
             environment (`cluster_resolver.choose_resolver`).
     """
 
-    _task: OwnTask | None
+    _task: Task | None
 
     def _set_up_worker(self, resolver: ClusterResolver | None) -> None:
         resolver = choose_resolver() if resolver is None else resolver
@@ -52,10 +53,10 @@ class WorkerStrategy(ServerStrategy):
         # restores from checkpoints.
         self._is_alone = task is None or task.job == "evaluator"
         self._has_servers = not self._is_alone
-        if task is None or self._is_alone or not task.is_local or task.index is None:
+        if task is None or self._is_alone or not task.is_local or task.number is None:
             devices = find_worker_devices(resolver)
         else:
-            devices = find_worker_devices(resolver, task.index, task.num_workers)
+            devices = find_worker_devices(resolver, task.number, len(task.training))
         layout = _mesh.build(devices)
         if task is None or self._is_alone:
             here = devices[0] if len(devices) == 1 else runtime.local_devices("cpu")[0]
@@ -72,7 +73,7 @@ class WorkerStrategy(ServerStrategy):
     @property
     def worker_number(self) -> int:
         """The number of this process among those that read input."""
-        return 0 if self._task is None else self._task.index or 0
+        return 0 if self._task is None else self._task.number or 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if not self._is_alone:
@@ -156,14 +157,14 @@ class WorkerStrategy(ServerStrategy):
                 "A worker reads one dataset, whose batches go to its replicas in turn.",
                 "Leave experimental_replication_mode out.",
             )
-        if task is None:
+        if task is None or self._is_alone:
             return dataset_fn
-        if task.index is None:
+        if task.number is None:
             raise ClusterError(
-                f"{name} was asked for input in {task.name}.\n\n"
+                f"{name} was asked for input in {name_task(task)}.\n\n"
                 "A parameter server holds variables; workers, the chief and the evaluator read "
                 "input.\n\n"
                 "Let this process run a server: jaxdist.Server(...).join()."
             )
-        context = data.InputContext(task.num_workers, task.index, self.num_replicas_in_sync)
+        context = data.InputContext(len(task.training), task.number, self.num_replicas_in_sync)
         return lambda _: dataset_fn(context)
