@@ -30,8 +30,7 @@ ROWS = [
         "hlo",
     },
     {"tpu", "cluster_resolver", "cost", "_launching"},
-    {"_cluster"},
-    {"_gpus", "_reports", "_resolve"},
+    {"_cluster", "_gpus", "_reports", "_resolve"},
     {"_values", "_collectives"},
     {"_replica"},
     {"_program", "data", "nn", "partition"},
@@ -47,7 +46,12 @@ ROWS = [
     {"cli"},
     {"__main__"},
 ]
-SIDEWAYS = {("_mesh", "_processes"), ("_collectives", "_values"), ("cluster_resolver", "tpu")}
+SIDEWAYS = {
+    ("_mesh", "_processes"),
+    ("_collectives", "_values"),
+    ("cluster_resolver", "tpu"),
+    ("_resolve", "_cluster"),
+}
 # Likewise inside `_program`, the largest room.
 PROGRAM = [
     {"jaxprs", "arguments"},
