@@ -3,12 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from jaxdist.cluster_resolver import (
-    ClusterResolver,
-    ClusterSpec,
-    find_own_task,
-    list_training_tasks,
-)
+from jaxdist import cluster_resolver
 
 # Note [Who this process is]
 # All that work with a cluster read it here, and each refuses what does not fit in its own words:
@@ -36,7 +31,7 @@ class Task:
         is_local: Whether all tasks are in this process.
     """
 
-    cluster: ClusterSpec
+    cluster: "cluster_resolver.ClusterSpec"
     job: str | None
     index: int | None
     training: Mapping[tuple[str, int], str]
@@ -83,20 +78,20 @@ class Task:
         return [self.cluster.task_address(job, index) for index in indices]
 
 
-def read_task(resolver: ClusterResolver) -> Task:
+def read_task(resolver: "cluster_resolver.ClusterResolver") -> Task:
     """Return which task this process is, as a resolver says; nothing is checked."""
     # Slurm's resolver knows its task only after this call.
     cluster = resolver.cluster_spec()
     is_local = getattr(resolver, "rpc_layer", None) == "local"
-    training = list_training_tasks(resolver)
+    training = cluster_resolver.list_training_tasks(resolver)
     return Task(cluster, resolver.task_type, resolver.task_id, training, is_local)
 
 
-def find_task(resolver: ClusterResolver) -> Task:
+def find_task(resolver: "cluster_resolver.ClusterResolver") -> Task:
     """Return which task this process is in a cluster of equal workers; job None for no cluster.
 
     Raises:
         ClusterError: As `cluster_resolver.find_own_task`.
     """
-    job, index = find_own_task(resolver) or (None, None)
+    job, index = cluster_resolver.find_own_task(resolver) or (None, None)
     return dataclasses.replace(read_task(resolver), job=job, index=index)

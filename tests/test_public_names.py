@@ -209,6 +209,7 @@ CLUSTER_RESOLVER = {
     "TPUClusterResolver",
     "UnionClusterResolver",
     "UnionResolver",
+    "ENVIRONMENTS",
     "choose_resolver",
     "choose_slurm_port",
     "describe_unused_sign",

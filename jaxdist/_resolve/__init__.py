@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from jaxdist._resolve.network import Network as Network
     from jaxdist._resolve.report import Report as Report
     from jaxdist._resolve.report import make_report as make_report
-    from jaxdist._resolve.sources import SOURCES as SOURCES
-    from jaxdist._resolve.sources import Options as Options
     from jaxdist._resolve.sources import choose_source as choose_source
     from jaxdist._resolve.sources import make_resolver as make_resolver
 

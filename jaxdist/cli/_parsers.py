@@ -6,7 +6,7 @@
 import argparse
 from pathlib import Path
 
-from jaxdist import _lint, _resolve, jobs
+from jaxdist import _lint, cluster_resolver, jobs
 from jaxdist.cli import _commands
 from jaxdist.cli._job_arguments import add_job_arguments, add_server_options
 
@@ -260,22 +260,19 @@ def add_resolve(
             "errors."
         ),
     )
+    environments = cluster_resolver.ENVIRONMENTS
     parser.add_argument(
-        "--from", dest="source", choices=_resolve.SOURCES, help="by default what is there"
+        "--from", dest="source", choices=tuple(environments), help="by default what is there"
     )
     parser.add_argument("--probe", action="store_true", help="connect to process 0, once")
     parser.add_argument("--task-type", metavar="JOB", help="the job of this process")
     parser.add_argument("--task-id", type=int, metavar="N", help="its number in the job")
-    parser.add_argument("--port", type=int, help="slurm, kubernetes, gce: the port of addresses")
-    pods = parser.add_argument_group("kubernetes")
-    pods.add_argument("--service", help="headless service of an indexed Job")
-    pods.add_argument("--processes", type=int, metavar="N", help="pods of an indexed Job or JobSet")
-    pods.add_argument("--processes-in-job", type=int, metavar="N", help="pods of each Job")
-    pods.add_argument("--label", action="append", default=[], help="list pods with this label")
-    pods.add_argument("--off-cluster", action="store_true", help="list pods from elsewhere")
-    group = parser.add_argument_group("gce")
-    for name in ("--project", "--zone", "--instance-group"):
-        group.add_argument(name)
+    with_port = ", ".join(name for name, one in environments.items() if one.has_port)
+    parser.add_argument("--port", type=int, help=f"{with_port}: the port of addresses")
+    for name, environment in environments.items():
+        group = parser.add_argument_group(name) if environment.options else parser
+        for option, keywords in environment.options.items():
+            group.add_argument(f"--{option.replace('_', '-')}", **keywords)
     parser.set_defaults(command=lambda arguments: _commands.show_resolved(arguments))
 
 

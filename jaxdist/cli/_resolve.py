@@ -7,8 +7,8 @@ import sys
 from rich.console import Console
 
 from jaxdist._reports import Table, as_text, find_screen_width
-from jaxdist._resolve import Network, Options, choose_source, make_report, make_resolver
-from jaxdist.cluster_resolver import find_source
+from jaxdist._resolve import Network, choose_source, make_report, make_resolver
+from jaxdist.cluster_resolver import ENVIRONMENTS, find_source
 
 
 def show_resolved(
@@ -21,20 +21,11 @@ def show_resolved(
     """
     console = console or Console(file=sys.stdout)
     source = arguments.source or choose_source(os.environ)
-    options = Options(
-        port=arguments.port,
-        labels=tuple(arguments.label),
-        is_off_cluster=arguments.off_cluster,
-        service=arguments.service,
-        processes=arguments.processes,
-        processes_in_job=arguments.processes_in_job,
-        project=arguments.project,
-        zone=arguments.zone,
-        instance_group=arguments.instance_group,
-        task_type=arguments.task_type,
-        task_id=arguments.task_id,
-    )
-    resolver = make_resolver(source, os.environ, options)
+    environment = ENVIRONMENTS[source]
+    names = [*environment.options, *(["port"] if environment.has_port else [])]
+    options = {name: getattr(arguments, name) for name in names}
+    task = arguments.task_type, arguments.task_id
+    resolver = make_resolver(source, os.environ, *task, **options)
     shown = source if arguments.source else _describe_source(source)
     report = make_report(shown, resolver, os.environ, network or Network(), probe=arguments.probe)
     parts: list[Table | str] = [

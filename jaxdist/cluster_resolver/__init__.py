@@ -6,6 +6,7 @@ from jaxdist._late import open_late as _open_late
 from jaxdist._not_there import explain_missing as _explain_missing
 
 if TYPE_CHECKING:
+    from jaxdist.cluster_resolver._chosen import ENVIRONMENTS as ENVIRONMENTS
     from jaxdist.cluster_resolver._chosen import choose_resolver as choose_resolver
     from jaxdist.cluster_resolver._chosen import choose_slurm_port as choose_slurm_port
     from jaxdist.cluster_resolver._chosen import describe_unused_sign as describe_unused_sign

@@ -10,7 +10,7 @@ import pytest
 
 import jaxdist
 from jaxdist import estimator, jobs
-from jaxdist._resolve import Network, Options, choose_source, make_report, make_resolver
+from jaxdist._resolve import Network, choose_source, make_report, make_resolver
 from jaxdist._strategies import multi_worker
 from jaxdist.cluster_resolver import describe_unused_sign, find_source
 from jaxdist.errors import ClusterError
@@ -134,7 +134,7 @@ def test_all_give_one_answer(
         assert found == ((count, index) if index is not None else (1, None))
 
     source = choose_source(environ)
-    resolver = make_resolver(source, environ, Options())
+    resolver = make_resolver(source, environ)
     said = dict(make_report(source, resolver, environ, _Unreached()).lines)["this process"]
     if index is not None:
         assert f"process {index} of {count}" in said

@@ -8,7 +8,6 @@ import pytest
 
 from jaxdist._resolve import (
     Network,
-    Options,
     Report,
     choose_source,
     make_report,
@@ -80,7 +79,7 @@ def _report(
     job, number = index if isinstance(index, tuple) else ("worker", index)
     config = {"cluster": cluster, "task": {"type": job, "index": number}}
     variables = {"TF_CONFIG": json.dumps(config)} | (environ or {})
-    resolver = make_resolver("tf_config", variables, Options())
+    resolver = make_resolver("tf_config", variables)
     return make_report("tf_config", resolver, variables, network or _Network(), **made)
 
 
@@ -124,7 +123,7 @@ def test_who_does_not_train_binds_nothing() -> None:
 
 
 def test_one_process_alone() -> None:
-    resolver = make_resolver("tf_config", {}, Options())
+    resolver = make_resolver("tf_config", {})
     report = make_report("tf_config", resolver, {}, _Network())
     assert report.lines == (("this process", "process 0 of 1: there is no cluster"),)
     assert report.exit_code == 0
@@ -325,12 +324,12 @@ def test_slurm_and_pods_are_read_from_the_environment() -> None:
         "SLURM_STEP_NODELIST": "h[0-1]",
         "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
     }
-    resolver = make_resolver("slurm", step, Options(port=7000))
+    resolver = make_resolver("slurm", step, port=7000)
     report = make_report("slurm", resolver, step, _Network())
     assert dict(report.lines)["this process"] == "worker 0, process 0 of 2, h0:7000"
     assert _texts(report) == []
     pod = {"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "train-1"}
-    resolver = make_resolver("kubernetes", pod, Options(service="svc", processes=2, task_id=0))
+    resolver = make_resolver("kubernetes", pod, service="svc", processes=2, task_id=0)
     lines = dict(make_report("kubernetes", resolver, pod, _Network()).lines)
     assert lines["this process"] == "worker 0, process 0 of 2, train-0.svc:8470"
 
@@ -338,16 +337,16 @@ def test_slurm_and_pods_are_read_from_the_environment() -> None:
 def test_hosts_of_a_tpu_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "h0,h1")
     monkeypatch.setenv("TPU_WORKER_ID", "0")
-    resolver = make_resolver("tpu", {}, Options(task_type="worker"))
+    resolver = make_resolver("tpu", {}, task_type="worker")
     lines = dict(make_report("tpu", resolver, {}, _Network()).lines)
     assert lines["this process"] == "worker 0, process 0 of 2, h0:8482"
 
 
 def test_an_instance_group_needs_its_place() -> None:
     with refused(ArgumentError, "--zone None", "--instance-group my-group"):
-        make_resolver("gce", {}, Options(project="p"))
+        make_resolver("gce", {}, project="p")
     with pytest.raises(ImportError, match="google-api-python-client"):
-        make_resolver("gce", {}, Options(project="p", zone="z", instance_group="g"))
+        make_resolver("gce", {}, project="p", zone="z", instance_group="g")
 
 
 def test_this_machine_sees_its_own_names_and_ports() -> None:

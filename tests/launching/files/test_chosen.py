@@ -6,7 +6,7 @@ import pytest
 
 from jaxdist._called import called
 from jaxdist._launching.environment import make_environments
-from jaxdist._resolve import Options, choose_source, make_resolver
+from jaxdist._resolve import choose_source, make_resolver
 from jaxdist.cluster_resolver import (
     SlurmClusterResolver,
     TFConfigClusterResolver,
@@ -45,7 +45,7 @@ def test_a_step_of_slurm_is_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None
     assert cluster.as_dict() == {"worker": [f"n1:{port}", f"n2:{port}"]}
     # `jaxdist resolve` shows the same.
     assert choose_source(dict(STEP)) == "slurm"
-    assert make_resolver("slurm", dict(STEP), Options()).cluster_spec() == cluster
+    assert make_resolver("slurm", dict(STEP)).cluster_spec() == cluster
 
 
 def test_a_restart_and_another_job_get_other_ports() -> None:
