@@ -17,14 +17,9 @@ if TYPE_CHECKING:
     from jaxdist._launching.command import Program as Program
     from jaxdist._launching.command import make_command as make_command
     from jaxdist._launching.ends import record_error as record_error
+    from jaxdist._launching.files import TARGETS as TARGETS
     from jaxdist._launching.files import Request as Request
     from jaxdist._launching.files import TaskRequest as TaskRequest
-    from jaxdist._launching.files import make_jobset as make_jobset
-    from jaxdist._launching.files import make_skypilot_task as make_skypilot_task
-    from jaxdist._launching.files import make_slurm_script as make_slurm_script
-    from jaxdist._launching.files import make_task_jobset as make_task_jobset
-    from jaxdist._launching.files import make_task_script as make_task_script
-    from jaxdist._launching.files import refuse_skypilot as refuse_skypilot
     from jaxdist._launching.job import Job as Job
     from jaxdist._launching.job import Outcome as Outcome
     from jaxdist._launching.job import launch as launch

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxdist._called import called, refuse
 from jaxdist._launching.files.request import Request
+from jaxdist._launching.files.tasks import TaskRequest
 from jaxdist._launching.files.text import write_yaml
 from jaxdist.errors import LaunchError
 
@@ -128,3 +129,23 @@ def _choose_gpus(request: Request) -> list[str]:
     count = request.devices_of_each
     first, last = f"$((place * {count}))", f"$((place * {count} + {count - 1}))"
     return [f"  export CUDA_VISIBLE_DEVICES=$(seq -s , {first} {last})"]
+
+
+@called(_CALLER)
+def refuse_tasks(request: TaskRequest) -> str:
+    """Raise an error: a SkyPilot task cannot describe such a job.
+
+    Raises:
+        LaunchError: Always.
+    """
+    counts = f"--ps {request.ps} --workers {request.workers}"
+    raise refuse(
+        LaunchError,
+        f"{counts}.",
+        "SkyPilot runs one command on each machine, and its task ends when all of them have "
+        "ended. Parameter servers and workers run until somebody ends them, and a machine does "
+        "not learn that the chief on another one has ended. One that is killed would start all "
+        "machines again.",
+        f"On one machine, let the command be: jaxdist launch {counts} ... . On several, start Ray "
+        f"in the task, and call on the first machine: jaxdist launch --on ray {counts} ...",
+    )

@@ -3,11 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
-from jaxdist._called import called, refuse
 from jaxdist._launching.files.request import Request
-from jaxdist.errors import LaunchError
 
-_CALLER = "jaxdist launch"
 # The extra `grpcio` of jaxdist installs these: tasks use gRPC.
 _PACKAGES = ("grpcio", "grpcio-health-checking", "flatbuffers")
 
@@ -50,23 +47,3 @@ class TaskRequest:
         return dataclasses.replace(
             part, arguments=arguments, file=None, is_training=False, name=name
         )
-
-
-@called(f"{_CALLER} --print skypilot")
-def refuse_skypilot(request: TaskRequest) -> str:
-    """Raise an error: a SkyPilot task cannot describe such a job.
-
-    Raises:
-        LaunchError: Always.
-    """
-    counts = f"--ps {request.ps} --workers {request.workers}"
-    raise refuse(
-        LaunchError,
-        f"{counts}.",
-        "SkyPilot runs one command on each machine, and its task ends when all of them have "
-        "ended. Parameter servers and workers run until somebody ends them, and a machine does "
-        "not learn that the chief on another one has ended. One that is killed would start all "
-        "machines again.",
-        f"On one machine, let the command be: {_CALLER} {counts} ... . On several, start Ray in "
-        f"the task, and call on the first machine: {_CALLER} --on ray {counts} ...",
-    )

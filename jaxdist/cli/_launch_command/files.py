@@ -1,34 +1,11 @@
 """`jaxdist launch --print`: prints a file that starts the same job on a cluster."""
 
 import argparse
-from collections.abc import Callable
 
 from jaxdist._called import called, refuse
-from jaxdist._launching import (
-    ClusterJob,
-    Program,
-    Request,
-    TaskRequest,
-    make_jobset,
-    make_skypilot_task,
-    make_slurm_script,
-    make_task_jobset,
-    make_task_script,
-    refuse_skypilot,
-    say,
-)
+from jaxdist._launching import TARGETS, ClusterJob, Program, Request, TaskRequest, say
 from jaxdist.errors import ArgumentError
 
-_MAKERS: dict[str, Callable[[Request], str]] = {
-    "jobset": make_jobset,
-    "slurm": make_slurm_script,
-    "skypilot": make_skypilot_task,
-}
-_TASK_MAKERS: dict[str, Callable[[TaskRequest], str]] = {
-    "jobset": make_task_jobset,
-    "slurm": make_task_script,
-    "skypilot": refuse_skypilot,
-}
 _OPTIONS = ("name", "gpu", "image", "install", "cpus", "memory", "hosts", "partition", "time")
 _ONLY_HERE = ("elastic", "report_seconds", "grace_seconds", "on")
 
@@ -39,7 +16,7 @@ def add_file_options(parser: argparse.ArgumentParser) -> None:
         "a file for a cluster", "--print starts nothing here; what follows it goes into the file"
     )
     group.add_argument(
-        "--print", dest="target", choices=tuple(_MAKERS), help="print a file that starts this job"
+        "--print", dest="target", choices=tuple(TARGETS), help="print a file that starts this job"
     )
     group.add_argument("--name", help="name of the job; that of the script if left out")
     group.add_argument(
@@ -84,7 +61,7 @@ def check_options(arguments: argparse.Namespace) -> None:
             ArgumentError,
             f"{given}, and no --print.",
             f"{option} goes into a file for a cluster.",
-            f"Add --print {' or --print '.join(_MAKERS)}, or leave out {option}.",
+            f"Add --print {' or --print '.join(TARGETS)}, or leave out {option}.",
         )
 
 
@@ -96,7 +73,7 @@ def print_file(arguments: argparse.Namespace, program: Program, count: int) -> i
         LaunchError: The file would not do what the options request.
     """
     request = _make_request(arguments, program, count)
-    print(_MAKERS[arguments.target](request), end="")
+    print(TARGETS[arguments.target].make(request), end="")
     _warn(arguments.target, request)
     return 0
 
@@ -121,7 +98,7 @@ def print_task_file(arguments: argparse.Namespace, program: Program, job: Cluste
     tasks = TaskRequest(
         request, job.server_command[1:], job.ps, job.workers, arguments.snapshot_directory
     )
-    print(_TASK_MAKERS[arguments.target](tasks), end="")
+    print(TARGETS[arguments.target].make_for_tasks(tasks), end="")
     _warn(arguments.target, request)
     return 0
 
@@ -139,7 +116,7 @@ def _make_request(arguments: argparse.Namespace, program: Program, count: int) -
 
 
 def _warn(target: str, request: Request) -> None:
-    if target != "slurm" and request.image is None and request.install is None:
+    if TARGETS[target].installs and request.image is None and request.install is None:
         say(
             f"the file installs {request.requirements[0]} from your package index. If it has no "
             "such release, pass --install with a source of jaxdist, or --image."
