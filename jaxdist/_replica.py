@@ -20,8 +20,10 @@ from jaxdist._values import (
     CallContext,
     DistributedValues,
     Handle,
-    Variable,
+    Stop,
     get_own_values,
+    is_variable,
+    stops,
 )
 from jaxdist.errors import ArgumentTypeError, ContextError
 
@@ -300,7 +302,7 @@ class ReplicaContext:
         chosen = communication.asked(options, experimental_hints)
         # Check before any communication, and also outside of a strategy, so that code that runs
         # there does not fail later in a step.
-        for path, leaf in jax.tree.flatten_with_path(value, is_leaf=_is_sparse)[0]:
+        for path, leaf in jax.tree.flatten_with_path(value, is_leaf=stops(Stop.SPARSE))[0]:
             _collectives.refuse_slices("value" + keystr(path), leaf)
         if not self._traced:
             return value
@@ -367,9 +369,7 @@ class ReplicaContext:
         def merge(given: Any, variables: Any) -> Any:
             if self._traced:
                 # A `Variable` is a pytree node, and must reach `merge_fn` as the same object.
-                given = jax.tree.map(
-                    self._as_handle, given, is_leaf=lambda x: isinstance(x, Variable)
-                )
+                given = jax.tree.map(self._as_handle, given, is_leaf=is_variable)
             with enter_frame(Frame(self._strategy, in_merge=self._traced, variables=variables)):
                 result = merge_fn(self._strategy, *given[0], **given[1])
             return get_own_values(result, self._layout)
@@ -410,7 +410,3 @@ class ReplicaContext:
 
     def __repr__(self) -> str:
         return f"ReplicaContext({type(self._strategy).__name__}, {self._layout.num_replicas})"
-
-
-def _is_sparse(x: Any) -> bool:
-    return _collectives.is_slices(x) or _collectives.is_sparse(x)

@@ -7,7 +7,7 @@ import jax
 from flax import nnx
 
 from jaxdist._typing import PyTree
-from jaxdist._values import Assignable
+from jaxdist._values import Assignable, Stop, is_nnx_object, stops
 
 
 def to_plain(state: PyTree) -> PyTree:
@@ -16,10 +16,10 @@ def to_plain(state: PyTree) -> PyTree:
     If several objects share an array, only the dict of the first object contains it.
     """
     units, treedef = _flatten_to_units(state)
-    objects = [x for x in units if _is_object(x)]
+    objects = [x for x in units if is_nnx_object(x)]
     dicts = iter(_get_dicts(objects))
     found = [
-        next(dicts) if _is_object(x) else x.read_value() if isinstance(x, Assignable) else x
+        next(dicts) if is_nnx_object(x) else x.read_value() if isinstance(x, Assignable) else x
         for x in units
     ]
     return jax.tree.unflatten(treedef, found)
@@ -28,15 +28,15 @@ def to_plain(state: PyTree) -> PyTree:
 def rebuild_objects(like: PyTree, restored: PyTree) -> PyTree:
     """Return `restored` with new NNX objects where `like` has NNX objects."""
     units, treedef = _flatten_to_units(like)
-    objects = [x for x in units if _is_object(x)]
+    objects = [x for x in units if is_nnx_object(x)]
     if not objects:
         return restored
     parts = treedef.flatten_up_to(restored)
     # Clones have their own variables, so `_fill` does not write into the objects of `like`.
     copies = nnx.clone(tuple(objects))
-    _fill(copies, [part for x, part in zip(units, parts, strict=True) if _is_object(x)])
+    _fill(copies, [part for x, part in zip(units, parts, strict=True) if is_nnx_object(x)])
     new = iter(copies)
-    found = [next(new) if _is_object(x) else part for x, part in zip(units, parts, strict=True)]
+    found = [next(new) if is_nnx_object(x) else part for x, part in zip(units, parts, strict=True)]
     return jax.tree.unflatten(treedef, found)
 
 
@@ -51,13 +51,13 @@ def put_into(target: PyTree, restored: PyTree) -> PyTree:
     units, treedef = _flatten_to_units(target)
     parts = treedef.flatten_up_to(restored)
     pairs = list(zip(units, parts, strict=True))
-    objects = tuple(x for x in units if _is_object(x))
+    objects = tuple(x for x in units if is_nnx_object(x))
     values = [(x, part, x.read_value()) for x, part in pairs if isinstance(x, Assignable)]
     before = _get_dicts(objects)
     # The assignment of a variable can fail (another shape, or Ctrl-C). `restore` promises to leave
     # the state unchanged then.
     try:
-        _fill(objects, [part for x, part in pairs if _is_object(x)])
+        _fill(objects, [part for x, part in pairs if is_nnx_object(x)])
         for variable, new, _ in values:
             variable.assign(new)
     except BaseException:
@@ -65,7 +65,7 @@ def put_into(target: PyTree, restored: PyTree) -> PyTree:
         for variable, _, old in values:
             variable.assign(old)
         raise
-    kept = [x if _is_object(x) or isinstance(x, Assignable) else part for x, part in pairs]
+    kept = [x if is_nnx_object(x) or isinstance(x, Assignable) else part for x, part in pairs]
     return jax.tree.unflatten(treedef, kept)
 
 
@@ -75,7 +75,7 @@ def find_plain_leaves(state: PyTree) -> list[str]:
     return [
         jax.tree_util.keystr(path)
         for path, x in units
-        if not (_is_object(x) or isinstance(x, Assignable))
+        if not (is_nnx_object(x) or isinstance(x, Assignable))
     ]
 
 
@@ -83,14 +83,9 @@ def _flatten_to_units(state: PyTree) -> tuple[list[Any], Any]:
     return jax.tree.flatten(state, is_leaf=_is_unit)
 
 
-def _is_unit(x: Any) -> bool:
-    # An `nnx.State` is a unit but not an object: `restore` returns a new state for it, as for any
-    # pytree, and does not write into its variables.
-    return _is_object(x) or isinstance(x, (Assignable, nnx.State))
-
-
-def _is_object(x: Any) -> bool:
-    return isinstance(x, (nnx.Pytree, nnx.Variable)) and not isinstance(x, nnx.State)
+# An `nnx.State` is a unit but not an object: `restore` returns a new state for it, as for any
+# pytree, and does not write into its variables.
+_is_unit = stops(Stop.SAVED)
 
 
 def _get_dicts(objects: Sequence[Any]) -> list[Any]:
@@ -100,7 +95,7 @@ def _get_dicts(objects: Sequence[Any]) -> list[Any]:
     plain = jax.tree.map(
         lambda x: x.read_value() if isinstance(x, Assignable) else x,
         found,
-        is_leaf=lambda x: isinstance(x, Assignable),
+        is_leaf=stops(Stop.ASSIGNABLE),
     )
     return [plain.get(i, {}) for i in range(len(objects))]
 

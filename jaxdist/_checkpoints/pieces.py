@@ -10,15 +10,15 @@ from jax.sharding import NamedSharding, Sharding
 
 from jaxdist._checkpoints.leaves import name_leaves
 from jaxdist._typing import PyTree
-from jaxdist._values import Sharded, from_state, is_sharded, pad_dim, put
+from jaxdist._values import Sharded, from_state, is_sharded, is_sharded_leaf, pad_dim, put
 
 
 def gather_whole_arrays(state: PyTree) -> PyTree:
     """Return the state with a whole array for each `Sharded` value, for saving."""
     return jax.tree.map(
-        lambda x: from_state(x).whole() if _is_sharded_value(x) else x,
+        lambda x: from_state(x).whole() if is_sharded_leaf(x) else x,
         state,
-        is_leaf=_is_sharded_value,
+        is_leaf=is_sharded_leaf,
     )
 
 
@@ -63,7 +63,3 @@ def cut_like(state: PyTree, like: PyTree) -> PyTree:
 
 def _get_layout(value: Sharded) -> Sharding | None:
     return getattr(value.array, "sharding", None)
-
-
-def _is_sharded_value(x: Any) -> bool:
-    return is_sharded(x) or is_sharded(from_state(x))

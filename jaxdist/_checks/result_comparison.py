@@ -5,14 +5,23 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 from jax.tree_util import keystr
 
 from jaxdist._called import called, refuse
 from jaxdist._checks.gradient_report import LeafComparison, compare, raise_noise_floor
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
-from jaxdist._values import Kind, PerReplica, Sharded, is_sharded, placement_of, put
+from jaxdist._values import (
+    Kind,
+    PerReplica,
+    Sharded,
+    Stop,
+    is_per_replica,
+    is_sharded,
+    placement_of,
+    put,
+    stops,
+)
 from jaxdist.errors import ArgumentError
 
 
@@ -140,7 +149,7 @@ def _pair_leaves(
     found: list[_Pair] = []
     rest: list[str] = []
     for (path, a), b, start in zip(flat, others, starts, strict=True):
-        if isinstance(a, PerReplica):
+        if is_per_replica(a):
             rest.append(name + keystr(path))
         elif is_number(a):
             found.append((name + keystr(path), start, np.asarray(a), np.asarray(b)))
@@ -170,7 +179,7 @@ def _count_scaled(leaves: Sequence[LeafComparison]) -> int:
 
 
 def _is_result(x: Any) -> bool:
-    return isinstance(x, PerReplica) or is_number(x)
+    return is_per_replica(x) or is_number(x)
 
 
 def is_number(x: Any) -> bool:
@@ -180,14 +189,8 @@ def is_number(x: Any) -> bool:
     return not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def is_per_replica(x: Any) -> bool:
-    """Whether `x` is a `PerReplica`."""
-    return isinstance(x, PerReplica)
-
-
-def is_argument_leaf(x: Any) -> bool:
-    """Whether `x` is a leaf when arguments are flattened."""
-    return isinstance(x, (PerReplica, nnx.Pytree))
+# Whether `x` is a leaf when arguments are flattened.
+is_argument_leaf = stops(Stop.COMPARED)
 
 
 def split_for_one_replica(tree: PyTree) -> PyTree:
@@ -195,7 +198,7 @@ def split_for_one_replica(tree: PyTree) -> PyTree:
     return jax.tree.map(
         lambda x: Sharded(np.asarray(x.whole()), *x.cut) if is_sharded(x) else x,
         tree,
-        is_leaf=_is_unit,
+        is_leaf=stops(Stop.GATHERED),
     )
 
 
@@ -204,9 +207,5 @@ def assemble_sharded(tree: PyTree, layout: ReplicaMesh) -> PyTree:
     return jax.tree.map(
         lambda x: put(x.whole(), layout.replicated) if is_sharded(x) else x,
         tree,
-        is_leaf=_is_unit,
+        is_leaf=stops(Stop.GATHERED),
     )
-
-
-def _is_unit(x: Any) -> bool:
-    return isinstance(x, (Sharded, PerReplica, nnx.Pytree))

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from jaxdist._collectives.across.kinds import ValueKind as ValueKind
     from jaxdist._collectives.across.kinds import check_count as check_count
     from jaxdist._collectives.across.kinds import find_kind as find_kind
-    from jaxdist._collectives.across.kinds import is_slices as is_slices
-    from jaxdist._collectives.across.kinds import is_sparse as is_sparse
     from jaxdist._collectives.across.plain import take_plain_array as take_plain_array
     from jaxdist._collectives.across.reduce import check_reducible as check_reducible
     from jaxdist._collectives.across.reduce import find_reduced_dims as find_reduced_dims

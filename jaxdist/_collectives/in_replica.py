@@ -34,6 +34,7 @@ from jaxdist._values import (
     Handle,
     PerReplica,
     Sharded,
+    Stop,
     close_containers,
     is_container,
     is_sharded,
@@ -41,6 +42,7 @@ from jaxdist._values import (
     mean_of_shares,
     open_containers,
     share_of_mean,
+    stops,
 )
 from jaxdist.errors import ContextError, ReplicaValueError, ShapeError
 
@@ -60,7 +62,7 @@ def all_reduce(
 
     `ops` is the `CrossDeviceOps` of the strategy. With None, XLA reduces.
     """
-    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_opaque_leaf)
+    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=stops(Stop.REDUCED_DENSE))
     # A `Sharded` is one array for all replicas, so it needs no communication. The other leaves are
     # reduced by a second call of this function, and are then merged back in order.
     pieces = [leaf if is_sharded(leaf) else None for _, leaf in leaves]
@@ -183,11 +185,6 @@ def _as_reducible(path: Any, leaf: Any) -> Any:
     return jnp.asarray(leaf)
 
 
-def _is_opaque_leaf(value: Any) -> bool:
-    """Whether the collective handles `value` itself instead of its leaves."""
-    return is_sharded(value) or isinstance(value, PerReplica)
-
-
 def _refuse_per_replica(name: str, leaf: Any) -> None:
     """Refuse a `PerReplica` in a step, where each replica passes its own value."""
     if isinstance(leaf, PerReplica):
@@ -218,9 +215,9 @@ def mean_over_replicas(array: jax.Array, axes: AxisNames) -> jax.Array:
 def all_gather(value: PyTree, axis: int, axes: AxisNames) -> PyTree:
     """Return every leaf of all replicas, concatenated on `axis` in replica order."""
     caller = name_call()
-    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_opaque_leaf)
+    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=stops(Stop.REDUCED_DENSE))
     if any(is_container(leaf) for _, leaf in leaves):
-        inner = open_containers(value, "value", is_leaf=_is_opaque_leaf)
+        inner = open_containers(value, "value", is_leaf=stops(Stop.REDUCED_DENSE))
         return close_containers(all_gather(inner, axis, axes))
     named = {"value" + jax.tree_util.keystr(path): leaf for path, leaf in leaves}
     for name, leaf in named.items():

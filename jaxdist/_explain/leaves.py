@@ -19,10 +19,13 @@ from jaxdist._values import (
     Kind,
     PerReplica,
     Sharded,
+    Stop,
     Variable,
+    is_optax_state,
     is_sharded,
     placement_of,
     sharded_placement,
+    stops,
 )
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
@@ -56,7 +59,7 @@ def collect_leaves(value: PyTree, layout: ReplicaMesh | None) -> list[Found]:
 
 def _iterate(value: PyTree) -> Iterator[tuple[str, str, str, Any]]:
     """Yield the name, the role, the use (see `Leaf`) and the value of each leaf."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_node)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=stops(Stop.NODES))
     for path, node in leaves:
         name = jax.tree_util.keystr(path)
         if isinstance(node, nnx.Pytree):
@@ -67,8 +70,8 @@ def _iterate(value: PyTree) -> Iterator[tuple[str, str, str, Any]]:
                 yield from _iterate_graph("/".join(filter(None, (name, prefix))), inside)
         elif is_keras_object(node):
             yield from _iterate_keras(name, node)
-        elif _is_optax_state(node):
-            inner, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=_is_value)
+        elif is_optax_state(node):
+            inner, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=stops(Stop.REPORTED))
             for more, leaf in inner:
                 full = f"{name}{jax.tree_util.keystr(more)}"
                 yield full, "optimizer", "optimizer", _unbox(leaf)
@@ -119,20 +122,6 @@ def _find_role(node: Any, path: tuple[Any, ...]) -> str:
     if isinstance(node, PerReplica):
         return "batch"
     return "parameters" if isinstance(node, nnx.Param) else "other"
-
-
-def _is_node(x: Any) -> bool:
-    return _is_value(x) or isinstance(x, nnx.Pytree) or _is_optax_state(x)
-
-
-def _is_value(x: Any) -> bool:
-    return isinstance(x, (nnx.Variable, PerReplica, Sharded, Variable))
-
-
-def _is_optax_state(x: Any) -> bool:
-    # The states of optax have no common base class.
-    is_named = isinstance(x, tuple) and hasattr(x, "_fields")
-    return is_named and type(x).__module__.split(".")[0] == "optax"
 
 
 def _unbox(node: Any) -> Any:

@@ -29,7 +29,7 @@ from jaxdist._keras.step import Step
 from jaxdist._keras.values.place import count_rows, is_whole, place_batch, place_state
 from jaxdist._program import EAGERLY, RunOptions, run_eagerly
 from jaxdist._replica import current_frame
-from jaxdist._values import PerReplica
+from jaxdist._values import is_per_replica
 from jaxdist.errors import ShapeError, StateDivergenceError
 
 _OPTIONS = RunOptions(donate_argnums=(0,))
@@ -94,7 +94,7 @@ class StepFunction:
             # Op by op, a result has the layout of its last operation.
             state = place_state(state, self._find_variables(), self._strategy.layout)
         if self._kind == "predict":
-            return [jax.tree.map(_join_rows, r, is_leaf=_is_per_replica) for r in results], state
+            return [jax.tree.map(_join_rows, r, is_leaf=is_per_replica) for r in results], state
         self._check_logs(results[-1])
         return results, state
 
@@ -209,10 +209,10 @@ class StepFunction:
         # A fast path for the usual logs: this runs at each step.
         if type(logs) is dict and all(isinstance(x, jax.Array) for x in logs.values()):
             return
-        if not any(map(_is_per_replica, jax.tree.leaves(logs, is_leaf=_is_per_replica))):
+        if not any(map(is_per_replica, jax.tree.leaves(logs, is_leaf=is_per_replica))):
             return
-        named = jax.tree_util.tree_flatten_with_path(logs, is_leaf=_is_per_replica)[0]
-        differ = [jax.tree_util.keystr(path) for path, x in named if _is_per_replica(x)]
+        named = jax.tree_util.tree_flatten_with_path(logs, is_leaf=is_per_replica)[0]
+        differ = [jax.tree_util.keystr(path) for path, x in named if is_per_replica(x)]
         raise StateDivergenceError(
             f"{self._kind}_step of the Keras model {name_of(self._model)!r} returned logs with a "
             f"different value on each of {self._strategy.num_replicas_in_sync} replicas: "
@@ -252,12 +252,8 @@ def _group(batches: list[Any]) -> Iterator[tuple[int, list[Any]]]:
         yield last[0], group
 
 
-def _is_per_replica(value: Any) -> bool:
-    return isinstance(value, PerReplica)
-
-
 def _join_rows(value: Any) -> Any:
     """Return the rows of all replicas as one array."""
-    if not isinstance(value, PerReplica):
+    if not is_per_replica(value):
         return value
     return np.concatenate([np.asarray(x) for x in value.values])

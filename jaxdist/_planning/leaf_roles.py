@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxdist._program import Signature
-from jaxdist._values import Kind
+from jaxdist._values import Kind, is_optax_state
 
 
 class Role(enum.Enum):
@@ -53,11 +53,5 @@ def _find_optax_numbers(signature: Signature) -> set[int]:
     """Return the numbers of the traced arguments that are inside a named tuple of optax."""
     slots = [s if isinstance(s, int) else -1 for s in signature.slots]
     whole = jax.tree.unflatten(signature.treedef, slots)
-    states = [x for x in jax.tree.leaves(whole, is_leaf=_is_optax_state) if _is_optax_state(x)]
+    states = [x for x in jax.tree.leaves(whole, is_leaf=is_optax_state) if is_optax_state(x)]
     return {number for number in jax.tree.leaves(states) if number >= 0}
-
-
-def _is_optax_state(x: Any) -> bool:
-    # The states of optax have no common base class; each is a named tuple in a module of optax.
-    is_tuple = isinstance(x, tuple) and hasattr(x, "_fields")
-    return is_tuple and type(x).__module__.split(".")[0] == "optax"

@@ -20,14 +20,14 @@ from jaxdist._values import (
     Kind,
     PerReplica,
     Sharded,
+    Stop,
     Variable,
     place_per_replica,
     placement_of,
     put,
+    stops,
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
-
-_LEAF_TYPES = (PerReplica, Sharded, Variable)
 
 
 def split(strategy: Any, value: PyTree, partition_dimensions: Any) -> PyTree:
@@ -170,7 +170,7 @@ def _map_leaves(function: Callable[[str, Any], Any], value: PyTree) -> PyTree:
             leaf.value() if isinstance(leaf, Variable) else leaf,
         ),
         value,
-        is_leaf=lambda x: isinstance(x, _LEAF_TYPES),
+        is_leaf=stops(Stop.LAID_OUT),
     )
 
 

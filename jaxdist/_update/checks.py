@@ -11,10 +11,10 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jaxdist._called import call_as, called, name_call, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
-from jaxdist._update.leaves import Leaves, is_array, is_sharded_leaf
+from jaxdist._update.leaves import Leaves, is_array
 from jaxdist._validate import as_array, format_lines, show
 from jaxdist._validate import is_array as is_jax_array
-from jaxdist._values import PerReplica, Sharded, from_state
+from jaxdist._values import Sharded, from_state, is_per_replica, is_sharded_leaf
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, JaxdistError, ShapeError
 
 _MOST_LISTED = 10
@@ -188,9 +188,9 @@ def check_arrays(name: str, tree: PyTree) -> None:
 
 def refuse_per_replica(name: str, tree: PyTree) -> None:
     """Raise an error if the pytree contains a `PerReplica`."""
-    flat = tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, PerReplica))[0]
+    flat = tree_flatten_with_path(tree, is_leaf=is_per_replica)[0]
     for path, leaf in flat:
-        if isinstance(leaf, PerReplica):
+        if is_per_replica(leaf):
             raise refuse(
                 ArgumentTypeError,
                 f"{name}{keystr(path)}={show(leaf)}.",

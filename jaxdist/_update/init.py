@@ -18,14 +18,15 @@ from jaxdist._update.values import Whole
 from jaxdist._values import (
     Cut,
     Sharded,
+    Stop,
     copy_if_writable,
     cut_and_place,
     is_of_this_process,
-    is_sharded,
     make_equal,
     pad_dim,
     placement_of,
     put,
+    stops,
     view_auto,
 )
 
@@ -108,7 +109,7 @@ def wrap_in_variables(state: PyTree, params: PyTree) -> PyTree:
     return jax.tree.map(
         lambda x: nnx.Variable(x) if isinstance(x, Sharded) else x,
         state,
-        is_leaf=lambda x: _is_variable(x) or is_sharded(x),
+        is_leaf=stops(Stop.ARRAYS_OF_NODES),
     )
 
 

@@ -11,7 +11,7 @@ from jax.tree_util import PyTreeDef, keystr
 from jaxdist._called import called
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_array
-from jaxdist._values import Sharded, from_state, is_sharded
+from jaxdist._values import Sharded, from_state, is_sharded_leaf
 
 # A marker that replaces an array. Other leaves may be any object, including None.
 ARRAY = object()
@@ -71,11 +71,6 @@ def _find_dtype(array: Any) -> Any:
     """Return the dtype of an array in JAX, which warns about NumPy's float64 from 0.12 on."""
     is_numpys = isinstance(array, (np.ndarray, np.generic))
     return jax.dtypes.canonicalize_dtype(array.dtype) if is_numpys else array.dtype
-
-
-def is_sharded_leaf(x: Any) -> bool:
-    """Whether `x` is a `Sharded` array, bare or in an NNX variable; for `is_leaf`."""
-    return is_sharded(x) or isinstance(from_state(x), Sharded)
 
 
 def is_array(leaf: Any) -> bool:

@@ -10,7 +10,19 @@ if TYPE_CHECKING:
     from jaxdist._values.access import get_call_context as get_call_context
     from jaxdist._values.arithmetic import Arithmetic as Arithmetic
     from jaxdist._values.indexed_slices import IndexedSlices as IndexedSlices
+    from jaxdist._values.indexed_slices import is_sparse as is_sparse
     from jaxdist._values.indexed_slices import make_arithmetic_error as make_arithmetic_error
+    from jaxdist._values.kinds import Stop as Stop
+    from jaxdist._values.kinds import as_held as as_held
+    from jaxdist._values.kinds import as_sharded as as_sharded
+    from jaxdist._values.kinds import has_padding as has_padding
+    from jaxdist._values.kinds import is_nnx_object as is_nnx_object
+    from jaxdist._values.kinds import is_optax_state as is_optax_state
+    from jaxdist._values.kinds import is_per_replica as is_per_replica
+    from jaxdist._values.kinds import is_slices as is_slices
+    from jaxdist._values.kinds import is_variable as is_variable
+    from jaxdist._values.kinds import list_arrays as list_arrays
+    from jaxdist._values.kinds import stops as stops
     from jaxdist._values.mean import divide_parts as divide_parts
     from jaxdist._values.mean import mean_dtype as mean_dtype
     from jaxdist._values.mean import mean_of_shares as mean_of_shares
@@ -45,6 +57,7 @@ if TYPE_CHECKING:
     from jaxdist._values.replicas.binding import use_binding as use_binding
     from jaxdist._values.replicas.distributed import DistributedValues as DistributedValues
     from jaxdist._values.replicas.handle import Handle as Handle
+    from jaxdist._values.replicas.handle import as_handles as as_handles
     from jaxdist._values.replicas.handle import get_own_value as get_own_value
     from jaxdist._values.replicas.handle import get_own_values as get_own_values
     from jaxdist._values.replicas.numbers import check_integers as check_integers
@@ -80,10 +93,8 @@ if TYPE_CHECKING:
     from jaxdist._values.sharded.layout import sharded_placement as sharded_placement
     from jaxdist._values.sharded.node import HeldPieces as HeldPieces
     from jaxdist._values.sharded.node import PiecesOfResult as PiecesOfResult
-    from jaxdist._values.sharded.node import as_held as as_held
-    from jaxdist._values.sharded.node import as_sharded as as_sharded
     from jaxdist._values.sharded.node import from_state as from_state
-    from jaxdist._values.sharded.node import list_arrays as list_arrays
+    from jaxdist._values.sharded.node import is_sharded_leaf as is_sharded_leaf
     from jaxdist._values.sharded.piece_marks import ELEMENTWISE as ELEMENTWISE
     from jaxdist._values.sharded.piece_marks import OPEN as OPEN
     from jaxdist._values.sharded.piece_marks import PIECE as PIECE

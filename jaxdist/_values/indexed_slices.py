@@ -1,5 +1,6 @@
 """`IndexedSlices`: some rows of an array."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -251,3 +252,16 @@ def _flatten_with_keys(slices: IndexedSlices) -> tuple[Any, Any]:
 
 
 register_pytree_with_keys(IndexedSlices, _flatten_with_keys, _rebuild, _flatten)
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether `value` is a sparse matrix of JAX, whose parts are leaves of pytrees."""
+    return _is_sparse_kind(type(value))
+
+
+# Every leaf of every collective is checked. The cache makes that one lookup of its type. The module
+# is compared by name, so that jaxdist need not import `jax.experimental.sparse`.
+@functools.lru_cache(maxsize=256)
+def _is_sparse_kind(kind: type) -> bool:
+    """Whether a type is one of `jax.experimental.sparse`."""
+    return kind.__module__.startswith("jax.experimental.sparse") and hasattr(kind, "todense")

@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 from jaxdist import _compat, _replica
 from jaxdist._called import called, refuse
 from jaxdist._validate import as_floating, check_has_arrays, check_instance, show
-from jaxdist._values import GATHERED, PerReplica, Sharded, gather_whole, is_sharded
+from jaxdist._values import GATHERED, PerReplica, Sharded, Stop, gather_whole, is_sharded, stops
 from jaxdist.errors import ArgumentTypeError
 
 T = TypeVar("T")
@@ -84,9 +84,7 @@ def gather(tree: T, *, dtype: Any = None) -> T:
         graphdef, state = nnx.split(x)
         return nnx.merge(graphdef, jax.tree.map(gather_leaf, state, is_leaf=is_sharded))
 
-    result: T = jax.tree.map(
-        gather_node, tree, is_leaf=lambda x: isinstance(x, (nnx.Pytree, Sharded, PerReplica))
-    )
+    result: T = jax.tree.map(gather_node, tree, is_leaf=stops(Stop.GATHERED))
     return result
 
 

@@ -13,7 +13,15 @@ from jaxdist import _compat
 from jaxdist._called import called, refuse
 from jaxdist._hooks import KERAS_VARIABLES
 from jaxdist._typing import PyTree
-from jaxdist._values import PerReplica, Sharded, Variable, is_sharded, refuse_ref
+from jaxdist._values import (
+    PerReplica,
+    Stop,
+    Variable,
+    is_optax_state,
+    is_sharded,
+    refuse_ref,
+    stops,
+)
 from jaxdist.errors import ArgumentTypeError
 from jaxdist.partition._resolve import Leaf
 
@@ -45,7 +53,7 @@ def collect_entries(
     may contain NNX and Keras objects, which are changed in place. A variable that two objects
     share is returned once.
     """
-    states, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_special_node)
+    states, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_node)
     entries: list[Entry] = []
     rebuilt: list[Any] = []
     seen: set[int] = set()
@@ -60,7 +68,7 @@ def collect_entries(
             )
         # Optax's named tuples mark optimizer state; a `TrainState` of Flax Linen keeps it in a
         # field `opt_state`.
-        in_optimizer = _is_optax_state(node) or "opt_state" in prefix.split("/")
+        in_optimizer = is_optax_state(node) or "opt_state" in prefix.split("/")
         if isinstance(node, nnx.Pytree):
             entries += _collect_from_graph(node, is_param, seen)
             rebuilt.append(lambda node=node: node)
@@ -163,19 +171,8 @@ def _unbox(value: Any) -> tuple[Any, tuple[str | None, ...] | None]:
     return value, None
 
 
-# Pytree nodes that `place` treats as one array.
-def _is_array_node(x: Any) -> bool:
-    return isinstance(x, (Sharded, Partitioned, nnx.Variable))
-
-
-def _is_special_node(x: Any) -> bool:
-    nodes = (nnx.Pytree, PerReplica, Variable)
-    return isinstance(x, nodes) or _is_array_node(x) or _is_optax_state(x)
-
-
-def _is_optax_state(x: Any) -> bool:
-    is_named = isinstance(x, tuple) and hasattr(x, "_fields")
-    return is_named and type(x).__module__.split(".")[0] == "optax"
+_is_node = stops(Stop.NODES, Partitioned)
+_is_array_node = stops(Stop.ARRAYS_OF_NODES, Partitioned)
 
 
 def _is_array(value: Any) -> bool:

@@ -24,6 +24,7 @@ from jaxdist._validate import (
     is_array,
     show,
 )
+from jaxdist._values import is_nnx_object
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 S = TypeVar("S")
@@ -184,19 +185,13 @@ def multi_step(
 # caller's module after the scan. `nnx.scan` would need to know which arguments are modules, and
 # these functions accept any pytree.
 
-_MODULES = (nnx.Pytree, nnx.Variable)
-
-
-def _is_module(value: Any) -> bool:
-    return isinstance(value, _MODULES)
-
 
 def _split_modules(tree: PyTree) -> tuple[Any, Any]:
     """Return the graph of the modules in `tree`, and the values that a scan can carry.
 
     See Note [Modules in a scan]. The graph is None if `tree` has no modules.
     """
-    if not any(map(_is_module, jax.tree.leaves(tree, is_leaf=_is_module))):
+    if not any(map(is_nnx_object, jax.tree.leaves(tree, is_leaf=is_nnx_object))):
         return None, tree
     return nnx.split(tree)
 
@@ -224,7 +219,7 @@ def _write_back(tree: PyTree, graph: Any, carried: Any) -> Any:
     nnx.update(tree, carried)
     after = nnx.merge(graph, carried)
     return jax.tree.map(
-        lambda old, new: old if _is_module(old) else new, tree, after, is_leaf=_is_module
+        lambda old, new: old if is_nnx_object(old) else new, tree, after, is_leaf=is_nnx_object
     )
 
 

@@ -15,7 +15,11 @@ from jaxdist._compat import is_ready
 from jaxdist._devices import runtime
 from jaxdist._typing import PyTree
 from jaxdist._validate import show
-from jaxdist._values import Variable, VariableSynchronization, from_state, is_sharded
+from jaxdist._values import (
+    VariableSynchronization,
+    is_sharded_leaf,
+    is_variable,
+)
 from jaxdist.errors import ArgumentTypeError
 
 Notes = Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
@@ -136,12 +140,12 @@ def _list_own_copies(state: PyTree) -> dict[str, Any]:
         NoCopyError: A part of the state exists only in other processes.
     """
     # Each process holds its own sums of an `ON_READ` variable, and reading it takes a collective.
-    for leaf in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Variable)):
-        if isinstance(leaf, Variable) and leaf.synchronization is VariableSynchronization.ON_READ:
+    for leaf in jax.tree.leaves(state, is_leaf=is_variable):
+        if is_variable(leaf) and leaf.synchronization is VariableSynchronization.ON_READ:
             raise NoCopyError("a variable has a value of its own on each replica (ON_READ)")
     plain = to_plain(state)
-    for leaf in jax.tree.leaves(plain, is_leaf=_is_in_pieces):
-        if _is_in_pieces(leaf):
+    for leaf in jax.tree.leaves(plain, is_leaf=is_sharded_leaf):
+        if is_sharded_leaf(leaf):
             raise NoCopyError("the state is in pieces, of which this process has only its own")
     found: dict[str, Any] = {}
     for name, leaf in name_leaves(jax.tree.map(_take_own, plain)).items():
@@ -149,10 +153,6 @@ def _list_own_copies(state: PyTree) -> dict[str, Any]:
             raise NoCopyError(f"{name} is in pieces, of which this process has only its own")
         found[name] = leaf if isinstance(leaf, jax.Array) else np.array(leaf)
     return found
-
-
-def _is_in_pieces(leaf: Any) -> bool:
-    return is_sharded(leaf) or is_sharded(from_state(leaf))
 
 
 def _take_own(leaf: Any) -> Any:

@@ -9,7 +9,6 @@ a merge function and of the user's `CrossDeviceOps`. No other code asks a leaf f
 
 import dataclasses
 import enum
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -122,21 +121,3 @@ def check_count(name: str, values: Sequence[Any], layout: ReplicaMesh) -> None:
             "A PerReplica has one value for each replica of the strategy that made it.",
             "Use the strategy that made the value.",
         )
-
-
-def is_slices(value: Any) -> bool:
-    """Whether `value` is `IndexedSlices`, so that flattening keeps rows and indices together."""
-    return isinstance(value, IndexedSlices)
-
-
-def is_sparse(value: Any) -> bool:
-    """Whether `value` is a sparse matrix of JAX, whose parts are leaves of pytrees."""
-    return _is_sparse_kind(type(value))
-
-
-# Every leaf of every collective is checked. The cache makes that one lookup of its type. The module
-# is compared by name, so that jaxdist need not import `jax.experimental.sparse`.
-@functools.lru_cache(maxsize=256)
-def _is_sparse_kind(kind: type) -> bool:
-    """Whether a type is one of `jax.experimental.sparse`."""
-    return kind.__module__.startswith("jax.experimental.sparse") and hasattr(kind, "todense")

@@ -3,8 +3,7 @@
 from typing import Any
 
 from jaxdist._called import refuse
-from jaxdist._collectives.across.kinds import is_slices, is_sparse
-from jaxdist._values import IndexedSlices, PerReplica
+from jaxdist._values import PerReplica, is_slices, is_sparse
 from jaxdist.errors import UnsupportedError
 
 
@@ -12,7 +11,7 @@ def join_slices(value: Any) -> Any:
     """Return `IndexedSlices` of per-replica parts, if a `PerReplica` has slices on each replica."""
     if isinstance(value, PerReplica) and not value.is_global:
         parts = value.values
-        if all(isinstance(p, IndexedSlices) for p in parts):
+        if all(is_slices(p) for p in parts):
             first = parts[0]
             return first.with_parts(
                 PerReplica([p.values for p in parts]), PerReplica([p.indices for p in parts])

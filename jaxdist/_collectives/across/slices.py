@@ -12,8 +12,6 @@ from jaxdist._collectives.across.kinds import (
     Function,
     Request,
     ValueKind,
-    is_slices,
-    is_sparse,
 )
 from jaxdist._collectives.across.reduce import (
     reduce_list,
@@ -32,13 +30,15 @@ from jaxdist._values import (
     IndexedSlices,
     Kind,
     PerReplica,
+    Stop,
     close_containers,
     divide_parts,
     is_container,
     is_mirrored,
-    is_sharded,
+    is_slices,
     open_containers,
     placement_of,
+    stops,
 )
 from jaxdist.errors import ArgumentTypeError
 
@@ -90,9 +90,9 @@ def all_reduce_tree(
     ops: Any = None,
 ) -> PyTree:
     """Return the all-reduce of a pytree that may have `IndexedSlices`."""
-    leaves, treedef = jax.tree.flatten(value, is_leaf=_is_opaque_leaf)
+    leaves, treedef = jax.tree.flatten(value, is_leaf=stops(Stop.REDUCED_IN_STEP))
     if any(map(is_container, leaves)):
-        inner = open_containers(value, "value", is_leaf=_is_opaque_leaf)
+        inner = open_containers(value, "value", is_leaf=stops(Stop.REDUCED_IN_STEP))
         return close_containers(all_reduce_tree(op, inner, layout, options, ops))
     for leaf in leaves:
         refuse_sparse(leaf)
@@ -117,11 +117,6 @@ def reduce_tree_of_one(op: ReduceOp, value: PyTree) -> PyTree:
         return leaf.with_parts(reduce_one_value(op, leaf.values), leaf.indices)
 
     return jax.tree.map(reduce, value, is_leaf=is_slices)
-
-
-def _is_opaque_leaf(x: Any) -> bool:
-    """Whether the collective handles `x` itself instead of its leaves."""
-    return is_slices(x) or is_sharded(x) or is_sparse(x)
 
 
 def _is_distributed(value: Any, layout: ReplicaMesh) -> bool:

@@ -25,7 +25,7 @@ from jaxdist._collectives.options.hints import read_options
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.options.reduce_op import ReduceOp, reduce_op
 from jaxdist._validate import show
-from jaxdist._values import Handle, IndexedSlices, PerReplica
+from jaxdist._values import Handle, IndexedSlices, PerReplica, is_per_replica
 from jaxdist.errors import ArgumentError, ReplicaValueError, UnsupportedError
 
 
@@ -215,7 +215,7 @@ class CrossDeviceOps:
             `tf.distribute.CrossDeviceOps.broadcast`.
         """
         find_target(destinations, None)
-        leaves = jax.tree.flatten_with_path(tensor, is_leaf=lambda x: isinstance(x, PerReplica))[0]
+        leaves = jax.tree.flatten_with_path(tensor, is_leaf=is_per_replica)[0]
         for path, leaf in leaves:
             _check_one("tensor" + jax.tree_util.keystr(path), leaf)
         result = self.broadcast_implementation(tensor, destinations)

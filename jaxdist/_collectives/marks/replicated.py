@@ -9,7 +9,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxdist._called import called, refuse
 from jaxdist._validate import as_arrays, show
-from jaxdist._values import PerReplica
+from jaxdist._values import is_per_replica
 from jaxdist.errors import ArgumentTypeError
 
 T = TypeVar("T")
@@ -34,11 +34,6 @@ def make_mark(
 ASSUME_REPLICATED = make_mark("jaxdist_assume_replicated")
 # The analysis runs after the trace is complete, so the requirement is an operation of the trace.
 REQUIRE_REPLICATED = make_mark("jaxdist_require_replicated")
-
-
-def _is_per_replica(value: Any) -> bool:
-    """Whether a value is a `PerReplica`."""
-    return isinstance(value, PerReplica)
 
 
 @called("assume_replicated")
@@ -70,7 +65,7 @@ def assume_replicated(value: T) -> T:
         3.0
     """
 
-    if any(isinstance(x, PerReplica) for x in jax.tree.leaves(value, is_leaf=_is_per_replica)):
+    if any(map(is_per_replica, jax.tree.leaves(value, is_leaf=is_per_replica))):
         raise refuse(
             ArgumentTypeError,
             f"value={show(value)}.",

@@ -21,11 +21,13 @@ from jaxdist._values import (
     HeldPieces,
     PerReplica,
     Sharded,
+    Stop,
     explain_too_large,
     is_container,
     list_arrays,
     open_containers,
     refuse_leaked,
+    stops,
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
@@ -119,9 +121,13 @@ class Flat:
         return tuple(names[i] for i in range(len(names)))
 
 
-def is_unit(x: Any) -> bool:
-    """Whether flattening stops at `x`. Per-replica values, variables and NNX objects stay whole."""
-    return isinstance(x, (PerReplica, Sharded, HeldPieces, Assignable, nnx.Pytree, Static))
+def is_static(x: Any) -> bool:
+    """Whether a leaf is a part of the program; flattening stops there."""
+    return isinstance(x, Static)
+
+
+# Whether flattening the arguments of a call stops at a value.
+is_unit = stops(Stop.ARGUMENTS, Static)
 
 
 def flatten(

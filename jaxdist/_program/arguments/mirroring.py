@@ -8,8 +8,8 @@ import jax
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.arguments.arguments import is_unit
-from jaxdist._values import put
+from jaxdist._program.arguments.arguments import Static
+from jaxdist._values import Stop, put, stops
 
 
 def is_elsewhere(leaf: Any, layout: ReplicaMesh) -> bool:
@@ -79,9 +79,8 @@ class Donated:
         self.value = value
 
 
-def _is_whole(x: Any) -> bool:
-    # A step updates NNX objects and variables in place, so they must not be copied.
-    return is_unit(x) or isinstance(x, Donated)
+# A step updates NNX objects and variables in place, so they must not be copied.
+_is_whole = stops(Stop.ARGUMENTS, Static, Donated)
 
 
 def mirror_arguments(

@@ -20,6 +20,8 @@ from jaxdist.errors import ArgumentTypeError
 _MOST = 5_000
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), type, types.ModuleType)
 _VIEWS = (KeysView, ValuesView, ItemsView)
+# Iterators, and views of a dict: JAX warns where these are leaves.
+ITERABLE_LEAVES = (Iterator, *_VIEWS)
 _LIBRARIES = frozenset({"jax", "jaxlib", "jaxdist", "numpy", "ml_dtypes", "optax"})
 
 
@@ -38,8 +40,8 @@ def find_array(value: Any) -> str | None:
 
 
 def is_iterable_leaf(value: Any) -> bool:
-    """Whether a value is an iterator, or a view of a dict: JAX warns where these are leaves."""
-    return isinstance(value, (Iterator, *_VIEWS))
+    """Whether a value is an iterator, or a view of a dict."""
+    return isinstance(value, ITERABLE_LEAVES)
 
 
 def ends_after_one_reading(value: Any) -> bool:

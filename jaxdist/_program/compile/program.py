@@ -14,7 +14,7 @@ from jaxdist._called import called
 from jaxdist._collectives import TraceNotes
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import report, virtual
-from jaxdist._program.arguments.arguments import Static
+from jaxdist._program.arguments.arguments import Static, is_static
 from jaxdist._program.arguments.compiler_options import (
     CompilerOptions,
     add_options,
@@ -167,7 +167,7 @@ class Program:
             shared = self.layout.replicas_per_place
             return hold_global(number, scalars=out.shape == (), replicas_per_shard=shared)
 
-        result = jax.tree.map(node, self.traced.template, is_leaf=lambda x: isinstance(x, Static))
+        result = jax.tree.map(node, self.traced.template, is_leaf=is_static)
         result = rebuild_on_unflatten(result, Static)
         state = [
             PiecesOfResult(i, o.cut) if o.cut else i for i, o in enumerate(self.outputs[:count])

@@ -11,7 +11,7 @@ import jax
 from jaxdist import _compat
 from jaxdist._processes import get_agreement
 from jaxdist._program.arguments.arguments import Flat, Static
-from jaxdist._values import BatchSource, PerReplica
+from jaxdist._values import BatchSource, PerReplica, is_per_replica
 from jaxdist.errors import ContextError, InputContextError, OutOfRangeError
 
 # A function that takes more batches in one call contains a loop over the data. JAX would unroll it.
@@ -119,7 +119,7 @@ class Draws:
         taken.append(batch)
         self._after[number].append(self._sources[number].position())
         # The caller then runs the Python function, whose steps can be uneven.
-        if any(map(is_uneven, jax.tree.leaves(batch, is_leaf=_is_per_replica))):
+        if any(map(is_uneven, jax.tree.leaves(batch, is_leaf=is_per_replica))):
             raise UnevenBatchError
 
     def _refuse(self) -> NoReturn:
@@ -174,10 +174,6 @@ def shapes_of(values: Any) -> tuple[Any, ...]:
     """Return the structure, shapes and dtypes of a pytree of arrays."""
     leaves, treedef = jax.tree.flatten(values)
     return treedef, tuple((jax.numpy.shape(x), jax.numpy.result_type(x)) for x in leaves)
-
-
-def _is_per_replica(x: Any) -> bool:
-    return isinstance(x, PerReplica)
 
 
 def is_uneven(leaf: Any) -> bool:

@@ -13,9 +13,8 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxdist import _compat
 from jaxdist._called import called
 from jaxdist._integers import check_fits
-from jaxdist._program.arguments.arguments import Static, VariableItself, is_unit, unflatten
-from jaxdist._program.arguments.opaque import is_iterable_leaf
-from jaxdist._program.arguments.padding import has_padding
+from jaxdist._program.arguments.arguments import Static, VariableItself, unflatten
+from jaxdist._program.arguments.opaque import ITERABLE_LEAVES, is_iterable_leaf
 from jaxdist._program.functions.bound_variables import BatchLeaf, BoundVariables
 from jaxdist._program.functions.call import FunctionCall
 from jaxdist._program.functions.draws import Draws
@@ -27,13 +26,16 @@ from jaxdist._program.trace.step_errors import check_operands, explain_row_numbe
 from jaxdist._program.trace.trace import check_result, open_result, refused_result_message
 from jaxdist._values import (
     Assignable,
+    Stop,
     Variable,
     as_held,
     as_sharded,
     copy_steps_ahead,
+    has_padding,
     is_leaked,
     rebuild_on_unflatten,
     refuse_ref,
+    stops,
     use_binding,
 )
 from jaxdist.errors import ArgumentTypeError
@@ -185,9 +187,5 @@ def _check_result(result: Any) -> Any:
     )
 
 
-def _is_read_whole(x: Any) -> bool:
-    return is_unit(x) or is_iterable_leaf(x)
-
-
-def _is_whole(x: Any) -> bool:
-    return isinstance(x, (nnx.Module, nnx.Optimizer, Assignable)) or is_iterable_leaf(x)
+_is_read_whole = stops(Stop.ARGUMENTS, Static, *ITERABLE_LEAVES)
+_is_whole = stops(Stop.RESULTS_OF_FUNCTIONS, *ITERABLE_LEAVES)

@@ -11,8 +11,9 @@ from flax import nnx
 from flax.errors import TraceContextError
 
 from jaxdist._collectives import make_mark
-from jaxdist._program.nnx.closures import find_closure_values, is_nnx_object
+from jaxdist._program.nnx.closures import find_closure_values
 from jaxdist._program.nnx.graph import split_objects
+from jaxdist._values import is_nnx_object
 from jaxdist.errors import ArgumentTypeError, ContextError
 
 

@@ -17,7 +17,13 @@ from jaxdist import _compat
 from jaxdist._program.arguments.arguments import argument_name
 from jaxdist._program.arguments.retrace import source_location
 from jaxdist._program.nnx.graph import path_suffix
-from jaxdist._values import Assignable, Sharded, list_arrays, make_leak_error
+from jaxdist._values import (
+    Stop,
+    is_nnx_object,
+    list_arrays,
+    make_leak_error,
+    stops,
+)
 from jaxdist.errors import ArgumentTypeError, ContextError
 
 # How deep the search follows functions that a step calls.
@@ -181,11 +187,6 @@ def leak_error(fn: Any, dead: Any) -> ContextError:
     return make_leak_error(f"The step at {source_location(fn)} uses{where} ", dead)
 
 
-def is_nnx_object(value: Any) -> bool:
-    """Whether a value is a module or a variable of NNX."""
-    return isinstance(value, (nnx.Pytree, nnx.Variable))
-
-
 def _holds_nnx_object(value: Any) -> bool:
     """Whether a value is an NNX object, or a container with one."""
     if not isinstance(value, (dict, list, tuple)):
@@ -232,7 +233,9 @@ Found = list[tuple[str, nnx.Variable[Any], Any]]
 
 def find_bare_variables(args: Any, kwargs: Any) -> Found:
     """Return name, variable and value of each variable that is in no module and no `nnx.State`."""
-    leaves = jax.tree_util.tree_flatten_with_path((args, kwargs), is_leaf=_is_whole)[0]
+    leaves = jax.tree_util.tree_flatten_with_path(
+        (args, kwargs), is_leaf=stops(Stop.BARE_VARIABLES)
+    )[0]
     return [
         (argument_name(path), leaf, _compat.get_held(leaf))
         for path, leaf in leaves
@@ -260,7 +263,3 @@ def check_no_write_is_lost(found: Found, result: Any) -> None:
                 "place, and what it wrote would be lost.\n\n"
                 "Pass the module that holds it, or nnx.Dict(value=variable); or return the value."
             )
-
-
-def _is_whole(x: Any) -> bool:
-    return isinstance(x, (nnx.Variable, nnx.State, nnx.Pytree, Sharded, Assignable))

@@ -22,7 +22,7 @@ from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
 from jaxdist._program.nnx.closures import iterate_cells
 from jaxdist._program.uneven.joined_ops import is_equal
 from jaxdist._program.variables.step_variables import Lifting
-from jaxdist._values import Variable
+from jaxdist._values import Variable, is_variable
 
 # The functions of a closure may have closures of their own; deeper ones are not searched.
 MAX_DEPTH = 4
@@ -82,8 +82,8 @@ class ClosureArray(int):
 
 def make_merge_call(fn: Callable[..., Any], given: Any) -> tuple[MergeCall, list[Any], list[Any]]:
     """Return the `MergeCall` of a replica, the arrays it passes, and the arrays of its closure."""
-    leaves, treedef = jax.tree.flatten(given, is_leaf=_is_variable)
-    reached = jax.tree.leaves(list(_iterate_closure(fn, MAX_DEPTH)), is_leaf=_is_variable)
+    leaves, treedef = jax.tree.flatten(given, is_leaf=is_variable)
+    reached = jax.tree.leaves(list(_iterate_closure(fn, MAX_DEPTH)), is_leaf=is_variable)
     every = [*leaves, *reached]
     seen = [jax.typeof(x) if _is_array(x) else x for x in every]
     arrays = [x for x in leaves if _is_array(x)]
@@ -95,7 +95,7 @@ def trace_merge(
     merged: Callable[..., Any], given: Any, reached: Sequence[Any], layout: Any
 ) -> MergeTrace | None:
     """Trace the merge function; return None if it uses values that its closure does not show."""
-    leaves, treedef = jax.tree.flatten(given, is_leaf=_is_variable)
+    leaves, treedef = jax.tree.flatten(given, is_leaf=is_variable)
     arrays = [x for x in leaves if _is_array(x)]
     access = Lifting(layout).begin()
     made: list[Any] = []
@@ -107,7 +107,7 @@ def trace_merge(
         with access.body():
             result = merged(filled, access)
             marked = jax.tree.map(
-                lambda x: x if _is_array(x) else Static(x), result, is_leaf=_is_variable
+                lambda x: x if _is_array(x) else Static(x), result, is_leaf=is_variable
             )
             found, out = jax.tree.flatten(marked)
             made.append(out)
@@ -137,11 +137,7 @@ def _get_aval(array: Any) -> jax.ShapeDtypeStruct:
 
 
 def _is_array(x: Any) -> bool:
-    return hasattr(x, "dtype") and hasattr(x, "shape") and not isinstance(x, Variable)
-
-
-def _is_variable(x: Any) -> bool:
-    return isinstance(x, Variable)
+    return hasattr(x, "dtype") and hasattr(x, "shape") and not is_variable(x)
 
 
 def _iterate_closure(fn: Any, depth: int) -> Iterator[Any]:

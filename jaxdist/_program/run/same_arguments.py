@@ -23,7 +23,13 @@ from jaxdist import _processes
 from jaxdist._called import called
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.run.call import Call
-from jaxdist._values import MOST_BYTES, PerReplica, digest, is_of_this_process, make_equal
+from jaxdist._values import (
+    MOST_BYTES,
+    digest,
+    is_of_this_process,
+    is_per_replica,
+    make_equal,
+)
 from jaxdist.errors import ProgramMismatchError
 
 _EVERY = 64
@@ -129,12 +135,8 @@ class LaterCalls:
             )
 
 
-def _is_per_replica(x: Any) -> bool:
-    return isinstance(x, PerReplica)
-
-
 def _digest_plain(name: str, args: Any, kwargs: Any) -> dict[str, str]:
-    leaves, _ = jax.tree_util.tree_flatten_with_path((args, kwargs), is_leaf=_is_per_replica)
+    leaves, _ = jax.tree_util.tree_flatten_with_path((args, kwargs), is_leaf=is_per_replica)
     found = {f"the step {name}": ""}
     for path, leaf in leaves:
         # Results of steps are on all devices, and not of this process.

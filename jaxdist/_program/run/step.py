@@ -47,7 +47,6 @@ from jaxdist._program.arguments.compiler_options import (
 from jaxdist._program.arguments.deleted import deleted_arguments_error, find_deleted_arguments
 from jaxdist._program.arguments.exact import dispatch_by_structure
 from jaxdist._program.arguments.mirroring import MirrorCache, has_arrays_elsewhere, mirror_arguments
-from jaxdist._program.arguments.padding import has_padding
 from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile.program import Program
 from jaxdist._program.nnx.graph_cache import GraphCache
@@ -71,7 +70,7 @@ from jaxdist._program.run.whole_batches import WholeBatches, find_in_program
 from jaxdist._program.state.no_rows import rows_of
 from jaxdist._program.variables.lift import LiftedVariables
 from jaxdist._replica import HasLayout
-from jaxdist._values import as_held
+from jaxdist._values import as_held, has_padding
 from jaxdist.errors import NotFiniteError
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxdist._program.arguments.arguments import Static, unflatten
+from jaxdist._program.arguments.arguments import is_static, unflatten
 from jaxdist._program.trace.trace import Argument, Signature, TracedStep
 from jaxdist._values import open_containers
 
@@ -65,11 +65,6 @@ def _holds_numbers(container: Any) -> bool:
     # A container without traced leaves is static, and results cannot continue it.
     values = container.values() if isinstance(container, Mapping) else container
     return any(type(x) is Argument for x in jax.tree.leaves(list(values)))
-
-
-def is_static(x: Any) -> bool:
-    """Whether a leaf is a part of the program; flattening stops there."""
-    return isinstance(x, Static)
 
 
 def _can_be_carried(

@@ -22,11 +22,11 @@ from jaxdist._program.arguments.arguments import Static, explain_ref, unflatten
 from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._program.arguments.leaf_names import LeafNames, find_function_with_source, leaf_names
 from jaxdist._program.arguments.opaque import (
+    ITERABLE_LEAVES,
     ends_after_one_reading,
     find_array,
     find_tracer,
     hidden_tracer_message,
-    is_iterable_leaf,
 )
 from jaxdist._program.nnx import closures, graph_rules
 from jaxdist._program.nnx.graph import GraphShape
@@ -52,15 +52,16 @@ from jaxdist._program.trace.step_errors import (
 from jaxdist._replica import Frame, HasLayout, ReplicaContext, enter_frame
 from jaxdist._validate import as_array, check_keys
 from jaxdist._values import (
-    Assignable,
     Cut,
     PerReplica,
     Sharded,
+    Stop,
     Variable,
     copy_if_writable,
     is_leaked,
     make_undeclared,
     open_containers,
+    stops,
     view_auto,
 )
 from jaxdist._values import open_piece as opened_piece
@@ -526,9 +527,7 @@ class LocalStep:
         return arrays
 
 
-def _is_whole(x: Any) -> bool:
-    is_whole = isinstance(x, (PerReplica, Sharded, Assignable, nnx.Module, nnx.Optimizer))
-    return is_whole or is_iterable_leaf(x)
+_is_whole = stops(Stop.RESULTS, *ITERABLE_LEAVES)
 
 
 def _holds_arrays(container: Any) -> bool:

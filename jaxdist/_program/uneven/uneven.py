@@ -16,7 +16,7 @@ from jaxdist import _compat
 from jaxdist._called import call_as
 from jaxdist._collectives import GatherLog, check_together, fresh_trace_key, record_gathers
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.arguments.arguments import Static
+from jaxdist._program.arguments.arguments import Static, is_static
 from jaxdist._program.arguments.exact import exact
 from jaxdist._program.proof.uneven_mean import MeanOverReplicas, find_averages, find_means
 from jaxdist._program.state.no_rows import check_without_rows, has_empty_input, rows_of
@@ -374,7 +374,7 @@ def check_ranks(traces: Sequence[TracedStep], groups: Groups) -> None:
 
 def join_templates(traces: Sequence[TracedStep], groups: Groups) -> Any:
     """Return the structure of the results; Python values that differ become a `PerReplica`."""
-    flat = [jax.tree.flatten(t.template, is_leaf=lambda x: isinstance(x, Static)) for t in traces]
+    flat = [jax.tree.flatten(t.template, is_leaf=is_static) for t in traces]
     for group, (_, treedef) in enumerate(flat):
         # JAX considers the structures of {0.0: x} and {-0.0: x} equal.
         if exact(treedef) != exact(flat[0][1]):

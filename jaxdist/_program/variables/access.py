@@ -24,9 +24,12 @@ from jaxdist._values import (
     IndexedSlices,
     PerReplica,
     Scatter,
+    Stop,
     Variable,
     get_own_values,
     has_any_variable,
+    is_variable,
+    stops,
 )
 from jaxdist.errors import ArgumentError, MixedStrategyError
 
@@ -174,13 +177,11 @@ def variables_as_values(value: PyTree) -> PyTree:
     # Most programs have no variables: do not flatten then. A `PerReplica` has none either.
     if isinstance(value, PerReplica) or not has_any_variable():
         return value
-    leaves, treedef = jax.tree.flatten(
-        value, is_leaf=lambda x: isinstance(x, (PerReplica, Variable))
-    )
-    if not any(isinstance(leaf, Variable) for leaf in leaves):
+    leaves, treedef = jax.tree.flatten(value, is_leaf=stops(Stop.READ))
+    if not any(map(is_variable, leaves)):
         return value
     return treedef.unflatten(
-        [_value_on_replicas(leaf) if isinstance(leaf, Variable) else leaf for leaf in leaves]
+        [_value_on_replicas(leaf) if is_variable(leaf) else leaf for leaf in leaves]
     )
 
 

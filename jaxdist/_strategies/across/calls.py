@@ -27,13 +27,13 @@ from jaxdist._strategies.across import table
 from jaxdist._strategies.across.table import Context, Table
 from jaxdist._typing import PyTree
 from jaxdist._values import (
-    IndexedSlices,
     PerReplica,
-    Sharded,
+    Stop,
     close_containers,
     is_container,
     open_containers,
     refuse_ref,
+    stops,
 )
 
 _MOST_KNOWN = 256
@@ -100,7 +100,7 @@ class AcrossReplicas:
             return _apply_known(*known, arrays)
         request = self._read_request(method, axis, options, in_merge, op)
         value = value if in_merge else _collectives.join_slices(value)
-        is_leaf = _is_leaf_in_merge if in_merge else _is_leaf
+        is_leaf = stops(Stop.REDUCED_IN_MERGE if in_merge else Stop.REDUCED)
         leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=is_leaf)
         is_open = not in_merge and any(is_container(leaf) for _, leaf in leaves)
         if is_open:
@@ -174,12 +174,3 @@ _TYPES_OF_OPS = (str, ReduceOp, NoneType)
 def _apply_known(treedef: Any, functions: list[Callable[[Any], Any]], arrays: list[Any]) -> Any:
     """Apply a function to each array."""
     return treedef.unflatten(f(x) for f, x in zip(functions, arrays, strict=True))
-
-
-def _is_leaf(x: Any) -> bool:
-    return isinstance(x, Sharded) or _is_leaf_in_merge(x)
-
-
-def _is_leaf_in_merge(x: Any) -> bool:
-    # In a merge function, the shard of a `Sharded` is an array of this replica.
-    return isinstance(x, (PerReplica, IndexedSlices)) or _collectives.is_sparse(x)

@@ -22,7 +22,14 @@ from jaxdist._collectives import ReduceOp, Request
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import Frame, HasLayout, ReplicaContext, enter_frame
 from jaxdist._typing import PyTree
-from jaxdist._values import DistributedValues, Handle, PerReplica, get_own_value, get_own_values
+from jaxdist._values import (
+    Handle,
+    PerReplica,
+    as_handles,
+    get_own_value,
+    get_own_values,
+    is_per_replica,
+)
 from jaxdist.errors import ArgumentTypeError
 
 
@@ -40,11 +47,7 @@ def run(
     context = ReplicaContext(strategy)
     with enter_frame(Frame(strategy, replica=context, variables=frame.variables)):
         result = fn(*own_args, **own_kwargs)
-    return jax.tree.map(
-        lambda x: Handle(x, layout) if isinstance(x, jax.core.Tracer) else x,
-        result,
-        is_leaf=lambda x: isinstance(x, DistributedValues),
-    )
+    return as_handles(result, layout)
 
 
 def reduce_own_values(request: Request, named: dict[str, Any]) -> list[Any]:
@@ -104,8 +107,4 @@ def broadcast(value: PyTree) -> PyTree:
             )
         return leaf
 
-    return jax.tree.map_with_path(check_leaf, value, is_leaf=_is_per_replica)
-
-
-def _is_per_replica(x: Any) -> bool:
-    return isinstance(x, PerReplica)
+    return jax.tree.map_with_path(check_leaf, value, is_leaf=is_per_replica)

@@ -17,6 +17,7 @@ from jaxdist._values import (
     Kind,
     PerReplica,
     Sharded,
+    Stop,
     close_containers,
     copy_if_writable,
     find_shapes,
@@ -26,6 +27,7 @@ from jaxdist._values import (
     placement_of,
     put,
     refuse_leaked,
+    stops,
     take_own,
 )
 from jaxdist.errors import ReplicaValueError
@@ -37,11 +39,11 @@ def list_results(value: PyTree, layout: ReplicaMesh) -> tuple[Any, ...]:
     # See Note [Merge functions]: the program is the same in all processes.
     takes_all = layout.is_shared and frame is not None and frame.in_merge
     count = layout.num_replicas if takes_all else len(layout.local_replicas)
-    leaves, treedef = jax.tree.flatten(value, is_leaf=_is_per_replica)
+    leaves, treedef = jax.tree.flatten(value, is_leaf=stops(Stop.LISTED))
     if any(map(is_container, leaves)):
         # JAX treats a container of an unregistered type as a leaf. It is opened here, so that each
         # replica gets its own container.
-        inner = open_containers(value, "value", is_leaf=_is_per_replica)
+        inner = open_containers(value, "value", is_leaf=stops(Stop.LISTED))
         return tuple(close_containers(x) for x in list_results(inner, layout))
     is_leaf = treedef == jax.tree.structure(0)
     if is_leaf and isinstance(value, Sharded):
@@ -51,10 +53,6 @@ def list_results(value: PyTree, layout: ReplicaMesh) -> tuple[Any, ...]:
     get_values = _get_values_of_all if takes_all else _get_values
     columns = [get_values(leaf, layout, count) for leaf in leaves]
     return tuple(jax.tree.unflatten(treedef, [c[i] for c in columns]) for i in range(count))
-
-
-def _is_per_replica(x: Any) -> bool:
-    return isinstance(x, (PerReplica, Sharded))
 
 
 def _is_distributed(leaf: Any, layout: ReplicaMesh) -> bool:

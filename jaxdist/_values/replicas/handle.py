@@ -84,6 +84,15 @@ def get_own_value(value: PerReplica, layout: ReplicaMesh) -> Any:
     return rows[jax.lax.axis_index(layout.replica_axes)]
 
 
+def as_handles(tree: PyTree, layout: ReplicaMesh) -> PyTree:
+    """Return a pytree with handles in place of traced arrays; distributed values stay."""
+    return jax.tree.map(
+        lambda x: Handle(x, layout) if isinstance(x, jax.core.Tracer) else x,
+        tree,
+        is_leaf=lambda x: isinstance(x, DistributedValues),
+    )
+
+
 def get_own_values(tree: PyTree, layout: ReplicaMesh) -> PyTree:
     """Return a pytree with this replica's values in place of `PerReplica`; variables stay."""
     return jax.tree.map(

@@ -6,12 +6,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 from jax.tree_util import GetAttrKey, register_pytree_node, register_pytree_with_keys
 
 from jaxdist import _compat
 from jaxdist._called import called, refuse
-from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.sharded.cuts import Cut
 from jaxdist._values.sharded.sharded import (
     Sharded,
@@ -20,7 +18,6 @@ from jaxdist._values.sharded.sharded import (
     is_sharded,
     make_undeclared,
 )
-from jaxdist._values.variable.assignable import Assignable
 from jaxdist.errors import ArgumentError, UnsupportedError
 
 # Note [Declaration in the key]
@@ -48,6 +45,11 @@ def from_state(value: Any) -> Any:
     split = None if found[3] is None else int(found[3])
     axes = None if found[4] is None else tuple(found[4].split(","))
     return make_undeclared(array, Cut(int(found[1]), int(found[2]), axes, split))
+
+
+def is_sharded_leaf(x: Any) -> bool:
+    """Whether `x` is a `Sharded`, or a mapping that NNX made from one."""
+    return is_sharded(from_state(x))
 
 
 def _remove_padding(value: Sharded) -> Any:
@@ -205,35 +207,6 @@ class PiecesOfResult(HeldPieces):
     """`HeldPieces` in the structure of a result: unflattening rebuilds it as a `Sharded`."""
 
     __slots__ = ()
-
-
-def as_held(tree: Any) -> Any:
-    """Replace padded `Sharded` nodes by `HeldPieces`; return `tree` itself if it has none."""
-    leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_whole)
-    if not any(is_sharded(x) and x.has_padding for x in leaves):
-        return tree
-    return treedef.unflatten(
-        HeldPieces(x.held, x.cut) if is_sharded(x) and x.has_padding else x for x in leaves
-    )
-
-
-def list_arrays(tree: Any) -> list[Any]:
-    """List the arrays of a pytree; for a `Sharded`, the padded array that it holds."""
-    leaves = jax.tree.leaves(tree, is_leaf=is_sharded)
-    return [x.held if is_sharded(x) else x for x in leaves]
-
-
-def as_sharded(tree: Any) -> Any:
-    """Replace `HeldPieces` by `Sharded` nodes; return `tree` itself if it has none."""
-    leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_whole)
-    if not any(isinstance(x, HeldPieces) for x in leaves):
-        return tree
-    return treedef.unflatten(x.sharded() if isinstance(x, HeldPieces) else x for x in leaves)
-
-
-def _is_whole(x: Any) -> bool:
-    # Unflattening would make new objects, but a step updates modules and variables in place.
-    return isinstance(x, (Sharded, HeldPieces, PerReplica, Assignable, nnx.Pytree))
 
 
 def _flatten_held(node: HeldPieces) -> tuple[tuple[Any, ...], Cut]:

@@ -7,7 +7,7 @@ import jax
 
 from jaxdist._called import name_call
 from jaxdist._typing import PyTree
-from jaxdist._values import PerReplica
+from jaxdist._values import PerReplica, is_per_replica
 from jaxdist.errors import ShapeError
 
 SPLIT_CALLER = "experimental_distribute_dataset"
@@ -78,4 +78,4 @@ def spec_of(batch: PyTree) -> PyTree:
         local = leaf.values[0] if isinstance(leaf, PerReplica) else leaf
         return jax.ShapeDtypeStruct(local.shape, local.dtype)
 
-    return jax.tree.map(leaf_spec, batch, is_leaf=lambda x: isinstance(x, PerReplica))
+    return jax.tree.map(leaf_spec, batch, is_leaf=is_per_replica)

@@ -10,7 +10,7 @@ from jaxdist import data
 from jaxdist._called import call_as, name_call, refuse
 from jaxdist._strategies import Strategy
 from jaxdist._validate import CallerRename, check_callable, show
-from jaxdist._values import PerReplica
+from jaxdist._values import is_per_replica
 from jaxdist.errors import ArgumentError
 
 InputFn: TypeAlias = Callable[[data.InputContext], Any]
@@ -83,5 +83,5 @@ def take_local(strategy: Strategy, batch: Any) -> Any:
     return jax.tree.map(
         lambda x: strategy.experimental_local_results(x)[0],
         batch,
-        is_leaf=lambda x: isinstance(x, PerReplica),
+        is_leaf=is_per_replica,
     )

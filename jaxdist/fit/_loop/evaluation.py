@@ -11,7 +11,7 @@ import numpy as np
 from jaxdist._called import called, refuse
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_integer
-from jaxdist._values import PerReplica
+from jaxdist._values import is_per_replica
 from jaxdist.errors import ShapeError
 from jaxdist.fit._callbacks.base import Callback, CallbackList
 from jaxdist.fit._loop.arguments import MOST, as_batch_size, read_examples
@@ -123,13 +123,12 @@ def _fetch_rows(strategy: Strategy, outputs: Any, mask: Any) -> Any:
     count = strategy.num_replicas_in_sync
 
     def gather(leaf: Any) -> np.ndarray:
-        if isinstance(leaf, PerReplica):
+        if is_per_replica(leaf):
             return np.asarray(strategy.gather(leaf, 0))
         # A plain array is proved equal on all replicas, so each of them has these rows.
         return np.concatenate([np.asarray(leaf)] * count)
 
-    is_leaf = lambda leaf: isinstance(leaf, PerReplica)  # noqa: E731
-    rows = jax.tree.map(gather, outputs, is_leaf=is_leaf)
+    rows = jax.tree.map(gather, outputs, is_leaf=is_per_replica)
     if mask is None:
         return rows
     is_real = gather(mask).astype(bool)

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from jaxdist._values import PerReplica
+from jaxdist._values import PerReplica, is_per_replica
 from jaxdist.errors import NonFiniteLossError
 from jaxdist.fit._step.steps import Steps, as_view, split_batch
 
@@ -58,7 +58,7 @@ def find_first_nonfinite(steps: Steps, module: nnx.Module, batch: Any) -> str:
 
     Calls a copy of the module, layer by layer, on the examples of all replicas.
     """
-    x = jax.tree.map(_join, split_batch(batch)[0], is_leaf=lambda v: isinstance(v, PerReplica))
+    x = jax.tree.map(_join, split_batch(batch)[0], is_leaf=is_per_replica)
     for path, leaf in tree_flatten_with_path(nnx.to_pure_dict(nnx.state(module, nnx.Param)))[0]:
         if not _is_finite(leaf):
             return f"The parameter {keystr(path)} is not finite before the step."

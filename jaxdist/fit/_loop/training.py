@@ -11,7 +11,7 @@ from jaxdist._called import call_as, called, refuse
 from jaxdist._checkpoints import Interrupts
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer, as_number, show
-from jaxdist._values import PerReplica
+from jaxdist._values import PerReplica, is_per_replica
 from jaxdist.errors import ArgumentError
 from jaxdist.fit._callbacks.base import Callback, CallbackList, Logs
 from jaxdist.fit._callbacks.monitor import check_watched
@@ -293,7 +293,7 @@ def group_batches(batches: Iterable[Any], most: int) -> Iterator[list[Any]]:
 
 def _describe(batch: Any) -> Any:
     """Return structure, shapes and dtypes of a batch; for each replica if they may differ."""
-    leaves, tree = jax.tree.flatten(batch, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
+    leaves, tree = jax.tree.flatten(batch, is_leaf=is_per_replica)
     return tree, [
         tuple((v.shape, v.dtype) for v in leaf.values)
         if isinstance(leaf, PerReplica)

@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxdist._program import Program
 from jaxdist._strategies import Strategy
-from jaxdist._values import from_state, is_sharded
+from jaxdist._values import from_state, is_sharded_leaf
 from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._task import Task
 
@@ -55,5 +55,5 @@ def describe_communication(program: Program) -> str:
 def count_parameters(model: nnx.Module) -> int:
     """Return the number of elements of all parameters."""
     state = nnx.state(model, nnx.Param)
-    leaves = jax.tree.leaves(state, is_leaf=lambda x: is_sharded(from_state(x)))
+    leaves = jax.tree.leaves(state, is_leaf=is_sharded_leaf)
     return sum(math.prod(from_state(leaf).shape) for leaf in leaves)
