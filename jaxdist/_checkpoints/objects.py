@@ -7,7 +7,7 @@ import jax
 from flax import nnx
 
 from jaxdist._typing import PyTree
-from jaxdist._values import Assignable, Stop, is_nnx_object, stops
+from jaxdist._values import Stop, is_assignable, is_nnx_object, stops
 
 
 def to_plain(state: PyTree) -> PyTree:
@@ -19,7 +19,7 @@ def to_plain(state: PyTree) -> PyTree:
     objects = [x for x in units if is_nnx_object(x)]
     dicts = iter(_get_dicts(objects))
     found = [
-        next(dicts) if is_nnx_object(x) else x.read_value() if isinstance(x, Assignable) else x
+        next(dicts) if is_nnx_object(x) else x.read_value() if is_assignable(x) else x
         for x in units
     ]
     return jax.tree.unflatten(treedef, found)
@@ -52,7 +52,7 @@ def put_into(target: PyTree, restored: PyTree) -> PyTree:
     parts = treedef.flatten_up_to(restored)
     pairs = list(zip(units, parts, strict=True))
     objects = tuple(x for x in units if is_nnx_object(x))
-    values = [(x, part, x.read_value()) for x, part in pairs if isinstance(x, Assignable)]
+    values = [(x, part, x.read_value()) for x, part in pairs if is_assignable(x)]
     before = _get_dicts(objects)
     # The assignment of a variable can fail (another shape, or Ctrl-C). `restore` promises to leave
     # the state unchanged then.
@@ -65,7 +65,7 @@ def put_into(target: PyTree, restored: PyTree) -> PyTree:
         for variable, _, old in values:
             variable.assign(old)
         raise
-    kept = [x if is_nnx_object(x) or isinstance(x, Assignable) else part for x, part in pairs]
+    kept = [x if is_nnx_object(x) or is_assignable(x) else part for x, part in pairs]
     return jax.tree.unflatten(treedef, kept)
 
 
@@ -75,7 +75,7 @@ def find_plain_leaves(state: PyTree) -> list[str]:
     return [
         jax.tree_util.keystr(path)
         for path, x in units
-        if not (is_nnx_object(x) or isinstance(x, Assignable))
+        if not (is_nnx_object(x) or is_assignable(x))
     ]
 
 
@@ -93,9 +93,9 @@ def _get_dicts(objects: Sequence[Any]) -> list[Any]:
     found: dict[Any, Any] = nnx.to_pure_dict(nnx.state(tuple(objects))) if objects else {}
     # The value of an NNX variable on a parameter server is itself a variable.
     plain = jax.tree.map(
-        lambda x: x.read_value() if isinstance(x, Assignable) else x,
+        lambda x: x.read_value() if is_assignable(x) else x,
         found,
-        is_leaf=stops(Stop.ASSIGNABLE),
+        is_leaf=is_assignable,
     )
     return [plain.get(i, {}) for i in range(len(objects))]
 

@@ -13,9 +13,9 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._values import (
     Kind,
-    PerReplica,
     Sharded,
     Stop,
+    first_value,
     is_per_replica,
     is_sharded,
     placement_of,
@@ -124,7 +124,7 @@ def _children(tree: PyTree, is_leaf: Callable[[Any], bool]) -> list[tuple[Any, A
 
 def _can_be_previous(before: Any, after: Any, layout: ReplicaMesh) -> bool:
     """Whether `after` can be the new value of `before`: mirrored, same shape and kind of number."""
-    local = after.values[0] if isinstance(after, PerReplica) else after
+    local = first_value(after)
     if not is_number(local):
         return not is_number(before)
     if not is_number(before) and not isinstance(before, (int, float, complex)):

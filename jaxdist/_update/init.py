@@ -28,6 +28,7 @@ from jaxdist._values import (
     put,
     stops,
     view_auto,
+    whole_array,
 )
 
 
@@ -50,7 +51,7 @@ def shard_outside(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
     equal = _make_equal(leaves, layout)
     new_leaves = []
     for array, path in zip(equal, leaves.paths, strict=True):
-        whole = array.whole() if isinstance(array, Sharded) else array
+        whole = whole_array(array)
         cut = cuts.cut_of_leaf(whole, path)
         new_leaves.append(
             put(copy_if_writable(whole), layout.replicated)
@@ -70,7 +71,7 @@ def init_outside(
     found_cuts: list[Cut | None] = []
 
     def flat(*arrays: Any) -> list[Any]:
-        whole = [x.whole() if isinstance(x, Sharded) else x for x in arrays]
+        whole = [whole_array(x) for x in arrays]
         new_leaves[:] = [Leaves.flatten(init(given.rebuild(whole)), "state")]
         state = new_leaves[0]
         found_cuts[:] = [

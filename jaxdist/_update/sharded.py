@@ -21,7 +21,7 @@ from jaxdist._update.leaves import Leaves
 from jaxdist._update.nested import check_nesting, mark_wrapper
 from jaxdist._update.run import CALLER, Step
 from jaxdist._validate import CallerRename, check_has_arrays, check_size
-from jaxdist._values import Sharded, find_layout_of_pieces, gather_whole, is_sharded
+from jaxdist._values import Sharded, find_layout_of_pieces, gather_whole, is_sharded, whole_array
 
 _WHY_REAL = "Sums in pieces have another order than the sums of virtual replicas."
 
@@ -174,7 +174,7 @@ class _Update:
     ) -> tuple[PyTree, PyTree]:
         """Run the update on one replica; its state may still be `Sharded`, in one piece each."""
         held, treedef = jax.tree.flatten(state, is_leaf=is_sharded)
-        whole = [x.whole() if isinstance(x, Sharded) else x for x in held]
+        whole = [whole_array(x) for x in held]
         with self._explain_errors(grads, state, params, name):
             updates, after = self.tx.update(
                 grads, jax.tree.unflatten(treedef, whole), params, **extra

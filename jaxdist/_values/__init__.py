@@ -13,9 +13,13 @@ if TYPE_CHECKING:
     from jaxdist._values.indexed_slices import is_sparse as is_sparse
     from jaxdist._values.indexed_slices import make_arithmetic_error as make_arithmetic_error
     from jaxdist._values.kinds import Stop as Stop
+    from jaxdist._values.kinds import array_of as array_of
     from jaxdist._values.kinds import as_held as as_held
+    from jaxdist._values.kinds import as_per_replica as as_per_replica
     from jaxdist._values.kinds import as_sharded as as_sharded
+    from jaxdist._values.kinds import first_value as first_value
     from jaxdist._values.kinds import has_padding as has_padding
+    from jaxdist._values.kinds import is_assignable as is_assignable
     from jaxdist._values.kinds import is_nnx_object as is_nnx_object
     from jaxdist._values.kinds import is_optax_state as is_optax_state
     from jaxdist._values.kinds import is_per_replica as is_per_replica
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from jaxdist._values.kinds import is_variable as is_variable
     from jaxdist._values.kinds import list_arrays as list_arrays
     from jaxdist._values.kinds import stops as stops
+    from jaxdist._values.kinds import whole_array as whole_array
     from jaxdist._values.mean import divide_parts as divide_parts
     from jaxdist._values.mean import mean_dtype as mean_dtype
     from jaxdist._values.mean import mean_of_shares as mean_of_shares

@@ -17,52 +17,54 @@ from jaxdist._values.variable.variable import Variable
 
 
 class Stop(enum.Flag):
-    """A column of the table: a use of pytrees, which takes some values whole.
+    """A column of the table: a use of pytrees for which some values stay whole.
 
-    Nearly all values of jaxdist are pytree nodes. What flattening does to them would be wrong here
-    and right there: unflattening makes new objects, and it takes the padding off a `Sharded`.
+    Nearly all values of jaxdist are pytree nodes. Flattening them is right for one use and wrong
+    for another: unflattening makes new objects, and it removes the padding of a `Sharded`.
     """
 
-    # One kind only: code that does something about this kind and leaves the others to JAX.
+    # Uses that concern one kind. All other values are left to JAX.
     PER_REPLICA = enum.auto()
     VARIABLE = enum.auto()
     ASSIGNABLE = enum.auto()
     SLICES = enum.auto()
-    NNX = enum.auto()  # objects of NNX, of which a state is none: it has no identity
+    NNX = enum.auto()  # modules and variables of NNX; a state has no identity, so it is left to JAX
 
-    # Arguments of a step. A step updates objects in place, so each must stay the same object.
+    # Arguments of a step. It updates objects in place, so each must stay the same object.
     ARGUMENTS = enum.auto()
-    # Results of a step. It may not return objects, so it must see them; containers of NNX such as
-    # `nnx.List` are opened like others. Padded arrays are in no `HeldPieces` yet.
+    # Results of a step. Modules and optimizers are refused, so they must be seen. Other objects of
+    # NNX, such as `nnx.Rngs`, are returned as pytrees. There are no `HeldPieces` in results yet.
     RESULTS = enum.auto()
-    # Results of a function outside of `run`: as above, but it may return what has pieces or a value
-    # for each replica, of which JAX then finds the arrays.
+    # Results of `jaxdist.function`, at the end of its trace. The structure of the result keeps each
+    # `PerReplica` and `Sharded`, so only the arrays in them are looked at.
     RESULTS_OF_FUNCTIONS = enum.auto()
-    # Arguments in which a bare `nnx.Variable` is searched: not in objects and states, and the
-    # arrays of variables and of `Sharded` are none.
+    # Arguments in which a step might write to an `nnx.Variable` that is in no module: the search
+    # does not enter objects and states. There is none in a `Sharded` or a variable of jaxdist.
     BARE_VARIABLES = enum.auto()
-    # Values of which a merge function or `reduce` and `gather` read those of all replicas.
+    # Arguments of `reduce` and `gather`, before variables are replaced by their values.
     READ = enum.auto()
 
-    # Values that collectives handle themselves: `reduce` and `gather` outside of a step; in a
-    # merge function, where the piece of a `Sharded` is an array of this replica; `all_reduce` and
-    # `all_gather` of a replica context, first the sparse ones, then the others.
+    # Values that `Strategy.reduce` and `gather` combine outside of a step.
     REDUCED = enum.auto()
+    # The same in a merge function, where the piece of a `Sharded` is an array of this replica.
     REDUCED_IN_MERGE = enum.auto()
+    # `ReplicaContext.all_reduce` first reduces rows of `IndexedSlices`, then all else. A
+    # `PerReplica` is refused there, by name, among the dense arrays.
     REDUCED_IN_STEP = enum.auto()
     REDUCED_DENSE = enum.auto()
+    # Values that `ReplicaContext.all_gather` refuses.
     SPARSE = enum.auto()
 
-    # Values of which `experimental_local_results` lists those of replicas.
+    # Values that `experimental_local_results` lists for each replica.
     LISTED = enum.auto()
     # Values that are laid out over logical devices.
     LAID_OUT = enum.auto()
-    # State that is gathered, or prepared for one replica: pieces and objects. A variable is on its
-    # devices already.
+    # State that `partition.gather` makes whole, or that is prepared for a strategy of one replica.
     GATHERED = enum.auto()
-    # State that is compared with that of other replicas: pieces are compared as plain arrays.
+    # State that is compared between replicas, or with the result on one replica.
     COMPARED = enum.auto()
-    # State that `partition.place` and the reports take node by node, and arrays in such a node.
+    # State that `partition.place` and reports read node by node. Inside a node, `place` takes
+    # ARRAYS_OF_NODES, and reports take REPORTED.
     NODES = enum.auto()
     ARRAYS_OF_NODES = enum.auto()
     REPORTED = enum.auto()
@@ -80,7 +82,7 @@ def is_optax_state(x: Any) -> bool:
 _OBJECTS = Stop.NNX | Stop.NODES | Stop.BARE_VARIABLES | Stop.SAVED
 
 # A kind of value is a row: a class with its subclasses, or a predicate where there is no class to
-# import. Whoever adds one decides about each column.
+# import. Whoever adds a row decides about each column.
 TABLE: dict[type | Callable[[Any], bool], Stop] = {
     PerReplica: (
         Stop.PER_REPLICA
@@ -156,6 +158,7 @@ def stops(at: Stop, *more: type) -> Callable[[Any], bool]:
 
 is_per_replica = stops(Stop.PER_REPLICA)
 is_variable = stops(Stop.VARIABLE)
+is_assignable = stops(Stop.ASSIGNABLE)
 is_slices = stops(Stop.SLICES)
 is_nnx_object = stops(Stop.NNX)
 _is_argument = stops(Stop.ARGUMENTS)
@@ -192,3 +195,23 @@ def has_padding(tree: Any) -> bool:
     """
     leaves = jax.tree.leaves(tree, is_leaf=_is_argument)
     return any(is_sharded(x) and x.has_padding for x in leaves)
+
+
+def array_of(x: Any) -> Any:
+    """Return the global array of a `PerReplica`; any other value unchanged."""
+    return x.array if isinstance(x, PerReplica) else x
+
+
+def first_value(x: Any) -> Any:
+    """Return the value of the first replica of a `PerReplica`; any other value unchanged."""
+    return x.values[0] if isinstance(x, PerReplica) else x
+
+
+def as_per_replica(x: Any) -> PerReplica:
+    """Return a `PerReplica`, made of a global array if `x` is one."""
+    return x if isinstance(x, PerReplica) else PerReplica.of_global(x)
+
+
+def whole_array(x: Any) -> Any:
+    """Return the whole array of a `Sharded`; any other value unchanged."""
+    return x.whole() if isinstance(x, Sharded) else x

@@ -11,7 +11,16 @@ from jax.extend.core import Primitive
 from jaxdist import _compat, _replica
 from jaxdist._called import called, refuse
 from jaxdist._validate import as_floating, check_has_arrays, check_instance, show
-from jaxdist._values import GATHERED, PerReplica, Sharded, Stop, gather_whole, is_sharded, stops
+from jaxdist._values import (
+    GATHERED,
+    PerReplica,
+    Sharded,
+    Stop,
+    gather_whole,
+    is_sharded,
+    stops,
+    whole_array,
+)
 from jaxdist.errors import ArgumentTypeError
 
 T = TypeVar("T")
@@ -74,7 +83,7 @@ def gather(tree: T, *, dtype: Any = None) -> T:
         # A step may also close over a concrete `Sharded` value, which holds the whole array.
         if isinstance(x, Sharded) and layout is not None and isinstance(x.held, jax.core.Tracer):
             return gather_whole(x, layout, to)
-        whole = x.whole() if isinstance(x, Sharded) else x
+        whole = whole_array(x)
         return whole if to is None else jnp.asarray(whole, to)
 
     def gather_node(x: Any) -> Any:

@@ -25,6 +25,7 @@ from jaxdist._values import (
     Kind,
     PerReplica,
     Sharded,
+    as_per_replica,
     check_global,
     place_per_replica,
     placement_of,
@@ -85,7 +86,7 @@ class Planned:
 
 def read_rows(request: Request, name: str, leaf: Any) -> tuple[Any, tuple[int, ...]]:
     """Return the global array of a leaf and the shape of one replica's value, both checked."""
-    value = leaf if isinstance(leaf, PerReplica) else PerReplica.of_global(leaf)
+    value = as_per_replica(leaf)
     count = request.layout.num_replicas
     array = check_global(name, value, request.layout)
     is_scalar = value.form is Form.SCALARS

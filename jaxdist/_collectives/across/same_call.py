@@ -7,7 +7,7 @@ from typing import Any
 from jaxdist import _processes
 from jaxdist._called import name_call
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import PerReplica
+from jaxdist._values import PerReplica, array_of
 from jaxdist.errors import ProgramMismatchError
 
 
@@ -64,7 +64,7 @@ def check_same_call(
 def _describe(leaf: Any) -> str:
     if isinstance(leaf, PerReplica) and not leaf.is_global:
         return "values of single replicas"  # their shapes may differ, and are compared later
-    held = leaf.array if isinstance(leaf, PerReplica) else leaf
+    held = array_of(leaf)
     if not hasattr(held, "dtype"):
         return type(held).__name__
     kind = type(leaf).__name__ if isinstance(leaf, PerReplica) else "array"

@@ -16,6 +16,7 @@ from jaxdist._values import (
     PerReplica,
     Placement,
     Sharded,
+    array_of,
     placement_of,
     sharded_placement,
 )
@@ -88,7 +89,7 @@ def make_in_slot(leaf: Any, layout: ReplicaMesh) -> InSlot:
         return InSlot(placement, tuple(held.shape), held.dtype, False, False, leaf.cut)
     placement = placement_of(leaf, layout)
     scalar = isinstance(leaf, PerReplica) and leaf.form is Form.SCALARS
-    array = leaf.array if isinstance(leaf, PerReplica) else leaf
+    array = array_of(leaf)
     has_aval = isinstance(array, (jax.Array, jax.ShapeDtypeStruct))
     aval = array if has_aval else jax.typeof(array)
     weak = bool(getattr(aval, "weak_type", False))

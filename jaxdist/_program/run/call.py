@@ -25,6 +25,7 @@ from jaxdist._values import (
     Kind,
     PerReplica,
     Sharded,
+    array_of,
     check_virtual_rows,
     copy_if_writable,
     current_binding,
@@ -114,7 +115,7 @@ def read(flat: Flat, cached_graph: CachedGraph | None, layout: ReplicaMesh) -> C
         if isinstance(leaf, Sharded):
             leaf = copy_if_writable(leaf.held)
         else:
-            leaf = copy_if_writable(leaf.array if isinstance(leaf, PerReplica) else leaf)
+            leaf = copy_if_writable(array_of(leaf))
         # A described layout has no real devices to move arrays to.
         if must_move(leaf, slot) and layout.described is None:
             leaf, moved = put(leaf, slot.sharding), True

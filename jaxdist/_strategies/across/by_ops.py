@@ -12,16 +12,13 @@ from jaxdist import _collectives
 from jaxdist._called import call_as
 from jaxdist._collectives import ReduceOp, Request
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Form, PerReplica, place_per_replica, view_auto
+from jaxdist._values import Form, PerReplica, as_per_replica, place_per_replica, view_auto
 
 
 def reduce(request: Request, named: dict[str, Any]) -> list[Any]:
     """Reduce leaves, given by name, in one batch."""
     op, axis, layout, ops = request.op, request.axis, request.layout, request.ops
-    given = {
-        name: v if isinstance(v, PerReplica) else PerReplica.of_global(v)
-        for name, v in named.items()
-    }
+    given = {name: as_per_replica(v) for name, v in named.items()}
     values = list(given.values())
     counts: list[int] = [1] * len(values)
     # `CrossDeviceOps` can only sum over replicas. So the dims of each local value are summed first,
@@ -54,7 +51,7 @@ def reduce(request: Request, named: dict[str, Any]) -> list[Any]:
 
 def gather(request: Request, name: str, leaf: Any) -> Any:
     """Gather one leaf with the user's `gather_implementation`."""
-    value = leaf if isinstance(leaf, PerReplica) else PerReplica.of_global(leaf)
+    value = as_per_replica(leaf)
     value = _make_uncommitted(value) if value.is_global else value
     found = _collectives.gather_by_ops(
         request.ops, name, value, request.axis, request.layout, request.options

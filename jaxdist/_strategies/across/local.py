@@ -29,6 +29,7 @@ from jaxdist._values import (
     refuse_leaked,
     stops,
     take_own,
+    whole_array,
 )
 from jaxdist.errors import ReplicaValueError
 
@@ -94,7 +95,7 @@ def _get_values_of_all(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any,
         return leaf.values
     is_split = isinstance(leaf, jax.Array) and placement_of(leaf, layout).kind is Kind.PER_REPLICA
     if not isinstance(leaf, PerReplica) and not is_split:
-        return (leaf.whole() if isinstance(leaf, Sharded) else leaf,) * count
+        return (whole_array(leaf),) * count
     values: tuple[Any, ...] = ()
     if isinstance(leaf, PerReplica) and not leaf.is_global:
         values = leaf.values

@@ -7,7 +7,7 @@ import jax
 
 from jaxdist._called import name_call
 from jaxdist._typing import PyTree
-from jaxdist._values import PerReplica, is_per_replica
+from jaxdist._values import first_value, is_per_replica
 from jaxdist.errors import ShapeError
 
 SPLIT_CALLER = "experimental_distribute_dataset"
@@ -75,7 +75,7 @@ def spec_of(batch: PyTree) -> PyTree:
     """Return the shapes and dtypes of replica 0's part of a batch."""
 
     def leaf_spec(leaf: Any) -> jax.ShapeDtypeStruct:
-        local = leaf.values[0] if isinstance(leaf, PerReplica) else leaf
+        local = first_value(leaf)
         return jax.ShapeDtypeStruct(local.shape, local.dtype)
 
     return jax.tree.map(leaf_spec, batch, is_leaf=is_per_replica)
