@@ -62,7 +62,7 @@ def all_reduce(
 
     `ops` is the `CrossDeviceOps` of the strategy. With None, XLA reduces.
     """
-    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=stops(Stop.REDUCED_DENSE))
+    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=stops(Stop.DISTRIBUTED))
     # A `Sharded` is one array for all replicas, so it needs no communication. The other leaves are
     # reduced by a second call of this function, and are then merged back in order.
     pieces = [leaf if is_sharded(leaf) else None for _, leaf in leaves]
@@ -215,9 +215,9 @@ def mean_over_replicas(array: jax.Array, axes: AxisNames) -> jax.Array:
 def all_gather(value: PyTree, axis: int, axes: AxisNames) -> PyTree:
     """Return every leaf of all replicas, concatenated on `axis` in replica order."""
     caller = name_call()
-    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=stops(Stop.REDUCED_DENSE))
+    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=stops(Stop.DISTRIBUTED))
     if any(is_container(leaf) for _, leaf in leaves):
-        inner = open_containers(value, "value", is_leaf=stops(Stop.REDUCED_DENSE))
+        inner = open_containers(value, "value", is_leaf=stops(Stop.DISTRIBUTED))
         return close_containers(all_gather(inner, axis, axes))
     named = {"value" + jax.tree_util.keystr(path): leaf for path, leaf in leaves}
     for name, leaf in named.items():

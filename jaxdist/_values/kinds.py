@@ -16,62 +16,6 @@ from jaxdist._values.variable.assignable import Assignable
 from jaxdist._values.variable.variable import Variable
 
 
-class Stop(enum.Flag):
-    """A column of the table: a use of pytrees for which some values stay whole.
-
-    Nearly all values of jaxdist are pytree nodes. Flattening them is right for one use and wrong
-    for another: unflattening makes new objects, and it removes the padding of a `Sharded`.
-    """
-
-    # Uses that concern one kind. All other values are left to JAX.
-    PER_REPLICA = enum.auto()
-    VARIABLE = enum.auto()
-    ASSIGNABLE = enum.auto()
-    SLICES = enum.auto()
-    NNX = enum.auto()  # modules and variables of NNX; a state has no identity, so it is left to JAX
-
-    # Arguments of a step. It updates objects in place, so each must stay the same object.
-    ARGUMENTS = enum.auto()
-    # Results of a step. Modules and optimizers are refused, so they must be seen. Other objects of
-    # NNX, such as `nnx.Rngs`, are returned as pytrees. There are no `HeldPieces` in results yet.
-    RESULTS = enum.auto()
-    # Results of `jaxdist.function`, at the end of its trace. The structure of the result keeps each
-    # `PerReplica` and `Sharded`, so only the arrays in them are looked at.
-    RESULTS_OF_FUNCTIONS = enum.auto()
-    # Arguments in which a step might write to an `nnx.Variable` that is in no module: the search
-    # does not enter objects and states. There is none in a `Sharded` or a variable of jaxdist.
-    BARE_VARIABLES = enum.auto()
-    # Arguments of `reduce` and `gather`, before variables are replaced by their values.
-    READ = enum.auto()
-
-    # Values that `Strategy.reduce` and `gather` combine outside of a step.
-    REDUCED = enum.auto()
-    # The same in a merge function, where the piece of a `Sharded` is an array of this replica.
-    REDUCED_IN_MERGE = enum.auto()
-    # `ReplicaContext.all_reduce` first reduces rows of `IndexedSlices`, then all else. A
-    # `PerReplica` is refused there, by name, among the dense arrays.
-    REDUCED_IN_STEP = enum.auto()
-    REDUCED_DENSE = enum.auto()
-    # Values that `ReplicaContext.all_gather` refuses.
-    SPARSE = enum.auto()
-
-    # Values that `experimental_local_results` lists for each replica.
-    LISTED = enum.auto()
-    # Values that are laid out over logical devices.
-    LAID_OUT = enum.auto()
-    # State that `partition.gather` makes whole, or that is prepared for a strategy of one replica.
-    GATHERED = enum.auto()
-    # State that is compared between replicas, or with the result on one replica.
-    COMPARED = enum.auto()
-    # State that `partition.place` and reports read node by node. Inside a node, `place` takes
-    # ARRAYS_OF_NODES, and reports take REPORTED.
-    NODES = enum.auto()
-    ARRAYS_OF_NODES = enum.auto()
-    REPORTED = enum.auto()
-    # State that a checkpoint saves as one object.
-    SAVED = enum.auto()
-
-
 def is_optax_state(x: Any) -> bool:
     """Whether a value is a state of optax: a named tuple of one of its modules."""
     # They have no common base class.
@@ -79,63 +23,67 @@ def is_optax_state(x: Any) -> bool:
     return is_named and type(x).__module__.split(".")[0] == "optax"
 
 
-_OBJECTS = Stop.NNX | Stop.NODES | Stop.BARE_VARIABLES | Stop.SAVED
+# Whoever adds a kind of value decides about each column; `tests/values/test_stops.py` lists the
+# columns of each kind.
+@enum.unique
+class Stop(enum.Enum):
+    """A column of the table: a use of pytrees, with the kinds of values that stay whole for it.
 
-# A kind of value is a row: a class with its subclasses, or a predicate where there is no class to
-# import. Whoever adds a row decides about each column.
-TABLE: dict[type | Callable[[Any], bool], Stop] = {
-    PerReplica: (
-        Stop.PER_REPLICA
-        | Stop.ARGUMENTS
-        | Stop.RESULTS
-        | Stop.READ
-        | Stop.REDUCED
-        | Stop.REDUCED_IN_MERGE
-        | Stop.REDUCED_DENSE
-        | Stop.LISTED
-        | Stop.LAID_OUT
-        | Stop.GATHERED
-        | Stop.COMPARED
-        | Stop.NODES
-        | Stop.REPORTED
-    ),
-    Sharded: (
-        Stop.ARGUMENTS
-        | Stop.RESULTS
-        | Stop.BARE_VARIABLES
-        | Stop.REDUCED
-        | Stop.REDUCED_IN_STEP
-        | Stop.REDUCED_DENSE
-        | Stop.LISTED
-        | Stop.LAID_OUT
-        | Stop.GATHERED
-        | Stop.NODES
-        | Stop.ARRAYS_OF_NODES
-        | Stop.REPORTED
-    ),
-    HeldPieces: Stop.ARGUMENTS,
-    Variable: Stop.VARIABLE | Stop.READ | Stop.LAID_OUT | Stop.NODES | Stop.REPORTED,
-    # Also `Variable`, which is one, and the sharded variables of parameter servers.
-    Assignable: (
-        Stop.ASSIGNABLE
-        | Stop.ARGUMENTS
-        | Stop.RESULTS
-        | Stop.RESULTS_OF_FUNCTIONS
-        | Stop.BARE_VARIABLES
-        | Stop.SAVED
-    ),
-    IndexedSlices: (
-        Stop.SLICES | Stop.SPARSE | Stop.REDUCED | Stop.REDUCED_IN_MERGE | Stop.REDUCED_IN_STEP
-    ),
-    is_sparse: Stop.SPARSE | Stop.REDUCED | Stop.REDUCED_IN_MERGE | Stop.REDUCED_IN_STEP,
-    nnx.Pytree: _OBJECTS | Stop.ARGUMENTS | Stop.GATHERED | Stop.COMPARED,
-    # Modules and optimizers are `nnx.Pytree`s too.
-    nnx.Module: Stop.RESULTS | Stop.RESULTS_OF_FUNCTIONS,
-    nnx.Optimizer: Stop.RESULTS | Stop.RESULTS_OF_FUNCTIONS,
-    nnx.Variable: _OBJECTS | Stop.ARRAYS_OF_NODES | Stop.REPORTED,
-    is_optax_state: Stop.NODES,
-    nnx.State: Stop.BARE_VARIABLES | Stop.SAVED,
-}
+    Nearly all values of jaxdist are pytree nodes. Flattening them is right for one use and wrong
+    for another: unflattening makes new objects, and it removes the padding of a `Sharded`. A kind
+    is a class with its subclasses, or a predicate where there is no class to import.
+    """
+
+    def __init__(self, *kinds: type | Callable[[Any], bool]) -> None:
+        self.kinds = kinds
+
+    # Uses that concern one kind. All other values are left to JAX.
+    PER_REPLICA = (PerReplica,)
+    VARIABLE = (Variable,)
+    ASSIGNABLE = (Assignable,)  # also the sharded variables of parameter servers
+    SLICES = (IndexedSlices,)
+    # Modules and variables of NNX; a state has no identity, so it is left to JAX.
+    NNX = (nnx.Pytree, nnx.Variable)
+
+    # Arguments of a step. It updates objects in place, so each must stay the same object.
+    ARGUMENTS = (PerReplica, Sharded, HeldPieces, Assignable, nnx.Pytree)
+    # Results of a step. Modules and optimizers are refused, so they must be seen. Other objects of
+    # NNX, such as `nnx.Rngs`, are returned as pytrees. There are no `HeldPieces` in results yet.
+    RESULTS = (PerReplica, Sharded, Assignable, nnx.Module, nnx.Optimizer)
+    # Results of `jaxdist.function`, at the end of its trace. The structure of the result keeps each
+    # `PerReplica` and `Sharded`, so only the arrays in them are looked at.
+    RESULTS_OF_FUNCTIONS = (Assignable, nnx.Module, nnx.Optimizer)
+    # Arguments in which a step might write to an `nnx.Variable` that is in no module: the search
+    # does not enter objects and states. There is none in a `Sharded` or a variable of jaxdist.
+    BARE_VARIABLES = (Sharded, Assignable, nnx.Pytree, nnx.Variable, nnx.State)
+    # Arguments of `reduce` and `gather`, before variables are replaced by their values.
+    READ = (PerReplica, Variable)
+
+    # Values that `Strategy.reduce` and `gather` combine outside of a step.
+    REDUCED = (PerReplica, Sharded, IndexedSlices, is_sparse)
+    # The same in a merge function, where the piece of a `Sharded` is an array of this replica.
+    REDUCED_IN_MERGE = (PerReplica, IndexedSlices, is_sparse)
+    # `ReplicaContext.all_reduce` first reduces rows of `IndexedSlices`, then all else.
+    REDUCED_IN_STEP = (Sharded, IndexedSlices, is_sparse)
+    # Values that `ReplicaContext.all_gather` refuses.
+    SPARSE = (IndexedSlices, is_sparse)
+    # Values of all replicas: `experimental_local_results` lists them, and collectives in a step
+    # keep or refuse them as a whole.
+    DISTRIBUTED = (PerReplica, Sharded)
+
+    # Values that are laid out over logical devices.
+    LAID_OUT = (PerReplica, Sharded, Variable)
+    # State that `partition.gather` makes whole, or that is prepared for a strategy of one replica.
+    GATHERED = (PerReplica, Sharded, nnx.Pytree)
+    # State that is compared between replicas, or with the result on one replica.
+    COMPARED = (PerReplica, nnx.Pytree)
+    # State that `partition.place` and reports read node by node. Inside a node, `place` takes
+    # ARRAYS_OF_NODES, and reports take REPORTED.
+    NODES = (PerReplica, Sharded, Variable, nnx.Pytree, nnx.Variable, is_optax_state)
+    ARRAYS_OF_NODES = (Sharded, nnx.Variable)
+    REPORTED = (PerReplica, Sharded, Variable, nnx.Variable)
+    # State that a checkpoint saves as one object.
+    SAVED = (Assignable, nnx.Pytree, nnx.Variable, nnx.State)
 
 
 @functools.cache
@@ -146,10 +94,9 @@ def stops(at: Stop, *more: type) -> Callable[[Any], bool]:
         at: The column.
         more: Classes of the caller's room that stay whole too.
     """
-    rows = [row for row, columns in TABLE.items() if at in columns]
     # One `isinstance` for each node of each pytree.
-    kinds = (*(row for row in rows if isinstance(row, type)), *more)
-    tests = [row for row in rows if not isinstance(row, type)]
+    kinds = (*(kind for kind in at.kinds if isinstance(kind, type)), *more)
+    tests = [kind for kind in at.kinds if not isinstance(kind, type)]
     if not tests:
         return lambda x: isinstance(x, kinds)
     [test] = tests

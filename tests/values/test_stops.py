@@ -33,7 +33,7 @@ def _of(kind: type) -> object:
 OPENED: set[str] = set()
 _ROWS = {
     *("PER_REPLICA", "ARGUMENTS", "RESULTS", "READ", "REDUCED", "REDUCED_IN_MERGE"),
-    *("REDUCED_DENSE", "LISTED", "LAID_OUT", "GATHERED", "COMPARED", "NODES", "REPORTED"),
+    *("DISTRIBUTED", "LAID_OUT", "GATHERED", "COMPARED", "NODES", "REPORTED"),
 }
 _SLICES = {"SPARSE", "REDUCED", "REDUCED_IN_MERGE", "REDUCED_IN_STEP"}
 _SAVED = {"ASSIGNABLE", "ARGUMENTS", "RESULTS", "RESULTS_OF_FUNCTIONS", "BARE_VARIABLES", "SAVED"}
@@ -47,7 +47,7 @@ STOPS = {
         _of(jaxdist.Sharded),
         {
             *("ARGUMENTS", "RESULTS", "BARE_VARIABLES", "REDUCED", "REDUCED_IN_STEP"),
-            *("REDUCED_DENSE", "LISTED", "LAID_OUT", "GATHERED", "NODES", "ARRAYS_OF_NODES"),
+            *("DISTRIBUTED", "LAID_OUT", "GATHERED", "NODES", "ARRAYS_OF_NODES"),
             "REPORTED",
         },
     ),

@@ -40,11 +40,11 @@ def list_results(value: PyTree, layout: ReplicaMesh) -> tuple[Any, ...]:
     # See Note [Merge functions]: the program is the same in all processes.
     takes_all = layout.is_shared and frame is not None and frame.in_merge
     count = layout.num_replicas if takes_all else len(layout.local_replicas)
-    leaves, treedef = jax.tree.flatten(value, is_leaf=stops(Stop.LISTED))
+    leaves, treedef = jax.tree.flatten(value, is_leaf=stops(Stop.DISTRIBUTED))
     if any(map(is_container, leaves)):
         # JAX treats a container of an unregistered type as a leaf. It is opened here, so that each
         # replica gets its own container.
-        inner = open_containers(value, "value", is_leaf=stops(Stop.LISTED))
+        inner = open_containers(value, "value", is_leaf=stops(Stop.DISTRIBUTED))
         return tuple(close_containers(x) for x in list_results(inner, layout))
     is_leaf = treedef == jax.tree.structure(0)
     if is_leaf and isinstance(value, Sharded):
