@@ -231,6 +231,9 @@ def _import_faults(name: str, files: Files) -> Iterator[str]:
             continue
         if inner:
             yield f"imports {dotted} inside of a function or a block"
+        if _is_of_task(name):
+            yield from _task_faults(name, dotted)
+            continue
         module = _module(dotted, files)
         there = module.split(".")[0]
         if there == room or room == OUTSIDE:
@@ -245,6 +248,18 @@ def _import_faults(name: str, files: Files) -> Iterator[str]:
             continue
         yield from _row_faults(room, there, ROWS, SIDEWAYS)
         yield from _private_faults(module, there, files)
+
+
+def _is_of_task(name: str) -> bool:
+    room, *inside = name.split(".")
+    return room == TASKS_OF and len(inside) > 1 and not inside[0].startswith("_")
+
+
+def _task_faults(name: str, dotted: str) -> Iterator[str]:
+    """A task is an example that users copy: it imports what they can import, and its own files."""
+    own = "jaxdist.{}.{}.".format(*name.split("."))
+    if not dotted.startswith(own) and any(part.startswith("_") for part in dotted.split(".")):
+        yield f"imports {dotted}, and tasks import public names only"
 
 
 def _process_faults(name: str, source: str) -> Iterator[str]:
@@ -391,6 +406,10 @@ def test_user_input_never_meets_an_assert() -> None:
             "def f():\n    from jax.distributed import initialize",
             "jax.distributed",
         ),
+        ("jobs.digits._task", "from jaxdist.jobs._task import Task", "public names only"),
+        ("jobs.digits._task", "from jaxdist.jobs import _tables", "public names only"),
+        ("jobs.digits._model", "from jaxdist._values import Variable", "public names only"),
+        ("jobs._task", "from jaxdist import Strategy", "higher row"),
         ("_values._mean", "", "2 underscores"),
         ("data.sources", "", "is in a public room"),
         ("values", "", "does not know"),

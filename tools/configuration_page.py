@@ -15,14 +15,13 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jaxdist._program import CompilerOptions
-from jaxdist.jobs import TASKS
-from jaxdist.jobs._config.schema import Change, JobConfig
+from jaxdist.jobs import TASKS, JobConfig
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "reference" / "configuration.md"
 MEANINGS = pathlib.Path(__file__).with_name("configuration_meanings.toml")
 # A bound above this one guards against slips, and tells a reader nothing.
 _LARGE = 2**20 - 1
-_CHANGE = {Change.FREE: "yes", Change.KNOWINGLY: "`--accept-changes`", Change.NEVER: "no"}
+_CHANGE = {"free": "yes", "knowingly": "`--accept-changes`", "never": "no"}
 _PLAIN = {bool: "`true` or `false`", int: "whole number", float: "number", str: "text"}
 _HEAD = "| entry | value | default | changes on resume | meaning |\n|---|---|---|---|---|"
 

@@ -5,6 +5,9 @@ from typing import Any
 
 from flax import nnx
 
+from jaxdist._called import called
+from jaxdist._validate import check_callable
+
 
 class Table:
     """A variable; each step reads and changes only some of its rows.
@@ -13,10 +16,30 @@ class Table:
     would be a leaf of the model, and its whole value would move with the model.
 
     Args:
-        make: Makes the variable, in the scope of the strategy.
+        make: Makes the variable, in the scope of the strategy. Given `shape` and `dtype`,
+            servers compute the first values of their parts themselves.
+
+    Attributes:
+        variable: The variable, from `create` on; the steps of the task use it.
+
+    Raises:
+        ArgumentTypeError: `make` is not a function.
+
+    Example:
+        >>> class Net(nnx.Module):
+        ...     def __init__(self):
+        ...         self.table = Table(lambda: jaxdist.Variable(np.zeros((1024, 8))))
+        >>> net = Net()
+        >>> nnx.state(net)
+        State({})
+        >>> net.table.create()
+        >>> net.table.variable.shape
+        (1024, 8)
     """
 
+    @called("jobs.Table")
     def __init__(self, make: Callable[[], Any]) -> None:
+        check_callable(make, "make")
         self._make = make
         self.variable: Any = None
 

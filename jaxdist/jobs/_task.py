@@ -15,12 +15,13 @@ from jaxdist._called import called, refuse
 from jaxdist._program import Program, RunOptions
 from jaxdist._strategies import Strategy, check_strategy
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_integer, check_instance, show
+from jaxdist._validate import as_integer, as_number, check_instance, check_text, show
 from jaxdist._values import PerReplica
-from jaxdist.errors import ArgumentError, UnsupportedError
-from jaxdist.jobs._config.checks import MOST_ROWS, check_choice, check_rules
+from jaxdist.data import batches
+from jaxdist.errors import ArgumentError, ShapeError, UnsupportedError
+from jaxdist.jobs._config.checks import MOST_ROWS, check_rules
 from jaxdist.jobs._config.load import LoadedConfig
-from jaxdist.jobs._config.schema import JobConfig
+from jaxdist.jobs._config.schema import JobConfig, check_choice
 from jaxdist.jobs._optimizer import make_optimizer
 from jaxdist.jobs._partitions import PARTITIONS, UPDATES
 from jaxdist.jobs._strategy.build import count_replicas
@@ -33,84 +34,171 @@ C = TypeVar("C", bound=JobConfig)
 @final
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A measure of the evaluations to draw over the steps.
+    """A measure of the evaluations, which the learning curve shows over the steps.
 
     Attributes:
-        measure: Its name.
+        measure: Its name: a key of what `Task.measures` returns.
         label: The label of its axis.
         factor: Multiplies the values, for instance by 100 for percent.
+
+    Raises:
+        ArgumentError: A text is empty, or the factor is not finite.
+        ArgumentTypeError: A text or the factor has another type.
+
+    Example:
+        >>> Curve("accuracy", "held-out accuracy (%)", factor=100.0).measure
+        'accuracy'
     """
 
     measure: str
     label: str
     factor: float = 1.0
 
+    @called("jobs.Curve")
+    def __post_init__(self) -> None:
+        check_text("measure", self.measure, "accuracy")
+        check_text("label", self.label, "held-out accuracy (%)")
+        as_number("factor", self.factor, example=100.0)
+
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """The examples of a task.
+    """The examples of a task; `Task.load` returns them.
 
     Attributes:
-        train: NumPy arrays `[N, ...]`.
+        train: A pytree of NumPy arrays `[N, ...]`, with the same number of examples `N`.
         held_out: The same, for evaluations.
-        identity: The values that determine which examples are held out. A run resumes only with
-            the same values: a different split would evaluate on examples that the model was trained
-            on.
+        identity: The values that determine which examples are held out, by name, as JSON can
+            write them. A run resumes only with the same values: a different split would evaluate
+            on examples that the model was trained on.
+
+    Raises:
+        ArgumentTypeError: `identity` is not a dict.
+
+    Example:
+        >>> rows = {"x": np.arange(10.0), "y": np.arange(10.0) ** 2}
+        >>> data = Data(*split_rows(rows, 0.2, seed=0), {"seed": 0, "test_fraction": 0.2})
+        >>> data.train["x"].shape, data.held_out["y"].shape
+        ((8,), (2,))
     """
 
     train: PyTree
     held_out: PyTree
     identity: dict[str, Any]
 
+    @called("jobs.Data")
+    def __post_init__(self) -> None:
+        remedy = 'Pass for instance identity={"seed": 0, "test_fraction": 0.2}.'
+        what = "a dict of the values that determine which examples are held out"
+        check_instance("identity", self.identity, dict, what, remedy)
 
-def split_rows(examples: PyTree, test_fraction: float, seed: int) -> tuple[PyTree, PyTree]:
-    """Return the examples to train on, and the held-out ones. The choice depends only on `seed`.
+
+@called("jobs.split_rows", replaces="data.batches")
+def split_rows(arrays: PyTree, test_fraction: float, seed: int) -> tuple[PyTree, PyTree]:
+    """Return the examples to train on, and the held-out ones.
+
+    Shapes:
+        In: every leaf `[N, ...]`, the same `N` from 2 up. Out: the same leaves with `N - n` rows,
+        and with `n` rows: about `test_fraction * N`, and at least 1 in each part.
+
+    Guarantees:
+        The choice depends only on `seed` and `N`. Each row is in one of the parts, and leaves
+        stay aligned.
+
+    Args:
+        arrays: A pytree of NumPy arrays, or of what NumPy can read.
+        test_fraction: The fraction that is held out, more than 0 and less than 1.
+        seed: The seed of the choice.
+
+    Raises:
+        ShapeError: A leaf is a scalar, leaves have different numbers of rows, or there are fewer
+            than 2.
+        ArgumentError: `test_fraction` is not between 0 and 1, or `seed` is below 0.
+        ArgumentTypeError: An argument has another type.
 
     Example:
         >>> [len(part) for part in split_rows(np.arange(10), 0.25, seed=0)]
         [8, 2]
     """
-    rows = len(jax.tree.leaves(examples)[0])
+    fraction = as_number("test_fraction", test_fraction, example=0.2)
+    if not 0 < fraction < 1:
+        raise refuse(
+            ArgumentError,
+            f"test_fraction={show(test_fraction)}.",
+            "test_fraction is more than 0 and less than 1.",
+            "Pass for instance test_fraction=0.2.",
+        )
+    as_integer("seed", seed, least=0)
+    read = batches(arrays, 1)
+    rows = read.num_examples
+    if rows < 2:
+        raise refuse(
+            ShapeError,
+            "arrays with one row.",
+            "One row or more is held out, and one or more is trained on.",
+            "Pass 2 rows or more.",
+        )
     order = np.random.default_rng(seed).permutation(rows)
     # At least one row on each side, even for an extreme fraction.
-    count = min(max(1, round(rows * test_fraction)), rows - 1)
-    train, held_out = order[count:], order[:count]
-    return jax.tree.map(lambda x: x[train], examples), jax.tree.map(lambda x: x[held_out], examples)
+    count = min(max(1, round(rows * fraction)), rows - 1)
+
+    def take(chosen: np.ndarray) -> PyTree:
+        return jax.tree.map(lambda x: x[chosen], read.arrays)
+
+    return take(order[count:]), take(order[:count])
 
 
 class Task(abc.ABC, Generic[C]):
     """The parts of a training that differ: a model, its steps, its data, and its results in words.
 
     `train` and `plan_job` do everything else for all tasks. A task reads its data at the first
-    use of `data`, so a plan reads no data. `docs/how-to/tasks.md` shows how to add a task.
+    use of `data`, so a plan reads no data. `docs/how-to/tasks.md` shows a task of one's own.
+
+    A subclass defines the attributes without a default, and `make_model`, `batch`, `load` and
+    `measures`. A configuration selects it with `task = "module:Class"`.
 
     Args:
         config: An instance of `config_type`.
+
+    Attributes:
+        config_type: The class of the configuration: `JobConfig`, or a subclass with more sections.
+        title: A name for people.
+        examples: The name of the rows of a batch, such as images or windows.
+        unit: The unit of throughput, such as images or bytes.
+        curve: The measure that the learning curve shows; it is in the metrics file, too.
+        in_words: A format string of the measures: the line of an evaluation.
+        headline: The same, for the last line of a run.
+        can_split: Whether the model has layers that tensor parallelism splits.
+        remats: The values of the entry `model.remat`: how much the backward pass recomputes, from
+            nothing to most. Empty for a task without such an entry.
+        train_step: `(model, optimizer, batch) -> mean loss`, inside a replica.
+        evaluation_step: `(model, batch, mask) -> weighted_sums(...)`, inside a replica; the
+            weights are numbers of units.
+
+    Raises:
+        ArgumentTypeError: `config` is not a `config_type`.
+
+    Example:
+        >>> from jaxdist.jobs import load_job
+        >>> task = load_job("configs/digits_mirrored.toml")
+        >>> task.title, task.batch(4)["image"].shape
+        ('digits', (4, 8, 8, 1))
     """
 
-    config_type: ClassVar[type[JobConfig]]
+    config_type: ClassVar[type[JobConfig]] = JobConfig
     title: ClassVar[str]
-    examples: ClassVar[str]  # the name of the rows of a batch, such as images or windows
-    unit: ClassVar[str]  # the unit of throughput, such as images or bytes
-    curve: ClassVar[Curve]  # its measure is in the metrics file, too
-    # Format strings of the measures: a line for an evaluation, and the last line of a run.
+    examples: ClassVar[str]
+    unit: ClassVar[str]
+    curve: ClassVar[Curve]
     in_words: ClassVar[str]
     headline: ClassVar[str]
-    # Whether the model has layers that tensor parallelism splits.
     can_split: ClassVar[bool] = False
-
-    # The values of `model.remat`: how much the backward pass recomputes, from nothing to most.
-    # Empty for a task without such an entry.
     remats: ClassVar[tuple[str, ...]] = ()
-
     # The steps are class attributes, so that they are the same functions each time: jaxdist
     # compiles a step once for each function.
     train_step: ClassVar[Callable[..., Any]]
-    """`(model, optimizer, batch) -> mean loss`, inside a replica."""
-
     evaluation_step: ClassVar[Callable[..., Any]]
-    """`(model, batch, mask) -> weighted_sums(...)`; the weights are numbers of units."""
 
     @called(lambda self: type(self).__name__)
     def __init__(self, config: C) -> None:

@@ -1,6 +1,7 @@
 """Finds the tasks, and reads the configuration of a task from its file."""
 
 import importlib
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from jaxdist._called import called, name_call
 from jaxdist._examples import find_config
-from jaxdist._validate import ErrorNote
+from jaxdist._validate import ErrorNote, show
 from jaxdist.errors import ConfigError
 from jaxdist.jobs._config.load import LoadedConfig, load_config
 from jaxdist.jobs._config.schema import JobConfig, check_config
@@ -21,7 +22,7 @@ from jaxdist.jobs._task import Task
 # Note [How tasks are found]
 # Every folder of `jaxdist/jobs` without an underscore is a task, and its name is the name of the
 # task in configurations. The `__init__` of the folder has a name `TASK`: a subclass of `Task`. So
-# a new task needs no change outside its folder.
+# a new task needs no change outside its folder. `module:Class` is the name of a user's task.
 
 
 def _find_tasks() -> Mapping[str, type[Task[Any]]]:
@@ -37,13 +38,19 @@ TASKS = _find_tasks()
 def kind_of(config: JobConfig) -> type[Task[Any]]:
     """Return the class of the task of a configuration.
 
+    Args:
+        config: A configuration whose `task` is one of `TASKS`, or `"module:Class"`.
+
+    Raises:
+        ConfigError: There is no such task; its module cannot be imported; or it is not complete.
+
     Example:
         >>> from jaxdist.jobs import DigitsConfig
         >>> kind_of(DigitsConfig()).title
         'digits'
     """
     check_config(config)
-    return TASKS[config.task]
+    return _find(config.task, "config")
 
 
 @called("jobs.load_job_config")
@@ -52,16 +59,17 @@ def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedCo
 
     Args:
         path: The TOML file; or, if there is no such file, the name of one that comes with
-            jaxdist, such as `digits_mirrored`. `task = "..."` is before its sections; without it,
-            the task is "digits".
+            jaxdist, such as `digits_mirrored`. `task = "..."` is before its sections: the name of
+            a task that comes with jaxdist, or `"module:Class"` for a subclass of `Task` in a module
+            that can be imported. Without it, the task is "digits".
         overrides: The values of `--set`.
 
     Returns:
         The configuration of the task, and the origin of each entry.
 
     Raises:
-        ConfigError: The task does not exist, entries contradict each other, or `load_config`
-            raises it.
+        ConfigError: The task does not exist or is not complete, entries contradict each other, or
+            `load_config` raises it.
 
     Example:
         >>> import tempfile, pathlib
@@ -103,27 +111,76 @@ def _load(path: Any, overrides: Any) -> LoadedConfig[Any]:
     source, texts = check_sources(path, overrides)
     with ErrorNote(f"{caller} was given path={source!r} and overrides={texts!r}."):
         file = find_config(source)
-        kind = TASKS[_read_task_name(file)]
+        kind = _find_task_of(file)
         loaded = load_config(kind.config_type, file, texts)
         check_strategy_entries(loaded, can_split=kind.can_split)
         kind.check(loaded)
     return loaded
 
 
-def _read_task_name(path: str | Path) -> str:
+def _find_task_of(path: str | Path) -> type[Task[Any]]:
     # The task selects the schema, so read it before `load_config` checks all other entries.
     text = read_text(path)
     try:
         name = tomllib.loads(text).get("task", _DEFAULT)
     except tomllib.TOMLDecodeError:
-        return _DEFAULT  # load_config reports this error, with its line
-    if not isinstance(name, str) or name not in TASKS:
-        near = find_nearest(name, list(TASKS)) if isinstance(name, str) else None
-        hint = f" Did you mean {near!r}?" if near else ""
-        line = find_lines(text).get(("task",), 1)
+        name = _DEFAULT  # load_config reports this error, with its line
+    return _find(name, f"{path}, line {find_lines(text).get(('task',), 1)}")
+
+
+def _find(name: Any, where: str) -> type[Task[Any]]:
+    """Return the class of a task; `where` is the origin of its name."""
+    if not isinstance(name, str) or ":" not in name:
+        return _find_shipped(name, where)
+    if not _OWN.fullmatch(name):
         raise ConfigError(
-            f"{path}, line {line}: there is no task {name!r}.\n\n"
-            f"The tasks are {', '.join(map(repr, TASKS))}.{hint}\n\n"
-            f'Write for instance task = "{near or _DEFAULT}".'
+            f"{where}: task is {name!r}.\n\n"
+            "A task of your own is written module:Class, with the module as in an import statement."
+            '\n\nWrite for instance task = "my_tasks:WineTask".'
         )
-    return name
+    module_name, _, class_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    # Other errors are those of the module's own code, and keep their traceback.
+    except ImportError as error:
+        raise ConfigError(
+            f"{where}: task is {name!r}, and importing {module_name} failed: {error}.\n\n"
+            "The module of a task is in the current directory, in a folder of PYTHONPATH, or "
+            "installed.\n\n"
+            "Run the command in the folder of the module, or set PYTHONPATH to that folder."
+        ) from error
+    kind = getattr(module, class_name, None)
+    if not isinstance(kind, type) or not issubclass(kind, Task):
+        own = [n for n, x in vars(module).items() if isinstance(x, type) and issubclass(x, Task)]
+        near = find_nearest(class_name, own)
+        found = f"is {show(kind)}" if hasattr(module, class_name) else "does not exist"
+        raise ConfigError(
+            f"{where}: task is {name!r}, and {class_name} of {module_name} {found}.\n\n"
+            f"A task is a subclass of jaxdist.jobs.Task.\n\n"
+            f'Write for instance task = "{module_name}:{near or "WineTask"}".'
+        )
+    missing = [n for n in Task.__annotations__ if not hasattr(kind, n)]
+    missing += sorted(kind.__abstractmethods__)
+    if missing:
+        raise ConfigError(
+            f"{where}: task is {name!r}, and {class_name} does not define "
+            f"{', '.join(missing)}.\n\n"
+            "A task defines its model, its steps, its data, and how to describe its results.\n\n"
+            f"Define {missing[0]} in the class; jaxdist.jobs.Task says what each of them is."
+        )
+    return kind
+
+
+_OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def _find_shipped(name: Any, where: str) -> type[Task[Any]]:
+    if isinstance(name, str) and name in TASKS:
+        return TASKS[name]
+    near = find_nearest(name, list(TASKS)) if isinstance(name, str) else None
+    hint = f" Did you mean {near!r}?" if near else ""
+    raise ConfigError(
+        f"{where}: there is no task {name!r}.\n\n"
+        f"The tasks are {', '.join(map(repr, TASKS))}, and 'module:Class' of your own.{hint}\n\n"
+        f'Write for instance task = "{near or _DEFAULT}".'
+    )

@@ -64,7 +64,7 @@ import dataclasses
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxdist.jobs._config.schema import Change, entry
+from jaxdist.jobs import entry
 from jaxdist.training import reduce_and_update, weighted_sums
 
 
@@ -72,7 +72,7 @@ from jaxdist.training import reduce_and_update, weighted_sums
 class ModelConfig:
     """Whether the line has a bias."""
 
-    bias: bool = entry(True, change=Change.NEVER)
+    bias: bool = entry(True, change="never")
 
 
 def squared_errors(line, batch):
@@ -100,8 +100,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jaxdist.jobs._config.schema import JobConfig, section
-from jaxdist.jobs._task import Curve, Data, Task, split_rows
+from jaxdist.jobs import Curve, Data, JobConfig, Task, section, split_rows
 from jaxdist.jobs.line._model import ModelConfig, evaluation_step, train_step
 
 

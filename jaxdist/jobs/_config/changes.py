@@ -38,9 +38,9 @@ def find_changed_entries(saved: Mapping[str, Any], config: Any) -> tuple[Changed
         >>> from jaxdist.jobs import DigitsConfig
         >>> saved = {"optimizer": {"learning_rate": 0.1}, "training": {"log_every": 5}}
         >>> for entry in find_changed_entries(saved, DigitsConfig()):
-        ...     print(entry.name, entry.before, entry.after, entry.change.name)
-        optimizer.learning_rate 0.1 0.003 KNOWINGLY
-        training.log_every 5 20 FREE
+        ...     print(entry.name, entry.before, entry.after, entry.change)
+        optimizer.learning_rate 0.1 0.003 knowingly
+        training.log_every 5 20 free
     """
     return tuple(_iterate_changes(saved, config))
 
@@ -53,17 +53,17 @@ def _iterate_changes(saved: Mapping[str, Any], config: Any) -> Iterator[Changed]
         before = saved.get(name)
         if not dataclasses.is_dataclass(value):
             if name in saved and before != now[name]:
-                yield Changed(name, before, now[name], Change.NEVER)
+                yield Changed(name, before, now[name], "never")
             continue
         for entry in dataclasses.fields(value):
             old = before.get(entry.name, _MISSING) if isinstance(before, Mapping) else _MISSING
             new = now[name][entry.name]
             if old is _MISSING or _is_same(old, new):
                 continue
-            change = entry.metadata.get("change", Change.KNOWINGLY)
+            change: Change = entry.metadata.get("change", "knowingly")
             # An entry that has no effect in either configuration may change freely.
             if not any(_is_used(entry, c) for c in (saved, now)):
-                change = Change.FREE
+                change = "free"
             yield Changed(f"{name}.{entry.name}", old, new, change)
 
 
@@ -104,8 +104,8 @@ def check_same_run(
             that can never change. The error names each key with its old and new value.
     """
     found = find_changed_entries(saved or {}, loaded.values)
-    never = [c for c in found if c.change is Change.NEVER]
-    knowingly = [c for c in found if c.change is Change.KNOWINGLY]
+    never = [c for c in found if c.change == "never"]
+    knowingly = [c for c in found if c.change == "knowingly"]
     if never or (knowingly and not accept_changes):
         raise _make_refusal(directory, step, [*never, *knowingly], loaded)
     return tuple(knowingly)
@@ -119,7 +119,7 @@ def _make_refusal(
         f"({loaded.origin(c.name)})"
         for c in found
     ]
-    fixed = [c.name for c in found if c.change is Change.NEVER]
+    fixed = [c.name for c in found if c.change == "never"]
     if fixed:
         rule = (
             f"A run keeps its {' and '.join(fixed)}: shapes, or the examples that are held out, "

@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxdist._called import refuse
 from jaxdist._checkpoints import read_dict
-from jaxdist._validate import show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, ConfigError
+from jaxdist.errors import CheckpointError, ConfigError
 from jaxdist.jobs._config.load import LoadedConfig
+from jaxdist.jobs._config.schema import check_choice
 from jaxdist.training import require_extra
 
 # MLIR's indices of arrays are int32, so a dim cannot be larger.
@@ -19,19 +18,6 @@ MOST_ROWS = (1 << 31) - 1
 def check_rules(rules: Any, known: Sequence[str]) -> str:
     """Check that a job has these rules, and return their name."""
     return check_choice("rules", rules, known)
-
-
-def check_choice(name: str, given: Any, known: Sequence[str]) -> str:
-    """Check that an argument is one of several names, and return it."""
-    if isinstance(given, str) and given in known:
-        return given
-    kind = ArgumentError if isinstance(given, str) else ArgumentTypeError
-    raise refuse(
-        kind,
-        f"{name}={show(given)}.",
-        f"{name} is one of {', '.join(known)}.",
-        f"Pass for instance {name}={known[0]!r}.",
-    )
 
 
 def check_job(

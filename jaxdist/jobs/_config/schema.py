@@ -5,17 +5,17 @@ exists. msgspec checks the types and the bounds.
 """
 
 import dataclasses
-import enum
 import functools
 import sys
-from typing import Annotated, Any, Literal, get_type_hints
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_type_hints
 
 from msgspec import Meta
 
 from jaxdist._called import called, refuse
 from jaxdist._program import CompilerOptions, as_compiler_options
 from jaxdist._validate import check_instance, show
-from jaxdist.errors import ArgumentError
+from jaxdist.errors import ArgumentError, ArgumentTypeError
 from jaxdist.jobs._partitions import PartitionName
 
 LARGEST = sys.float_info.max  # as the upper bound of a number, it refuses infinity only
@@ -33,30 +33,110 @@ LocalPath = Annotated[str, Meta(min_length=1, title="a path")]
 LocalPathOrNone = Annotated[str, Meta(title="a path")]
 
 
-class Change(enum.Enum):
-    """Whether a run may resume from a checkpoint with another value of an entry."""
-
-    FREE = "free"  # the trained parameters do not depend on it
-    KNOWINGLY = "knowingly"  # from then on, training gives other parameters
-    NEVER = "never"  # shapes or the held-out examples depend on it
+# Whether a run may resume from a checkpoint with another value of an entry.
+Change: TypeAlias = Literal["free", "knowingly", "never"]
 
 
+def check_choice(name: str, given: Any, known: Sequence[str]) -> str:
+    """Check that an argument is one of several names, and return it."""
+    if isinstance(given, str) and given in known:
+        return given
+    kind = ArgumentError if isinstance(given, str) else ArgumentTypeError
+    raise refuse(
+        kind,
+        f"{name}={show(given)}.",
+        f"{name} is one of {', '.join(known)}.",
+        f"Pass for instance {name}={known[0]!r}.",
+    )
+
+
+@called("jobs.entry")
 def entry(
-    default: Any, *, change: Change = Change.KNOWINGLY, only_if: tuple[str, Any] | None = None
+    default: Any, *, change: Change = "knowingly", only_if: tuple[str, Any] | None = None
 ) -> Any:
-    """Return the field of an entry.
+    """Return the field of an entry in a section of a configuration.
+
+    A section is a frozen dataclass. The type of a field says which values an entry accepts:
+    `bool`, `int`, `float`, `str`, a tuple of these, a `Literal`, or one of these with bounds,
+    such as `Annotated[int, msgspec.Meta(ge=1)]`.
 
     Args:
-        default: The default.
-        change: Whether a run may resume with another value.
-        only_if: The name and a value of another entry. With other values of that entry, this one
-            has no effect.
+        default: The value of the entry where a configuration leaves it out.
+        change: Whether a run may resume with another value. `"free"`: yes, since the trained
+            parameters do not depend on it. `"knowingly"`: with `--accept-changes`, since from then
+            on training gives other parameters. `"never"`: shapes or the held-out examples
+            depend on it.
+        only_if: The name `"section.key"` and a value of another entry. With other values of that
+            entry, this one has no effect, and may change freely.
+
+    Returns:
+        The field, for the body of the dataclass. A field with a plain default is an entry that
+        changes `"knowingly"`.
+
+    Raises:
+        ArgumentError: `change` is not one of the three, or `only_if` does not name an entry.
+        ArgumentTypeError: One of them has another type.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class ModelConfig:
+        ...     width: int = entry(64, change="never")
+        ...     dropout: float = entry(0.0)
+        >>> ModelConfig()
+        ModelConfig(width=64, dropout=0.0)
     """
+    check_choice("change", change, get_args(Change))
+    if only_if is not None:
+        is_pair = isinstance(only_if, tuple) and len(only_if) == 2
+        if not is_pair or not isinstance(only_if[0], str) or "." not in only_if[0]:
+            raise refuse(
+                ArgumentTypeError,
+                f"only_if={show(only_if)}.",
+                "only_if is the name of another entry and a value of it.",
+                'Pass for instance only_if=("optimizer.update", "compressed").',
+            )
     return dataclasses.field(default=default, metadata={"change": change, "only_if": only_if})
 
 
+@called("jobs.section")
 def section(kind: type[Any], **defaults: Any) -> Any:
-    """Return the field of a section, with other defaults than those of its class."""
+    """Return the field of a section in a configuration.
+
+    Args:
+        kind: The frozen dataclass of the section.
+        defaults: Defaults of its entries that are not those of its class.
+
+    Returns:
+        The field, for the body of a subclass of `JobConfig`.
+
+    Raises:
+        ArgumentTypeError: `kind` is not a dataclass.
+        ArgumentError: The class has no entry of such a name.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class WineConfig(JobConfig):
+        ...     training: TrainingConfig = section(TrainingConfig, steps=50)
+        >>> WineConfig().training.steps, WineConfig().training.log_every
+        (50, 20)
+    """
+    given: Any = kind
+    if not isinstance(given, type) or not dataclasses.is_dataclass(given):
+        raise refuse(
+            ArgumentTypeError,
+            f"kind={show(kind)}.",
+            "kind is the class of a section, a frozen dataclass.",
+            "Pass for instance kind=jobs.TrainingConfig.",
+        )
+    names = [f.name for f in dataclasses.fields(given)]
+    for name, value in defaults.items():
+        if name not in names:
+            raise refuse(
+                ArgumentError,
+                f"{name}={show(value)}.",
+                f"{given.__name__} has the entries {', '.join(names)}.",
+                "Pass defaults of these.",
+            )
     return dataclasses.field(default_factory=functools.partial(kind, **defaults))
 
 
@@ -69,22 +149,20 @@ class StrategyConfig:
     """The devices, the devices of each replica, and the placement of the model on them."""
 
     kind: Literal["auto", "multi_worker_mirrored", "parameter_server"] = entry(
-        "auto", change=Change.FREE
+        "auto", change="free"
     )
     devices: Literal["auto"] | Annotated[tuple[str, ...], Meta(min_length=1)] = entry(
-        "auto", change=Change.FREE
+        "auto", change="free"
     )
-    virtual_devices: Annotated[int, Meta(ge=1, le=1024)] | Text = entry(8, change=Change.FREE)
+    virtual_devices: Annotated[int, Meta(ge=1, le=1024)] | Text = entry(8, change="free")
     deterministic: bool | int = entry(False)
-    logical_devices: NumDevices | Text = entry(1, change=Change.FREE)
-    slices: NumDevices = entry(1, change=Change.FREE)
-    partition: PartitionName = entry("replicated", change=Change.FREE)
-    whole_below: Annotated[int, Meta(ge=0)] = entry(4096, change=Change.FREE)
-    servers: NumDevices = entry(1, change=Change.FREE, only_if=_ON_SERVERS)
-    workers: NumDevices = entry(2, change=Change.FREE, only_if=_ON_SERVERS)
-    max_staleness: Literal["any"] | CountOrZero = entry(
-        "any", change=Change.FREE, only_if=_ON_SERVERS
-    )
+    logical_devices: NumDevices | Text = entry(1, change="free")
+    slices: NumDevices = entry(1, change="free")
+    partition: PartitionName = entry("replicated", change="free")
+    whole_below: Annotated[int, Meta(ge=0)] = entry(4096, change="free")
+    servers: NumDevices = entry(1, change="free", only_if=_ON_SERVERS)
+    workers: NumDevices = entry(2, change="free", only_if=_ON_SERVERS)
+    max_staleness: Literal["any"] | CountOrZero = entry("any", change="free", only_if=_ON_SERVERS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +170,8 @@ class BatchConfig:
     """The global batch, and the held-out examples."""
 
     batch_size: Count = entry(64)
-    test_fraction: Fraction = entry(0.2, change=Change.NEVER)
-    seed: Seed = entry(0, change=Change.NEVER)
+    test_fraction: Fraction = entry(0.2, change="never")
+    seed: Seed = entry(0, change="never")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,12 +192,12 @@ class OptimizerConfig:
 class TrainingConfig:
     """The number of steps, and how often to log and evaluate."""
 
-    steps: Count = entry(400, change=Change.FREE)
-    log_every: Count = entry(20, change=Change.FREE)
-    evaluate_every: Count = entry(100, change=Change.FREE)
+    steps: Count = entry(400, change="free")
+    log_every: Count = entry(20, change="free")
+    evaluate_every: Count = entry(100, change="free")
     seed: Seed = entry(0)
-    donate: bool = entry(False, change=Change.FREE)
-    program: LocalPathOrNone = entry("", change=Change.FREE)
+    donate: bool = entry(False, change="free")
+    program: LocalPathOrNone = entry("", change="free")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,24 +218,51 @@ class CompilerConfig:
 class CheckpointConfig:
     """Where and how often to save, and whether to resume from an existing checkpoint."""
 
-    directory: LocalPath = entry("runs/digits_mirrored/checkpoints", change=Change.FREE)
-    every: Count = entry(100, change=Change.FREE)
-    keep: Count = entry(3, change=Change.FREE)
-    resume: bool = entry(True, change=Change.FREE)
+    directory: LocalPath = entry("runs/digits_mirrored/checkpoints", change="free")
+    every: Count = entry(100, change="free")
+    keep: Count = entry(3, change="free")
+    resume: bool = entry(True, change="free")
 
 
 @dataclasses.dataclass(frozen=True)
 class OutputConfig:
     """The files at the end of a run. With an empty `picture`, none is drawn."""
 
-    directory: LocalPath = entry("runs/digits_mirrored", change=Change.FREE)
-    metrics: LocalPath = entry("metrics.json", change=Change.FREE)
-    picture: LocalPathOrNone = entry("learning_curve.png", change=Change.FREE)
+    directory: LocalPath = entry("runs/digits_mirrored", change="free")
+    metrics: LocalPath = entry("metrics.json", change="free")
+    picture: LocalPathOrNone = entry("learning_curve.png", change="free")
 
 
 @dataclasses.dataclass(frozen=True)
 class JobConfig:
-    """The sections of every task. A task adds its own sections and defaults."""
+    """The sections of every task. The subclass of a task adds sections and defaults.
+
+    Attributes:
+        task: The name of the task: the default of the class, or `"module:Class"`.
+        strategy: The devices, and the placement of the model on them.
+        data: The batches.
+        optimizer: AdamW, and the schedule of its learning rate.
+        training: The number of steps, and how often to log and evaluate.
+        compiler: Options of XLA's compiler.
+        checkpoint: Where and how often to save.
+        output: The files at the end of a run.
+
+    Raises:
+        ArgumentTypeError: A section is not of its class.
+        ArgumentError: `task` is not the name that the class has.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class ModelConfig:
+        ...     width: int = entry(64, change="never")
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class WineConfig(JobConfig):
+        ...     model: ModelConfig = section(ModelConfig)
+        ...     data: BatchConfig = section(BatchConfig, batch_size=16)
+        >>> config = WineConfig()
+        >>> config.model.width, config.data.batch_size, config.training.steps
+        (64, 16, 400)
+    """
 
     task: str = ""
     strategy: StrategyConfig = section(StrategyConfig)
@@ -178,11 +283,12 @@ class JobConfig:
                 remedy = f"Leave {field.name} out, or pass {kind.__name__}()."
                 what = f"the section {kind.__name__}"
                 check_instance(field.name, given, kind, what, remedy)
-            elif not isinstance(given, str) or given != field.default:
+            # A class without a name of its own has the name that the file gives: "module:Class".
+            elif not isinstance(given, str) or (field.default and given != field.default):
                 raise refuse(
                     ArgumentError,
                     f"{field.name}={show(given)}.",
-                    f"{field.name} is {field.default!r}.",
+                    f"{field.name} is {field.default or 'module:Class'!r}.",
                     f"Leave {field.name} out.",
                 )
 

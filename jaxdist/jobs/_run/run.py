@@ -119,7 +119,7 @@ class Run:
 
     def _step(self, _: None, batch: Any) -> tuple[None, Any]:
         task = self.task
-        call = (task.train_step, (self.state.model, self.state.optimizer, batch))
+        call = (type(task).train_step, (self.state.model, self.state.optimizer, batch))
         if self.step == self.first_step:
             program = self.strategy.lower(*call, options=task.options)
             self._say(f"each step: {describe_communication(program)}")
@@ -225,7 +225,7 @@ class Run:
     def _evaluate(self, step: int, _: None) -> None:
         self._fetch_losses()
         held_out = batches(self.task.data.held_out, self.config.data.batch_size)
-        step_fn = self.task.evaluation_step
+        step_fn = type(self.task).evaluation_step
         # Throughput counts only training.
         with self.watch.paused():
             means = evaluate(self.strategy, step_fn, self.state.model, held_out)

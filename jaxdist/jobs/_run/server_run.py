@@ -29,7 +29,7 @@ class ServerRun(Run):
         self._servers, self._workers = len(strategy.storage.links), len(strategy.links())
         self._most = _QUEUED * self._workers
         self._queued: deque[RemoteValue] = deque()
-        train_step = self.task.train_step
+        train_step = type(self.task).train_step
 
         def step(model: Any, optimizer: Any, batch: Any) -> Any:
             return strategy.run(train_step, (model, optimizer, batch))

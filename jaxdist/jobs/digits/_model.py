@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 from msgspec import Meta
 
-from jaxdist.jobs._config.schema import Change, entry
+from jaxdist.jobs import entry
 from jaxdist.training import reduce_and_update, weighted_sums
 
 Batch = dict[str, jax.Array]
@@ -29,9 +29,9 @@ class ModelConfig:
 
     # Each convolution is followed by 2x2 pooling, and 8x8 images can be halved three times.
     channels: Annotated[tuple[_Channels, ...], Meta(min_length=1, max_length=3)] = entry(
-        (16, 32), change=Change.NEVER
+        (16, 32), change="never"
     )
-    hidden: Annotated[int, Meta(ge=1, le=65536)] = entry(64, change=Change.NEVER)
+    hidden: Annotated[int, Meta(ge=1, le=65536)] = entry(64, change="never")
 
 
 class DigitsNet(nnx.Module):

@@ -1,6 +1,7 @@
 """The digits task: 1,797 images, and how to describe its results."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal, final
 
 import jax
@@ -8,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxdist.jobs._config.schema import JobConfig, section
-from jaxdist.jobs._task import Curve, Data, Measures, Task, split_rows
+from jaxdist.jobs import Curve, Data, JobConfig, Task, section, split_rows
 from jaxdist.jobs.digits._model import (
     IMAGE_SHAPE,
     DigitsNet,
@@ -79,7 +79,7 @@ class DigitsTask(Task[DigitsConfig]):
     def load(self) -> Data:
         return load_digits(self.config.data.test_fraction, self.config.data.seed)
 
-    def measures(self, means: Measures) -> dict[str, float]:
+    def measures(self, means: Mapping[str, float]) -> dict[str, float]:
         return {
             "loss": means["loss"],
             "accuracy": means["accuracy"],

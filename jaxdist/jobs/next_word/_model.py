@@ -1,6 +1,7 @@
 """A table of embeddings with a dense layer, and steps that move only the rows of a batch."""
 
 import dataclasses
+import sys
 from typing import Annotated, Any
 
 import jax
@@ -9,9 +10,8 @@ import optax
 from flax import nnx
 from msgspec import Meta
 
-from jaxdist._values import IndexedSlices, Variable, VariableAggregation
-from jaxdist.jobs._config.schema import Change, Positive, entry
-from jaxdist.jobs._tables import Table
+from jaxdist import IndexedSlices, Variable, VariableAggregation
+from jaxdist.jobs import Table, entry
 from jaxdist.nn import embedding_lookup
 from jaxdist.training import reduce_and_update, weighted_sums
 
@@ -22,10 +22,10 @@ Batch = dict[str, jax.Array]
 class ModelConfig:
     """The size of the table, the number of words that are predicted, and the table's own rate."""
 
-    rows: Annotated[int, Meta(ge=16, le=2**31 - 2)] = entry(2**22, change=Change.NEVER)
-    width: Annotated[int, Meta(ge=1, le=4096)] = entry(64, change=Change.NEVER)
-    classes: Annotated[int, Meta(ge=2, le=65536)] = entry(256, change=Change.NEVER)
-    table_learning_rate: Positive = entry(1.0)
+    rows: Annotated[int, Meta(ge=16, le=2**31 - 2)] = entry(2**22, change="never")
+    width: Annotated[int, Meta(ge=1, le=4096)] = entry(64, change="never")
+    classes: Annotated[int, Meta(ge=2, le=65536)] = entry(256, change="never")
+    table_learning_rate: Annotated[float, Meta(gt=0, le=sys.float_info.max)] = entry(1.0)
 
 
 class NextWordNet(nnx.Module):

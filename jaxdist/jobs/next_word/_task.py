@@ -1,14 +1,14 @@
 """The next word as a task: its examples, and how to describe its results."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal, final
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxdist.jobs._config.schema import CheckpointConfig, JobConfig, OutputConfig, section
-from jaxdist.jobs._task import Curve, Data, Measures, Task
+from jaxdist.jobs import CheckpointConfig, Curve, Data, JobConfig, OutputConfig, Task, section
 from jaxdist.jobs.next_word._model import ModelConfig, NextWordNet, evaluation_step, train_step
 from jaxdist.jobs.next_word._words import NUM_FEATURES, load_examples
 from jaxdist.training import WEIGHT
@@ -63,7 +63,7 @@ class NextWordTask(Task[NextWordConfig]):
         identity = {"seed": own.seed, "test_fraction": own.test_fraction, "checksum": checksum}
         return Data(train, held_out, identity)
 
-    def measures(self, means: Measures) -> dict[str, float]:
+    def measures(self, means: Mapping[str, float]) -> dict[str, float]:
         return {
             "loss": means["loss"],
             "accuracy": means["accuracy"],

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from msgspec import Meta
 
-from jaxdist.jobs._config.schema import Change, entry
+from jaxdist.jobs import entry
 from jaxdist.training import reduce_and_update, weighted_sums
 
 Batch = dict[str, jax.Array]
@@ -18,7 +18,7 @@ Batch = dict[str, jax.Array]
 class ModelConfig:
     """The units of the hidden layer. 0 units is linear regression."""
 
-    hidden: Annotated[int, Meta(ge=0, le=65536)] = entry(64, change=Change.NEVER)
+    hidden: Annotated[int, Meta(ge=0, le=65536)] = entry(64, change="never")
 
 
 class Regressor(nnx.Module):

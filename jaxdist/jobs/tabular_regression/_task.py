@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, final
 
 import jax
@@ -11,18 +12,20 @@ import numpy as np
 from flax import nnx
 from msgspec import Meta
 
-from jaxdist._strategies import Strategy
+from jaxdist import Strategy
 from jaxdist.errors import ConfigError
-from jaxdist.jobs._config.schema import (
+from jaxdist.jobs import (
     BatchConfig,
-    Change,
     CheckpointConfig,
+    Curve,
+    Data,
     JobConfig,
     OutputConfig,
+    Task,
     entry,
     section,
+    split_rows,
 )
-from jaxdist.jobs._task import Curve, Data, Measures, Task, split_rows
 from jaxdist.jobs.tabular_regression._model import (
     ModelConfig,
     Regressor,
@@ -39,8 +42,8 @@ _RUN = "runs/tabular_regression"
 class DataConfig(BatchConfig):
     """The size of the table, and the fraction of its numbers that are missing."""
 
-    rows: Annotated[int, Meta(ge=10, le=2**20)] = entry(2000, change=Change.NEVER)
-    missing: Annotated[float, Meta(ge=0, le=0.9)] = entry(0.15, change=Change.NEVER)
+    rows: Annotated[int, Meta(ge=10, le=2**20)] = entry(2000, change="never")
+    missing: Annotated[float, Meta(ge=0, le=0.9)] = entry(0.15, change="never")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +180,7 @@ class TableTask(Task[TableConfig]):
         held_out = self._tables[1][:, -1]
         return float(np.sqrt(np.nanmean((held_out - self._scale.mean[-1]) ** 2)))
 
-    def measures(self, means: Measures) -> dict[str, float]:
+    def measures(self, means: Mapping[str, float]) -> dict[str, float]:
         loss = means["loss"]
         variance = means["square"] - means["target"] ** 2
         return {

@@ -13,8 +13,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import PartitionSpec
 
-from jaxdist import _replica
-from jaxdist._mesh import ReplicaMesh
+import jaxdist
 
 # The kernels work on blocks of positions. Their longest block here is that of MaxText.
 BLOCK_MULTIPLE = 128
@@ -48,11 +47,11 @@ def attend(
     """
     if how == "plain":
         return jax.nn.dot_product_attention(query, key, value, is_causal=True)
-    frame = _replica.current_frame()
-    layout = frame.strategy.layout if frame is not None and frame.is_inside_step else None
-    platform = jax.default_backend() if layout is None else layout.platform
+    is_in_step = jaxdist.has_strategy() and not jaxdist.in_cross_replica_context()
+    strategy = jaxdist.get_strategy() if is_in_step else None
+    platform = strategy.mesh.devices.flat[0].platform if strategy else jax.default_backend()
     if how in KERNELS and platform == "tpu" and query.shape[1] % BLOCK_MULTIPLE == 0:
-        return _attend_by_kernel(query, key, value, layout, KERNELS[how])
+        return _attend_by_kernel(query, key, value, strategy, KERNELS[how])
     return _attend_in_chunks(query, key, value, chunk)
 
 
@@ -79,18 +78,20 @@ def _attend_by_kernel(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    layout: ReplicaMesh | None,
+    strategy: jaxdist.Strategy | None,
     kernel: Callable[..., jax.Array],
 ) -> jax.Array:
     run: Callable[..., jax.Array] = functools.partial(kernel, scale=1 / math.sqrt(query.shape[-1]))
-    if layout is not None and layout.num_logical > 1:
+    sizes = dict(strategy.mesh.shape) if strategy else {}
+    logical = [name for name in sizes if strategy and name not in strategy.replica_axes]
+    if math.prod(sizes[name] for name in logical) > 1:
         # XLA cannot split a kernel over devices, so the heads are split here.
-        by_head = PartitionSpec(None, None, layout.logical_axes)
+        by_head = PartitionSpec(None, None, tuple(logical))
         run = jax.shard_map(
             run,
             in_specs=(by_head,) * 3,
             out_specs=by_head,
-            axis_names=set(layout.logical_axes),
+            axis_names=set(logical),
             check_vma=False,
         )
     return run(query, key, value)

@@ -3,9 +3,7 @@
 import math
 
 from jaxdist.errors import ConfigError
-from jaxdist.jobs._config.load import LoadedConfig
-from jaxdist.jobs._partitions import PARTITIONS
-from jaxdist.jobs._strategy.build import count_logical_devices
+from jaxdist.jobs import PARTITIONS, LoadedConfig
 from jaxdist.jobs.topics_lm._attend import BLOCK_MULTIPLE, KERNELS
 from jaxdist.jobs.topics_lm._schema import TopicsConfig
 
@@ -22,7 +20,8 @@ def check_sizes(loaded: LoadedConfig[TopicsConfig]) -> None:
     asked = loaded.values.strategy
     # Tensor parallelism splits heads, hidden dims and the vocabulary over the logical devices.
     if PARTITIONS[asked.partition].is_split:
-        _check_divides(loaded, count_logical_devices(asked))
+        # A number, or a shape such as "2x2".
+        _check_divides(loaded, math.prod(map(int, str(asked.logical_devices).split("x"))))
 
 
 def _check_heads(loaded: LoadedConfig[TopicsConfig]) -> None:

@@ -4,9 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist import partition
-from jaxdist._program import RunOptions
-from jaxdist._strategies import Strategy
+from jaxdist import RunOptions, Strategy, partition
 from jaxdist.jobs.topics_lm._attention import Cache
 from jaxdist.jobs.topics_lm._model import Transformer
 from jaxdist.jobs.topics_lm._text import VOCABULARY

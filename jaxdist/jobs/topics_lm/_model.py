@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxdist import partition
-from jaxdist._values import is_sharded
+from jaxdist import Sharded, partition
 from jaxdist.jobs.topics_lm._attention import Attention, Cache
 from jaxdist.jobs.topics_lm._schema import ModelConfig
 from jaxdist.jobs.topics_lm._stacked import stack, take
@@ -179,7 +178,7 @@ class Transformer(nnx.Module):
         def gather(x: Any) -> Any:
             return partition.gather(x, dtype=self.config.dtype if x.ndim > 1 else None)
 
-        return jax.tree.map(gather, parameters, is_leaf=is_sharded)
+        return jax.tree.map(gather, parameters, is_leaf=lambda x: isinstance(x, Sharded))
 
     def _as_sums(self, parameter: Any) -> Any:
         """Cast a stack of matrices to the dtype in which gradients are summed over slices."""

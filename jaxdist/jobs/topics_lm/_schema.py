@@ -1,23 +1,18 @@
 """The configuration of the byte-level language model."""
 
 import dataclasses
+import sys
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from jaxdist.jobs._config.schema import (
+from jaxdist.jobs import (
     BatchConfig,
-    Change,
     CheckpointConfig,
-    Count,
-    CountOrZero,
     JobConfig,
     OptimizerConfig,
     OutputConfig,
-    PositiveOrZero,
-    Seed,
     StrategyConfig,
-    Text,
     TrainingConfig,
     entry,
     section,
@@ -25,40 +20,41 @@ from jaxdist.jobs._config.schema import (
 from jaxdist.jobs.topics_lm._text import VOCABULARY
 
 _RUN = "runs/topics_lm_data_parallel"
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(BatchConfig):
     """Windows of bytes: the batch size, their length, and the distance of their starts."""
 
-    sequence_length: Annotated[int, Meta(ge=1, le=2**20)] = entry(128, change=Change.NEVER)
-    stride: Count = entry(16, change=Change.NEVER)
+    sequence_length: Annotated[int, Meta(ge=1, le=2**20)] = entry(128, change="never")
+    stride: Count = entry(16, change="never")
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """The sizes of a decoder-only transformer."""
 
-    layers: Annotated[int, Meta(ge=1, le=1024)] = entry(2, change=Change.NEVER)
-    width: Count = entry(96, change=Change.NEVER)
-    heads: Count = entry(4, change=Change.NEVER)
-    head_dim: CountOrZero = entry(0, change=Change.NEVER)
-    hidden: Count = entry(384, change=Change.NEVER)
-    mlp: Literal["gelu", "gated"] = entry("gelu", change=Change.NEVER)
+    layers: Annotated[int, Meta(ge=1, le=1024)] = entry(2, change="never")
+    width: Count = entry(96, change="never")
+    heads: Count = entry(4, change="never")
+    head_dim: Annotated[int, Meta(ge=0, le=2**31 - 1)] = entry(0, change="never")
+    hidden: Count = entry(384, change="never")
+    mlp: Literal["gelu", "gated"] = entry("gelu", change="never")
     vocabulary: Annotated[int, Meta(ge=VOCABULARY, le=2**31 - 1)] = entry(
-        VOCABULARY, change=Change.NEVER
+        VOCABULARY, change="never"
     )
-    output: Literal["own", "shared"] = entry("own", change=Change.NEVER)
-    attention: Literal["plain", "chunked", "flash", "splash"] = entry("plain", change=Change.FREE)
-    attention_chunk: Count = entry(512, change=Change.FREE)
-    scan_layers: bool = entry(False, change=Change.NEVER)
+    output: Literal["own", "shared"] = entry("own", change="never")
+    attention: Literal["plain", "chunked", "flash", "splash"] = entry("plain", change="free")
+    attention_chunk: Count = entry(512, change="free")
+    scan_layers: bool = entry(False, change="never")
     sums_between_slices: Literal["float32", "bfloat16"] = entry(
         "float32", only_if=("model.scan_layers", True)
     )
-    split_residual: bool = entry(False, change=Change.FREE)
+    split_residual: bool = entry(False, change="free")
     dropout: Annotated[float, Meta(ge=0, le=0.95)] = entry(0.0)
     dtype: Literal["float32", "bfloat16"] = entry("float32")
-    remat: Literal["none", "parameters", "products", "layers"] = entry("none", change=Change.FREE)
+    remat: Literal["none", "parameters", "products", "layers"] = entry("none", change="free")
 
     @property
     def dims_of_a_head(self) -> int:
@@ -70,10 +66,10 @@ class ModelConfig:
 class GenerateConfig:
     """The text that is generated at the end. With 0 bytes, none is generated."""
 
-    prompt: Text = entry("The ", change=Change.FREE)
-    bytes: Annotated[int, Meta(ge=0, le=2**20)] = entry(400, change=Change.FREE)
-    temperature: PositiveOrZero = entry(0.7, change=Change.FREE)
-    seed: Seed = entry(0, change=Change.FREE)
+    prompt: Annotated[str, Meta(min_length=1)] = entry("The ", change="free")
+    bytes: Annotated[int, Meta(ge=0, le=2**20)] = entry(400, change="free")
+    temperature: Annotated[float, Meta(ge=0, le=sys.float_info.max)] = entry(0.7, change="free")
+    seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = entry(0, change="free")
 
 
 @dataclasses.dataclass(frozen=True)

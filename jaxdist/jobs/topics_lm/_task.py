@@ -2,15 +2,15 @@
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any, final
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxdist._strategies import Strategy
-from jaxdist.jobs._config.load import LoadedConfig
-from jaxdist.jobs._task import Curve, Data, Measures, Task
+from jaxdist import Strategy
+from jaxdist.jobs import Curve, Data, LoadedConfig, Task
 from jaxdist.jobs.topics_lm._checks import check_sizes
 from jaxdist.jobs.topics_lm._generate import generate
 from jaxdist.jobs.topics_lm._model import Transformer
@@ -85,7 +85,7 @@ class TopicsTask(Task[TopicsConfig]):
     def units_per_example(self) -> int:
         return self.config.data.sequence_length
 
-    def measures(self, means: Measures) -> dict[str, float]:
+    def measures(self, means: Mapping[str, float]) -> dict[str, float]:
         loss = means["loss"]
         return {
             "loss": loss,
