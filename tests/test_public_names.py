@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 import jaxdist
+import jaxdist.jobs
 from tests.strategies_under_test import STRATEGIES
 from tests.test_layers import late_block
 
@@ -265,6 +266,46 @@ PARTITION = {
     "replicated",
     "tensor_parallel",
 }
+# What a task of a user is written with.
+PARTS_OF_TASKS = {
+    "BatchConfig",
+    "CheckpointConfig",
+    "Curve",
+    "Data",
+    "JobConfig",
+    "OptimizerConfig",
+    "OutputConfig",
+    "StrategyConfig",
+    "Table",
+    "Task",
+    "TrainingConfig",
+    "entry",
+    "section",
+    "split_rows",
+}
+JOBS = {
+    "DigitsConfig",
+    "LoadedConfig",
+    "PARTITIONS",
+    "TASKS",
+    "TASK_NAMES",
+    "TrainingReport",
+    "count_cpu_devices",
+    "finished_line",
+    "finished_run",
+    "has_cluster",
+    "is_chief",
+    "is_server_task",
+    "kind_of",
+    "load_config",
+    "load_job",
+    "load_job_config",
+    "make_strategy",
+    "plan_job",
+    "sweep_job",
+    "train",
+    "versions",
+}
 NN = {"compute_average_loss", "embedding_lookup", "example_keys", "scale_regularization_loss"}
 
 ROOT = pathlib.Path(jaxdist.__file__).parent
@@ -317,6 +358,8 @@ def _callables() -> dict[str, object]:
         for name, value in _public(module).items():
             if callable(value):
                 found[f"{module.__name__}.{name}"] = value
+    for name in PARTS_OF_TASKS:
+        found[f"jaxdist.jobs.{name}"] = getattr(jaxdist.jobs, name)
     for name in ("Strategy", "StrategyExtended", "ReplicaContext", "PerReplica", "Variable"):
         for member, value in inspect.getmembers(getattr(jaxdist, name), inspect.isroutine):
             if not member.startswith("_"):
@@ -349,6 +392,7 @@ def test_names_that_are_no_rooms_are_all_listed() -> None:
         ("compat/v1/__init__.py", COMPAT_V1),
         ("compat/v1/experimental.py", COMPAT_V1_EXPERIMENTAL),
         ("compat/v1/tpu.py", set()),
+        ("jobs/__init__.py", JOBS | PARTS_OF_TASKS),
         ("nn/__init__.py", NN),
         ("partition/__init__.py", PARTITION),
         ("testing/__init__.py", TESTING),

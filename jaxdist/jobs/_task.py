@@ -15,7 +15,7 @@ from jaxdist._called import called, refuse
 from jaxdist._program import Program, RunOptions
 from jaxdist._strategies import Strategy, check_strategy
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_integer, as_number, check_instance, check_text, show
+from jaxdist._validate import ErrorNote, as_integer, as_number, check_instance, check_text, show
 from jaxdist._values import PerReplica
 from jaxdist.data import batches
 from jaxdist.errors import ArgumentError, ShapeError, UnsupportedError
@@ -74,7 +74,9 @@ class Data:
             on examples that the model was trained on.
 
     Raises:
-        ArgumentTypeError: `identity` is not a dict.
+        ShapeError: A leaf is a scalar, leaves of one part have different numbers of examples, or
+            a part has no arrays.
+        ArgumentTypeError: A leaf holds Python objects, or `identity` is not a dict.
 
     Example:
         >>> rows = {"x": np.arange(10.0), "y": np.arange(10.0) ** 2}
@@ -87,8 +89,14 @@ class Data:
     held_out: PyTree
     identity: dict[str, Any]
 
-    @called("jobs.Data")
+    @called("jobs.Data", replaces="data.batches")
     def __post_init__(self) -> None:
+        for name in ("train", "held_out"):
+            part = getattr(self, name)
+            # Where a part has no examples, `check_job` says which entry to set.
+            if {np.shape(x)[:1] for x in jax.tree.leaves(part)} != {(0,)}:
+                with ErrorNote(f"These are the arrays of jobs.Data({name}=...)."):
+                    batches(part, 1)
         remedy = 'Pass for instance identity={"seed": 0, "test_fraction": 0.2}.'
         what = "a dict of the values that determine which examples are held out"
         check_instance("identity", self.identity, dict, what, remedy)

@@ -145,19 +145,20 @@ def _find(name: Any, where: str) -> type[Task[Any]]:
     except ImportError as error:
         raise ConfigError(
             f"{where}: task is {name!r}, and importing {module_name} failed: {error}.\n\n"
-            "The module of a task is in the current directory, in a folder of PYTHONPATH, or "
-            "installed.\n\n"
-            "Run the command in the folder of the module, or set PYTHONPATH to that folder."
+            "The module of a task, and what it imports, is in the current directory, in a folder "
+            "of PYTHONPATH, or installed.\n\n"
+            "Run the command in the folder of the module, set PYTHONPATH to that folder, or "
+            "install what is missing."
         ) from error
     kind = getattr(module, class_name, None)
     if not isinstance(kind, type) or not issubclass(kind, Task):
-        own = [n for n, x in vars(module).items() if isinstance(x, type) and issubclass(x, Task)]
-        near = find_nearest(class_name, own)
+        own = [n for n, x in vars(module).items() if isinstance(x, type) and Task in x.__mro__[1:]]
+        near = find_nearest(class_name, own) or next(iter(own), "WineTask")
         found = f"is {show(kind)}" if hasattr(module, class_name) else "does not exist"
         raise ConfigError(
             f"{where}: task is {name!r}, and {class_name} of {module_name} {found}.\n\n"
-            f"A task is a subclass of jaxdist.jobs.Task.\n\n"
-            f'Write for instance task = "{module_name}:{near or "WineTask"}".'
+            "A task is a subclass of jaxdist.jobs.Task.\n\n"
+            f'Write for instance task = "{module_name}:{near}".'
         )
     missing = [n for n in Task.__annotations__ if not hasattr(kind, n)]
     missing += sorted(kind.__abstractmethods__)

@@ -173,6 +173,25 @@ CALLS = {
         lambda: jobs.DigitsConfig,
         use=lambda config: jobs.TASKS["digits"](config).rules,
     ),
+    "jaxdist.jobs.JobConfig": Call(lambda: jobs.JobConfig, lambda: {"task": "tasks:WineTask"}),
+    "jaxdist.jobs.Curve": Call(
+        lambda: jobs.Curve, lambda: {"measure": "loss", "label": "held-out loss"}
+    ),
+    "jaxdist.jobs.Data": Call(
+        lambda: jobs.Data,
+        lambda: {"train": np.ones(3), "held_out": np.ones(1), "identity": {"seed": 0}},
+    ),
+    "jaxdist.jobs.Table": Call(lambda: jobs.Table, lambda: {"make": _state}),
+    "jaxdist.jobs.Table.create": Call(lambda: jobs.Table(_state).create),
+    "jaxdist.jobs.entry": Call(
+        lambda: jobs.entry,
+        lambda: {"default": 1, "change": "never", "only_if": ("optimizer.update", "sharded")},
+    ),
+    "jaxdist.jobs.section": Call(lambda: jobs.section, lambda: {"kind": jobs.TrainingConfig}),
+    "jaxdist.jobs.split_rows": Call(
+        lambda: jobs.split_rows,
+        lambda: {"arrays": np.arange(4), "test_fraction": 0.25, "seed": 0},
+    ),
     "jaxdist.jobs.Task": Call(lambda: jobs.TASKS["digits"], lambda: {"config": _loaded().values}),
     "jaxdist.jobs.Task.lower": Call(
         lambda: _job().lower,

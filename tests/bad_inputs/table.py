@@ -100,6 +100,11 @@ FOR_SUBCLASSES = {
         f"jaxdist.jobs.Task.{name}"
         for name in "batch check finish load make_model measures".split()
     ),
+    # Sections: `load_config` makes them from values that it has checked.
+    *(
+        f"jaxdist.jobs.{name}Config"
+        for name in "Batch Checkpoint Optimizer Output Strategy Training".split()
+    ),
 }
 
 # Other rooms of jaxdist call these.

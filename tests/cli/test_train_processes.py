@@ -5,15 +5,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.jobs.own_task import write_own_task
+
 ROOT = Path(__file__).parents[2]
+SHIPPED = ROOT / "configs" / "digits_mirrored.toml"
+_OF_DIGITS = ("model.channels=[4]", "model.hidden=8")
 _OPTIONS = (
-    "model.channels=[4]",
-    "model.hidden=8",
     "data.batch_size=64",
     "optimizer.warmup_steps=0",
     "optimizer.schedule=constant",
@@ -24,14 +26,17 @@ _OPTIONS = (
     "strategy.virtual_devices=2",
 )
 
+MODULE = ("-m", "jaxdist")
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 class _Trainings:
     """Starts `jaxdist train` in one folder, and ends the processes that it started."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, config: Path = SHIPPED, program: Sequence[str] = MODULE):
+        self.folder, self.config, self.program = folder, config, program
+        self.options = (*_OPTIONS, *(_OF_DIGITS if config is SHIPPED else ()))
         self.children: list[subprocess.Popen[str]] = []
 
     def start(self, steps: int) -> subprocess.Popen[str]:
@@ -40,10 +45,9 @@ class _Trainings:
         environment.update(
             PYTHONPATH=str(ROOT), JAX_PLATFORMS="cpu", JAX_DISABLE_MOST_OPTIMIZATIONS="1"
         )
-        sets = [word for o in (*_OPTIONS, f"training.steps={steps}") for word in ("--set", o)]
-        config = str(ROOT / "configs" / "digits_mirrored.toml")
+        sets = [word for o in (*self.options, f"training.steps={steps}") for word in ("--set", o)]
         child = subprocess.Popen(
-            [sys.executable, "-m", "jaxdist", "train", config, *sets],
+            [sys.executable, *self.program, "train", str(self.config), *sets],
             cwd=self.folder,
             env=environment,
             stdout=subprocess.PIPE,
@@ -121,6 +125,33 @@ def test_killed_after_the_kth_checkpoint_each_run_goes_on_from_the_last_complete
     assert whole.losses() == resumed
 
 
+# As pip writes it: Python looks for modules in the folder of the script, not in the current one.
+CONSOLE_SCRIPT = "import sys\nfrom jaxdist.cli import main\nsys.exit(main())\n"
+
+
+@pytest.mark.parametrize("is_script", [True, False], ids=["script", "module"])
+def test_a_task_in_a_file_of_the_user_is_killed_and_goes_on(
+    is_script: bool, tmp_path: Path
+) -> None:
+    config = write_own_task(tmp_path)
+    script = tmp_path / "bin" / "jaxdist"
+    script.parent.mkdir()
+    script.write_text(CONSOLE_SCRIPT)
+    trainings = _Trainings(tmp_path, config, (str(script),) if is_script else MODULE)
+    try:
+        child = trainings.start(steps=100000)
+        _wait_for_line(child, ": saved checkpoints", times=1)
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+        reached = trainings.complete()[-1]
+        out = trainings.finish(steps=reached + 2)
+        assert _resumed_step(out) == reached
+        assert "sine: 193 parameters on 2 replica(s)" in out
+        assert len(trainings.losses()) == reached + 2
+    finally:
+        trainings.end()
+
+
 def test_killed_while_a_checkpoint_is_written_the_next_run_takes_the_one_before(
     trainings: _Trainings,
 ) -> None:
@@ -187,10 +218,9 @@ def test_a_finished_run_says_so_before_data_is_loaded_and_before_jax_starts(
 ) -> None:
     trainings.finish(steps=2)
     before = {p: p.stat().st_mtime_ns for p in trainings.folder.rglob("*")}
-    sets = [word for o in (*_OPTIONS, "training.steps=2") for word in ("--set", o)]
-    config = str(ROOT / "configs" / "digits_mirrored.toml")
+    sets = [word for o in (*trainings.options, "training.steps=2") for word in ("--set", o)]
     done = subprocess.run(
-        [sys.executable, "-c", FINISHED, "train", config, *sets],
+        [sys.executable, "-c", FINISHED, "train", str(SHIPPED), *sets],
         cwd=trainings.folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
         capture_output=True,

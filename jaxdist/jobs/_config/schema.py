@@ -146,7 +146,12 @@ _ON_SERVERS = ("strategy.kind", "parameter_server")
 
 @dataclasses.dataclass(frozen=True)
 class StrategyConfig:
-    """The devices, the devices of each replica, and the placement of the model on them."""
+    """The section `[strategy]`: the devices, and the placement of the model on them.
+
+    Example:
+        >>> StrategyConfig(partition="fsdp").kind
+        'auto'
+    """
 
     kind: Literal["auto", "multi_worker_mirrored", "parameter_server"] = entry(
         "auto", change="free"
@@ -167,7 +172,17 @@ class StrategyConfig:
 
 @dataclasses.dataclass(frozen=True)
 class BatchConfig:
-    """The global batch, and the held-out examples."""
+    """The section `[data]`: the global batch, and the held-out examples.
+
+    A task with more entries for its data has a subclass.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class WindowConfig(BatchConfig):
+        ...     length: int = entry(128, change="never")
+        >>> WindowConfig(batch_size=32)
+        WindowConfig(batch_size=32, test_fraction=0.2, seed=0, length=128)
+    """
 
     batch_size: Count = entry(64)
     test_fraction: Fraction = entry(0.2, change="never")
@@ -176,7 +191,12 @@ class BatchConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW, and the schedule of its learning rate."""
+    """The section `[optimizer]`: AdamW, and the schedule of its learning rate.
+
+    Example:
+        >>> OptimizerConfig(clip_norm=1.0).schedule
+        'cosine'
+    """
 
     learning_rate: Positive = entry(3e-3)
     schedule: Literal["cosine", "constant"] = entry("cosine")
@@ -190,7 +210,12 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
-    """The number of steps, and how often to log and evaluate."""
+    """The section `[training]`: the number of steps, and how often to log and evaluate.
+
+    Example:
+        >>> TrainingConfig(steps=50).log_every
+        20
+    """
 
     steps: Count = entry(400, change="free")
     log_every: Count = entry(20, change="free")
@@ -216,7 +241,12 @@ class CompilerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """Where and how often to save, and whether to resume from an existing checkpoint."""
+    """The section `[checkpoint]`: where and how often to save, and whether to resume.
+
+    Example:
+        >>> CheckpointConfig(directory="runs/wine/checkpoints").every
+        100
+    """
 
     directory: LocalPath = entry("runs/digits_mirrored/checkpoints", change="free")
     every: Count = entry(100, change="free")
@@ -226,7 +256,14 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OutputConfig:
-    """The files at the end of a run. With an empty `picture`, none is drawn."""
+    """The section `[output]`: the files at the end of a run.
+
+    With an empty `picture`, none is drawn.
+
+    Example:
+        >>> OutputConfig(directory="runs/wine").metrics
+        'metrics.json'
+    """
 
     directory: LocalPath = entry("runs/digits_mirrored", change="free")
     metrics: LocalPath = entry("metrics.json", change="free")
