@@ -13,12 +13,14 @@ import dataclasses
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar, overload
+
+from jaxdist.errors import ArgumentError, ArgumentTypeError, JaxdistError
 
 Name: TypeAlias = str | Callable[..., str]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_Error = TypeVar("_Error", bound=Exception)
+_Error = TypeVar("_Error", bound=JaxdistError)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -75,17 +77,29 @@ def name_call() -> str:
     return _find_name(sys._getframe(1))
 
 
-def refuse(kind: Callable[[str], _Error], found: str, rule: str, remedy: str) -> _Error:
+@overload
+def refuse(found: str, rule: str, remedy: str) -> ArgumentError: ...
+@overload
+def refuse(found: str, rule: str, remedy: str, kind: type[_Error]) -> _Error: ...
+def refuse(
+    found: str, rule: str, remedy: str, kind: type[JaxdistError] = ArgumentError
+) -> JaxdistError:
     """Return the error of a call that got a wrong argument.
 
     Args:
-        kind: The class of the error.
         found: What the call was given, with the period or the list that ends the sentence.
         rule: What the argument has to be.
         remedy: What to pass instead.
+        kind: The class of the error.
     """
     name = _find_name(sys._getframe(1))
     return kind(f"{name} was given {found}\n\n{rule}\n\n{remedy}")
+
+
+def refuse_type(found: str, rule: str, remedy: str) -> ArgumentTypeError:
+    """Return the error of a call that got an argument of a wrong type; see `refuse`."""
+    name = _find_name(sys._getframe(1))
+    return ArgumentTypeError(f"{name} was given {found}\n\n{rule}\n\n{remedy}")
 
 
 def _find_name(inner: types.FrameType) -> str:

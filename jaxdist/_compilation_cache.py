@@ -9,7 +9,6 @@ from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 from jaxdist._called import called, refuse
 from jaxdist._validate import as_path
-from jaxdist.errors import ArgumentError
 
 _CALLER = "config.compilation_cache"
 _LEAST_SECONDS = "jax_persistent_cache_min_compile_time_secs"
@@ -67,7 +66,6 @@ def compilation_cache(directory: str | os.PathLike[str] | None) -> None:
     jax_cache.reset_cache()
 
 
-@called(_CALLER)
 def _check_writable(path: str) -> None:
     # JAX would only log a warning for each program, and compile it again.
     try:
@@ -76,7 +74,6 @@ def _check_writable(path: str) -> None:
             pass
     except OSError as error:
         raise refuse(
-            ArgumentError,
             f"directory={path!r}, which cannot be written: {error}.",
             "JAX writes each program that it compiles into a file of this folder.",
             "Pass a folder that you may write.",

@@ -9,7 +9,6 @@ from typing import Any
 
 from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, show
-from jaxdist.errors import ArgumentError
 
 _CALLER = "config.gpu_flags"
 _GPU = re.compile(r"\d+|(GPU|MIG)-.+")
@@ -220,7 +219,6 @@ def gpu_flags(
     """
     if not isinstance(training, str) or training not in TRAININGS:
         raise refuse(
-            ArgumentError,
             f"training={show(training)}.",
             f"Kinds of training are {', '.join(map(repr, TRAININGS))}.",
             "Pass 'data_parallel' if each GPU has all parameters, and 'fsdp' if they are divided.",
@@ -231,7 +229,6 @@ def gpu_flags(
     ):
         if given is not None and training == other:
             raise refuse(
-                ArgumentError,
                 f"training={training!r} and {name}={given!r}.",
                 "layer_bytes is for 'fsdp', and gradient_bytes for 'data_parallel'.",
                 f"Remove {name}, or pass the other kind of training.",
@@ -246,7 +243,6 @@ def gpu_flags(
     )
 
 
-@called(_CALLER)
 def find_generation(chip: Any) -> str:
     """Return the generation of a GPU.
 
@@ -255,7 +251,6 @@ def find_generation(chip: Any) -> str:
     """
     if not isinstance(chip, str) or chip not in _GENERATIONS:
         raise refuse(
-            ArgumentError,
             f"chip={show(chip)}.",
             f"Settings are known for {', '.join(_GENERATIONS)}.",
             "Pass the one of the same generation as your GPU: a100 for Ampere, h100 for Hopper, "
@@ -270,7 +265,6 @@ def generation_of_kind(device_kind: str) -> str | None:
     return next((g for chip, g in _GENERATIONS.items() if chip in words), None)
 
 
-@called(_CALLER)
 def _as_bytes(name: str, given: Any) -> int | None:
     return None if given is None else as_integer(name, given, least=1)
 

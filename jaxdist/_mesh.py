@@ -17,11 +17,11 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from jaxdist._called import called, name_call, refuse
+from jaxdist._called import called, name_call, refuse, refuse_type
 from jaxdist._compat import find_mapped_axis
 from jaxdist._processes import Process, get_current_process
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, DeviceError
+from jaxdist.errors import ContextError, DeviceError
 
 REPLICA_AXIS = "replica"
 LOGICAL_AXIS = "logical"
@@ -67,7 +67,6 @@ class ReplicaMesh:
         size, count = self.mesh.size, self.process.count
         if len(self.owners) != size or not {*self.owners} <= {*range(count)}:
             raise refuse(
-                ArgumentError,
                 f"owners={self.owners} for {size} devices of {count} processes.",
                 "owners has the number of a process for each device.",
                 f"Pass {size} numbers from 0 to {count - 1}.",
@@ -356,8 +355,7 @@ def make_auto_sharding(sharding: Any) -> Any:
 def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:
     """Build the `ReplicaMesh` of a strategy around a user's mesh."""
     if not isinstance(mesh, Mesh):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"mesh={show(mesh)}.",
             "mesh is a jax.sharding.Mesh.",
             "Build one with jax.sharding.Mesh(devices, axis_names), or leave mesh out.",
@@ -366,7 +364,6 @@ def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:
     # Do not guess the axes: on a mesh ("data", "model"), copies over both axes would be wrong.
     if replica_axes is None:
         raise refuse(
-            ArgumentError,
             f"mesh with the axes {names}, and no replica_axes.",
             "replica_axes names the axes along which each device runs a copy of the step.",
             f"Pass for instance replica_axes=({names[0]!r},).",
@@ -376,7 +373,6 @@ def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:
     if unknown or not axes or len(set(axes)) != len(axes):
         what = f"{unknown} is not among them" if unknown else f"{axes} is empty or repeats a name"
         raise refuse(
-            ArgumentError,
             f"mesh with the axes {names}, and replica_axes={axes}: {what}.",
             "replica_axes are axes of the mesh.",
             f"Pass one or more of {names}, each once.",
@@ -385,7 +381,6 @@ def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:
     manual = [a for a, kind in kinds.items() if kind is AxisType.Manual]
     if manual:
         raise refuse(
-            ArgumentError,
             f"mesh with the axes {names}, of which {manual} are Manual.",
             "Axes of a strategy's mesh are Explicit or Auto; a step makes its replica axes manual "
             "itself.",

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.tree_util import keystr
 
 from jaxdist import _collectives, _compat
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse_type
 from jaxdist._collectives import ReduceOp
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
@@ -25,7 +25,7 @@ from jaxdist._values import (
     is_variable,
     stops,
 )
-from jaxdist.errors import ArgumentTypeError, ContextError
+from jaxdist.errors import ContextError
 
 
 class HasLayout(Protocol):
@@ -44,11 +44,8 @@ def layout_of(
     """Check that `strategy` is a strategy, and return its mesh."""
     layout = getattr(strategy, "layout", None)
     if not isinstance(layout, ReplicaMesh):
-        raise refuse(
-            ArgumentTypeError,
-            f"strategy={show(strategy)}.",
-            "strategy is a strategy of jaxdist.",
-            remedy,
+        raise refuse_type(
+            f"strategy={show(strategy)}.", "strategy is a strategy of jaxdist.", remedy
         )
     return layout
 
@@ -137,8 +134,7 @@ class ReplicaContext:
     def __init__(self, strategy: Any, *, traced: bool = True) -> None:
         layout = getattr(strategy, "layout", None)
         if not isinstance(layout, ReplicaMesh):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"strategy={show(strategy)}.",
                 "A replica context belongs to a strategy.",
                 "Ask for the one of the step that runs: jaxdist.get_replica_context().",

@@ -16,7 +16,7 @@ from jaxdist.errors import ArgumentError, ShapeError
 
 def _check(value: int) -> None:
     if value < 0:
-        raise refuse(ArgumentError, f"value={value}.", "value is at least 0.", "Pass value=0.")
+        raise refuse(f"value={value}.", "value is at least 0.", "Pass value=0.")
 
 
 @called("inner")
@@ -206,6 +206,6 @@ def test_functions_without_a_name_in_between_change_nothing(kinds: list[str]) ->
 
 
 def test_an_error_has_three_paragraphs() -> None:
-    error = call_as("f", refuse, ShapeError, "x of shape [2].", "x is a scalar.", "Pass x[0].")
+    error = call_as("f", refuse, "x of shape [2].", "x is a scalar.", "Pass x[0].", kind=ShapeError)
     assert type(error) is ShapeError
     assert str(error) == "f was given x of shape [2].\n\nx is a scalar.\n\nPass x[0]."

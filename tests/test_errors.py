@@ -134,7 +134,7 @@ def _without_three_paragraphs(source: str) -> list[str]:
     for node in ast.walk(ast.parse(source)):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args):
             continue
-        if node.func.id == "refuse":
+        if node.func.id in {"refuse", "refuse_type"}:
             wrong += [f"line {x.lineno}: {_text(x)}" for x in node.args if "\n\n" in _text(x)]
             continue
         if node.func.id not in {*TREE} - {"MissingNameError"}:
@@ -173,7 +173,8 @@ def _refused_by_hand(source: str) -> list[str]:
 
 def test_one_function_writes_the_errors_about_wrong_arguments() -> None:
     root = pathlib.Path(errors.__file__).parent
-    found = {p.relative_to(root).as_posix(): _refused_by_hand(p.read_text()) for p in FILES}
+    files = [p for p in FILES if p.name != "_called.py"]
+    found = {p.relative_to(root).as_posix(): _refused_by_hand(p.read_text()) for p in files}
     assert {file: lines for file, lines in found.items() if lines} == {}
     by_hand = 'raise ShapeError(f"{name} was given x.\\n\\nIt has rows.\\n\\nPass {more}.")'
     assert len(_refused_by_hand(by_hand)) == 1

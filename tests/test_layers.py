@@ -15,7 +15,8 @@ ROOT = pathlib.Path(jaxdist.__file__).parent
 # Bottom to top, as in `docs/design/000-rooms.md`. A room may use the rows before its own; rooms of
 # one row do not use each other, except as SIDEWAYS says.
 ROWS = [
-    {"_called", "_contexts", "_first_import", "_late", "_typing", "errors"},
+    {"_contexts", "_first_import", "_late", "_typing", "errors"},
+    {"_called"},
     {"_integers"},
     {"_compat", "_hooks", "_not_there", "_validate"},
     {

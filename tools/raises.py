@@ -46,13 +46,17 @@ class Reached:
 
 
 def _find_class(error: ast.expr) -> ast.expr:
-    """The class or function that makes an error; of `refuse(Class, ...)` it is the class."""
+    """The class or function that makes an error; of `refuse` it is the class."""
     if not isinstance(error, ast.Call):
         return error
-    # `call_as(name, refuse, Class, ...)` calls it under a name.
-    called = [error.func, *error.args]
-    places = [n for n, x in enumerate(called[:3]) if isinstance(x, ast.Name) and x.id == "refuse"]
-    return called[places[0] + 1] if places else error.func
+    # `call_as(name, refuse, ...)` calls it under a name.
+    made_by = {x.id for x in (error.func, *error.args[:2]) if isinstance(x, ast.Name)}
+    if "refuse_type" in made_by:
+        return ast.Name("ArgumentTypeError")
+    if "refuse" in made_by:
+        kinds = [keyword.value for keyword in error.keywords if keyword.arg == "kind"]
+        return kinds[0] if kinds else ast.Name("ArgumentError")
+    return error.func
 
 
 def find_in_tree(tree: ast.Module, file: str) -> dict[ast.Raise, Raise]:

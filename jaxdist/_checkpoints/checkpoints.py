@@ -9,7 +9,7 @@ from typing import Any, Self, overload
 
 from jax.sharding import Sharding
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._checkpoints.errors import describe_steps, make_directory_error, make_step_error
 from jaxdist._checkpoints.files import list_steps
 from jaxdist._checkpoints.leaves import check_leaves, name_leaves
@@ -29,7 +29,7 @@ from jaxdist._validate import (
     check_instance,
     show,
 )
-from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, OtherProcessError
+from jaxdist.errors import ArgumentError, CheckpointError, OtherProcessError
 
 _LOG = logging.getLogger("jaxdist")
 _NOTHING: Any = object()
@@ -154,8 +154,7 @@ class Checkpoints:
         """
         step = as_integer("step", step, least=0, most=_LAST_STEP)
         if notes is not None and not isinstance(notes, Mapping):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"notes={show(notes)}.",
                 "notes are a dict that JSON can hold, or None.",
                 "Pass for instance notes={'epoch': 1}.",
@@ -316,7 +315,6 @@ class Checkpoints:
             if step is not None or isinstance(state, bool) or not isinstance(state, int):
                 found = f"state={show(state)}" if step is None else f"step={show(step)}"
                 raise refuse(
-                    ArgumentError,
                     f"like=, and {found}.",
                     "With like, state is the number of the checkpoint, and there is no step.",
                     "Call restore(state, step=7) to update objects in place, or restore(7, "
@@ -444,7 +442,6 @@ class Checkpoints:
 
 def _make_skip_error(step: int) -> ArgumentError:
     return refuse(
-        ArgumentError,
         f"skip_damaged=True, and the step {step}.",
         "skip_damaged looks for the newest good checkpoint, and a given step is one checkpoint.",
         "Leave the step out, or skip_damaged.",
@@ -457,7 +454,6 @@ def _as_seconds(seconds: float | None) -> float | None:
     seconds = as_number("timeout_seconds", seconds)
     if not seconds > 0:
         raise refuse(
-            ArgumentError,
             f"timeout_seconds={seconds!r}.",
             "It is a time in seconds, above 0.",
             "Pass for instance timeout_seconds=300, or leave it out.",
@@ -471,14 +467,12 @@ def _check_sharding(sharding: Any) -> None:
     check_instance("sharding", sharding, (Sharding, type(None)), what, remedy)
 
 
-@called("Checkpoints.save")
 def _to_plain_json(notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the notes as `restore` will return them: tuples as lists, keys as strings."""
     try:
         return json.loads(json.dumps(dict(notes)))
     except (TypeError, ValueError) as error:
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"notes={show(notes)}: {error}.",
             "notes are what JSON can hold.",
             "Turn arrays into lists or numbers, or put them in the state.",

@@ -58,13 +58,13 @@ def make_step_error(
     has_it = f", and {directory / str(step)} exists" if step in steps else ""
     later = [s for s in steps if s >= step]
     return refuse(
-        CheckpointError,
         f"{noun}={step}{has_it}. The newest checkpoint in {directory} is of {noun} {newest}.",
         f"restore takes the checkpoint of the highest {noun}, and keep deletes the lowest ones, "
         "so each checkpoint is above those before it.",
         f"{resume}, save from {noun} {newest + 1} on, or choose another directory. To go back, "
         f"call discard_after({step - 1}) of training.Checkpoints before: it deletes "
         f"{describe_steps(later)}.",
+        kind=CheckpointError,
     )
 
 

@@ -9,11 +9,10 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist import _compat
-from jaxdist._called import called, refuse
+from jaxdist._called import refuse, refuse_type
 from jaxdist._typing import PyTree
 from jaxdist._validate import show
 from jaxdist._values import refuse_ref
-from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
 def name_leaves(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
@@ -23,7 +22,6 @@ def name_leaves(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> d
     return {keystr(path, simple=True, separator=".") or "value": _to_array(x) for path, x in flat}
 
 
-@called("Checkpoints.save")
 def check_leaves(tree: PyTree) -> None:
     """Check that all leaves are arrays or numbers, and that the state has elements.
 
@@ -36,7 +34,6 @@ def check_leaves(tree: PyTree) -> None:
         refuse_ref(f"Checkpoints.save was given state{keystr(path)}", leaf)
     if not any(np.size(leaf) for _, leaf in flat):
         raise refuse(
-            ArgumentError,
             f"state={show(tree)}, which has no elements.",
             "state is a pytree of arrays with elements in it.",
             "Pass what is trained, such as (model, optimizer).",
@@ -45,8 +42,7 @@ def check_leaves(tree: PyTree) -> None:
         kind = getattr(getattr(_to_array(leaf), "dtype", None), "kind", "O")
         # Objects, bytes, strings, and times: NumPy has arrays of these, JAX and Orbax do not.
         if kind in "OSUMm":
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"{_shorten(leaf)} at state{keystr(path)}, which is neither an array nor a number.",
                 "A checkpoint has arrays and numbers as leaves.",
                 "Put text and other plain values into the notes: save(step, state, notes={...}). "

@@ -16,7 +16,7 @@ from jaxdist._checks.result_comparison import is_argument_leaf, is_per_replica
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._values import Kind, placement_of_sharding, view_auto
-from jaxdist.errors import ArgumentError, ReplicaDriftError
+from jaxdist.errors import ReplicaDriftError
 
 
 class DriftChecks:
@@ -31,7 +31,6 @@ class DriftChecks:
         """Compare the state at every `every`-th call; return whether anything was compared."""
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise refuse(
-                ArgumentError,
                 f"every={every!r}.",
                 "every is the number of calls from one comparison to the next: an integer from 1 "
                 "up.",

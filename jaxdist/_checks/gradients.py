@@ -52,7 +52,6 @@ def check_gradients(
     layout: ReplicaMesh = strategy.layout
     if not isinstance(rtol, float) or not 0 < rtol < 1:
         raise refuse(
-            ArgumentError,
             f"rtol={rtol!r}.",
             "rtol is the largest difference that counts as equal, relative to the largest change "
             "of the leaf: a float between 0 and 1.",
@@ -114,13 +113,11 @@ def check_gradients(
     return GradientReport(setting, tuple(leaves), tuple(not_compared))
 
 
-@called("Strategy.check_gradients")
 def _check_no_variables(program: Program) -> None:
     if program.variables:
         written, read = program.variables.names
         names = [*written, *read]
         raise refuse(
-            ArgumentError,
             f"a step that uses {len(names)} variable(s): {names[:5]}.",
             "The step runs twice, on copies of its arguments; variables that it finds by itself "
             "would be changed by both runs, and belong to one strategy.",

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.tree_util import keystr
 
-from jaxdist._called import called, refuse
+from jaxdist._called import refuse
 from jaxdist._checks.gradient_report import LeafComparison, compare, raise_noise_floor
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
@@ -22,10 +22,8 @@ from jaxdist._values import (
     put,
     stops,
 )
-from jaxdist.errors import ArgumentError
 
 
-@called("Strategy.check_gradients")
 def compare_results(
     given: PyTree, many: PyTree, one: PyTree, layout: ReplicaMesh, rtol: float
 ) -> tuple[list[LeafComparison], list[str]]:
@@ -40,7 +38,6 @@ def compare_results(
     """
     if _structure(many) != _structure(one):
         raise refuse(
-            ArgumentError,
             f"a step that returns another structure on one device.\n{layout.num_replicas} "
             f"replicas: {_structure(many)}\none device: {_structure(one)}",
             "Results are compared leaf by leaf.",

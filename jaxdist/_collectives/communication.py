@@ -3,12 +3,11 @@
 import dataclasses
 from typing import Any
 
-from jaxdist._called import call_as, refuse
+from jaxdist._called import call_as, refuse_type
 from jaxdist._collectives.cross_device import CrossDeviceOps
 from jaxdist._collectives.marks.trace_notes import note_limit
 from jaxdist._collectives.options.hints import choose_options, read_options, report_ignored
 from jaxdist._collectives.options.options import CommunicationOptions
-from jaxdist.errors import ArgumentTypeError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +50,7 @@ def read_communication(
         ArgumentError: Both options and hints are given.
     """
     if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"cross_device_ops={cross_device_ops!r}, of type {type(cross_device_ops).__name__}.",
             "cross_device_ops is a jaxdist.CrossDeviceOps, or an object of a subclass.",
             "Pass for instance jaxdist.NcclAllReduce(num_packs=2), or leave it out.",

@@ -189,11 +189,11 @@ def _refuse_per_replica(name: str, leaf: Any) -> None:
     """Refuse a `PerReplica` in a step, where each replica passes its own value."""
     if isinstance(leaf, PerReplica):
         raise refuse(
-            ContextError,
             f"{name}, a PerReplica, in a step.",
             "In a step each replica has its own value, and a PerReplica is those of all.",
             "Pass it to the step, strategy.run(step, args=(value, ...)), and use what the step "
             "gets for it.",
+            kind=ContextError,
         )
 
 
@@ -256,9 +256,9 @@ def gather_dim(name: str, array: Any, axis: Any) -> int:
         )
     if not -array.ndim <= dim < array.ndim:
         raise refuse(
-            ShapeError,
             f"axis={dim}, and {name} is {array.dtype}{list(array.shape)} of rank {array.ndim}.",
             f"axis is a dim of {name}.",
             f"Pass one of {list(range(-array.ndim, array.ndim))}.",
+            kind=ShapeError,
         )
     return dim % array.ndim

@@ -7,11 +7,9 @@ from typing import Any
 
 import jax
 
-from jaxdist._called import call_as, called, name_call, refuse
+from jaxdist._called import call_as, called, name_call, refuse, refuse_type
 from jaxdist._validate import as_list, show
 from jaxdist.errors import (
-    ArgumentError,
-    ArgumentTypeError,
     BackendStartedError,
     DeviceError,
 )
@@ -58,8 +56,7 @@ def device_from_name(name: str | jax.Device, given_to: str = "") -> jax.Device:
     if not isinstance(name, str):
         raise call_as(
             f"{where}{show(name)},",
-            refuse,
-            ArgumentTypeError,
+            refuse_type,
             "as a device.",
             "A device is a jax.Device, or a string such as 'cpu:0'.",
             f"Use one of {list_device_names()}.",
@@ -173,18 +170,18 @@ def distinct_devices(
     twice = sorted({str(d) for d in devices if devices.count(d) > 1})
     if twice:
         raise refuse(
-            DeviceError,
             f"{parameter} with the same device twice: {twice} in {list(map(str, listed))}.",
             "Each replica has its own device.",
             "List each device once.",
+            kind=DeviceError,
         )
     platforms = sorted({d.platform for d in devices})
     if len(platforms) > 1:
         raise refuse(
-            DeviceError,
             f"{parameter} of different kinds: {platforms} in {list(map(str, listed))}.",
             "Replicas run one program together, so they need one kind of device.",
             f"Use devices of one of {platforms}.",
+            kind=DeviceError,
         )
     return devices
 
@@ -215,15 +212,13 @@ def virtual_devices(count: int) -> None:
         `jax.config.update("jax_num_cpu_devices", count)`.
     """
     if not isinstance(count, int) or isinstance(count, bool):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"count={show(count)}.",
             "count is a number of devices.",
             "Pass for instance virtual_devices(8).",
         )
     if count < 1:
         raise refuse(
-            ArgumentError,
             f"count={count}.",
             "There is one device or more.",
             "Pass for instance virtual_devices(8).",
@@ -237,17 +232,16 @@ def virtual_devices(count: int) -> None:
             raise _make_started_error(count, present) from None
 
 
-@called("virtual_devices")
 def _make_started_error(count: int, present: int) -> BackendStartedError:
     flag = next((f for f in os.environ.get("XLA_FLAGS", "").split() if f.startswith(_XLA_FLAG)), "")
     origin = f" (XLA_FLAGS has {flag}: take it out, or let it say {count})" if flag else ""
     return refuse(
-        BackendStartedError,
         f"count={count}, and JAX has already started, with {present} CPU device(s){origin}.",
         "The number of devices is fixed when JAX first touches one (jax.devices(), jnp.zeros(3), "
         "a strategy).",
         f"Call jaxdist.testing.virtual_devices({count}) first thing, right after the imports. In "
         "a notebook, restart the runtime, then run that cell before any other.",
+        kind=BackendStartedError,
     )
 
 

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from jaxdist._called import called, name_call, refuse
+from jaxdist._called import name_call, refuse
 from jaxdist._examples.find import CONFIGS, NOTEBOOKS, find_folder, list_configs, list_notebooks
 from jaxdist._validate import as_path
 from jaxdist.errors import ArgumentError
@@ -15,7 +15,6 @@ from jaxdist.errors import ArgumentError
 _LINK_TO_PAGE = re.compile(r"\[([^\]]+)\]\(\.\./(docs/[^)#]+)[^)]*\)")
 
 
-@called("jaxdist examples")
 def copy_examples(directory: str | Path) -> list[Path]:
     """Copy all configurations and notebooks into `configs` and `notebooks` in a folder.
 
@@ -40,7 +39,6 @@ def copy_examples(directory: str | Path) -> list[Path]:
         # A broken link exists, too.
         if (folder / kind).exists() or (folder / kind).is_symlink():
             raise refuse(
-                ArgumentError,
                 f"{str(directory)!r}, which has {kind!r} already.",
                 f"It makes {CONFIGS!r} and {NOTEBOOKS!r} there, and replaces nothing.",
                 f"Pass another folder, or move {str(folder / kind)!r} away.",

@@ -3,7 +3,7 @@
 import re
 from typing import Any, cast, overload
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse_type
 from jaxdist._explain.arrays import ArraysReport
 from jaxdist._explain.findings import find_in_arrays, find_in_compilations
 from jaxdist._explain.leaves import collect_leaves, find_tracer, has_arrays
@@ -18,7 +18,7 @@ from jaxdist._reports import shorten_source
 from jaxdist._strategies import Strategy, TPUStrategy, check_strategy
 from jaxdist._typing import PyTree
 from jaxdist._validate import check_keys, show
-from jaxdist.errors import ArgumentTypeError, ContextError
+from jaxdist.errors import ContextError
 from jaxdist.tpu import topology_of
 
 # The name of several slices ends with their number: v5e:2x4*2.
@@ -85,8 +85,7 @@ def explain(
     if strategy is not None:
         check_strategy(strategy)
         if isinstance(value, (Strategy, Program)):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"value={show(value)} and strategy={show(strategy)}.",
                 "A strategy and a program know their devices; only arrays can be explained for a "
                 "strategy.",
@@ -105,8 +104,7 @@ def explain(
             "Explain the arguments before the call, or the program: strategy.lower(step, args)."
         )
     if not has_arrays(value):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"value={show(value)}, which has no arrays.",
             "value is a strategy, a program of strategy.lower, an array, a pytree of arrays, an "
             "NNX object, a fit.Model, or a built model of Keras.",

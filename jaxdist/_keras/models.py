@@ -119,12 +119,12 @@ def check_source(model: Any, method: str, source: Any) -> None:
         raise call_as(
             f"{method} of the Keras model {name_of(model)!r}",
             refuse,
-            UnsupportedError,
             f"{source!r}.",
             "Keras reads arrays, generators, PyDatasets, and datasets of tf.data, PyTorch and "
             "Grain. The strategy of the model splits each batch over its replicas.",
             f"Pass arrays: {method}(x, y, batch_size=32); or a generator of global batches: "
             f"{method}((batch for batch in batches), steps_per_epoch=10).",
+            kind=UnsupportedError,
         )
 
 

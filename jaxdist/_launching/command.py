@@ -7,7 +7,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from jaxdist._called import called, refuse
+from jaxdist._called import refuse
 from jaxdist.errors import LaunchError
 
 
@@ -44,34 +44,32 @@ def make_command(target: str, arguments: Sequence[str], *, is_module: bool = Fal
     return [sys.executable, target, *arguments]
 
 
-@called("jaxdist launch")
 def _check_script(target: str) -> None:
     path = pathlib.Path(target)
     if not path.exists():
         raise refuse(
-            LaunchError,
             f"the script {target!r}, and there is no such file.",
             f"Paths are relative to the current folder, {os.getcwd()}.",
             "Pass the path of a Python file, -m and the name of a module, or train and a "
             "configuration.",
+            kind=LaunchError,
         )
     if path.is_dir() and not (path / "__main__.py").exists():
         raise refuse(
-            LaunchError,
             f"{target!r}, which is a folder.",
             "Python runs a file, or a folder with a file __main__.py.",
             "Pass the path of a Python file.",
+            kind=LaunchError,
         )
     if not os.access(path, os.R_OK):
         raise refuse(
-            LaunchError,
             f"the script {target!r}, which this user cannot read.",
             "Each process reads the script.",
             f"Make it readable: chmod u+r {target}",
+            kind=LaunchError,
         )
 
 
-@called("jaxdist launch")
 def _check_module(target: str) -> None:
     top = target.partition(".")[0]
     # `python -m` also looks in the current folder. Only the top-level package is looked up, so
@@ -80,8 +78,8 @@ def _check_module(target: str) -> None:
     if top in sys.builtin_module_names or importlib.machinery.PathFinder.find_spec(top, where):
         return
     raise refuse(
-        LaunchError,
         f"-m {target}, and there is no module {top!r}.",
         f"Modules are looked for in {os.getcwd()} and in the paths of {sys.executable}.",
         "Pass the name of a module that `python -m` runs, or the path of a script without -m.",
+        kind=LaunchError,
     )

@@ -131,7 +131,6 @@ def _check_one_length(program: Program, rows: int) -> None:
     lengths = _get_row_counts(program)
     if len(set(lengths.values())) > 1:
         raise refuse(
-            ArgumentError,
             f"a global_batch of {rows} rows for each replica, and the per-replica inputs of "
             f"{program.name} have different numbers of rows: {lengths}.",
             "global_batch sets the number of rows of all per-replica inputs.",

@@ -6,13 +6,13 @@ import numpy as np
 
 from jaxdist import _gpus
 from jaxdist import _mesh as meshes
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._gpus import GpuCluster, cluster_of
 from jaxdist._planning.needs import read_memory_fraction
 from jaxdist._planning.target import Target
 from jaxdist._reports import Joined, Places
 from jaxdist._strategies import MirroredStrategy
-from jaxdist.errors import ArgumentTypeError, TopologyError
+from jaxdist.errors import TopologyError
 
 _MOST_HOSTS_OF_PLANE = 16
 
@@ -37,7 +37,6 @@ def describe_one_like(of: Target) -> Target:
     return describe(f"{of.chip.name}:{ones}", 1)
 
 
-@called("compile_for")
 def list_logical_counts(topology: str) -> tuple[int, ...]:
     """Return the numbers of logical devices that divide an NVLink domain."""
     within = cluster_of(topology).gpus_of_domain
@@ -50,14 +49,12 @@ def count_slices(topology: str) -> int:
     return cluster_of(topology).domains
 
 
-@called("compile_for")
 def _check_logical(cluster: GpuCluster, logical: Any) -> int:
     """Return the number of logical devices of a replica."""
     count = int(logical) if isinstance(logical, str) and logical.isdecimal() else logical
     within = cluster.gpus_of_domain
     if not isinstance(count, int) or isinstance(count, bool):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"logical={logical!r} for {cluster.name}.",
             "The logical devices of a replica on GPUs are a number: the GPUs of an NVLink domain "
             "are all joined with each other, so a shape means nothing.",
@@ -66,10 +63,10 @@ def _check_logical(cluster: GpuCluster, logical: Any) -> int:
     if count < 1 or within % count:
         fitting = ", ".join(map(str, list_logical_counts(cluster.name)))
         raise refuse(
-            TopologyError,
             f"logical={count} for {cluster.name}, which has {within} GPUs in an NVLink domain.",
             "The logical devices of a replica are in one domain, and divide it.",
             f"Use one of {fitting}.",
+            kind=TopologyError,
         )
     return count
 

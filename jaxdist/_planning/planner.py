@@ -30,7 +30,6 @@ from jaxdist._reports import SlicePlan, plural, seconds, share, size
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer
 from jaxdist.cost import Chip
-from jaxdist.errors import ArgumentError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -212,7 +211,6 @@ def _compile_needs(source: Source, target: Target, rows: int) -> Needs:
     return _start_thread(compile_needs, source.lower(target.strategy, rows), target.device).result()
 
 
-@called("compile_for")
 def _get_rows(source: Source, target: Target, global_batch: int | None) -> int | None:
     # By default each replica keeps its rows, so a larger slice has a larger global batch.
     if global_batch is None:
@@ -222,7 +220,6 @@ def _get_rows(source: Source, target: Target, global_batch: int | None) -> int |
     global_batch = as_integer("global_batch", global_batch, least=1, most=most, example=count)
     if source.rows is None:
         raise refuse(
-            ArgumentError,
             f"global_batch={global_batch}, and the step has no per-replica input.",
             "The rows of a batch are shared by the replicas, and no argument has rows of replicas.",
             "Leave global_batch out.",
@@ -231,7 +228,6 @@ def _get_rows(source: Source, target: Target, global_batch: int | None) -> int |
         below, above = global_batch - global_batch % count, global_batch + -global_batch % count
         near = sorted({max(count, below), max(count, above)})
         raise refuse(
-            ArgumentError,
             f"global_batch={global_batch}, and {target.name} has {count} replicas.",
             "Each replica takes the same number of rows, one or more.",
             f"Use {' or '.join(map(str, near))}.",

@@ -11,7 +11,6 @@ from jax.sharding import AxisType, Mesh
 from jaxdist._called import called, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._strategies import Strategy
-from jaxdist.errors import ArgumentError
 from jaxdist.tpu import is_reordered, order_cores
 from jaxdist.tpu.experimental import DeviceAssignment, Topology
 
@@ -74,7 +73,6 @@ class Axes:
                 f"{size} for {name!r}" for name, size in zip(self.replica, kept, strict=False)
             )
             raise refuse(
-                ArgumentError,
                 f"a topology with {count:,} replicas for a strategy whose replicas are along the "
                 f"axes {self.replica}.",
                 f"With {held}, the number of replicas must be a multiple of {math.prod(kept):,}.",
@@ -92,7 +90,6 @@ class Axes:
         if math.prod(sizes) != count:
             held = ", ".join(f"{name!r} of {self.sizes[name]}" for name in names)
             raise refuse(
-                ArgumentError,
                 f"logical with {count} logical devices, and the strategy splits values over the "
                 f"axes {held}.",
                 f"Several axes keep their sizes, {math.prod(sizes)} logical devices.",

@@ -5,9 +5,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentTypeError, TopologyError
+from jaxdist.errors import TopologyError
 from jaxdist.tpu import AXES
 from jaxdist.tpu.experimental import Topology
 
@@ -51,11 +51,11 @@ def find_logical_shape(topology: Topology, num_slices: int, logical: Any) -> Box
     if bad:
         count = math.prod(box)
         raise refuse(
-            TopologyError,
             f"logical={logical!r}, and the slice has {_format_sizes(within)} in {', '.join(AXES)}"
             f": {'; '.join(bad)}.",
             "The shape of a replica divides the slice.",
             f"{_suggest_shapes(within, count)}",
+            kind=TopologyError,
         )
     return box
 
@@ -66,16 +66,15 @@ def list_counts(topology: Topology, num_slices: int) -> tuple[int, ...]:
     return _list_counts((x, y, z // num_slices, cores))
 
 
-@called("compile_for")
 def _parse_logical(logical: Any) -> int | tuple[int, ...]:
     if isinstance(logical, str):
         parts = logical.split("x")
         if not all(p.isdigit() for p in parts):
             raise refuse(
-                TopologyError,
                 f"logical={logical!r}.",
                 "logical is a number of logical devices, or a shape of chips in x, y and z.",
                 "Pass for instance logical='2x2', or logical=4.",
+                kind=TopologyError,
             )
         sizes = [int(p) for p in parts]
         return _check_sizes(sizes) if len(sizes) > 1 else _check_positive(sizes[0])
@@ -84,49 +83,45 @@ def _parse_logical(logical: Any) -> int | tuple[int, ...]:
         return _check_positive(logical)
     if isinstance(logical, Sequence) and all(type(n) is int for n in logical):
         return _check_sizes(list(logical))
-    raise refuse(
-        ArgumentTypeError,
+    raise refuse_type(
         f"logical={show(logical)}.",
         "logical is a number or a shape.",
         "Pass a number of logical devices, such as 4, or a shape in x, y and z, such as '2x2'.",
     )
 
 
-@called("compile_for")
 def _check_positive(number: int) -> int:
     if number < 1:
         raise refuse(
-            TopologyError,
             f"logical={number}.",
             "A replica has 1 logical device or more.",
             "Pass for instance logical=1.",
+            kind=TopologyError,
         )
     return number
 
 
-@called("compile_for")
 def _check_sizes(sizes: list[int]) -> tuple[int, ...]:
     if not 2 <= len(sizes) <= 4 or min(sizes) < 1:
         raise refuse(
-            TopologyError,
             f"logical={show(_format_sizes(sizes))}, which is no shape of logical devices.",
             f"It has 2 to 4 sizes, in {', '.join(AXES)}, each 1 or more.",
             "Pass for instance logical='2x2'.",
+            kind=TopologyError,
         )
     return tuple(sizes)
 
 
-@called("compile_for")
 def _find_most_compact(within: Sequence[int], number: int) -> Box:
     fitting = [box for box in _list_boxes(within) if math.prod(box) == number]
     if not fitting:
         raise refuse(
-            TopologyError,
             f"logical={number}, and no box of {number} cores divides a slice of "
             f"{_format_sizes(within)} in {', '.join(AXES)}.",
             "The logical devices of a replica are a box of cores, and the slice is made of such "
             "boxes.",
             f"{_suggest_shapes(within, number)}",
+            kind=TopologyError,
         )
     # The cores of a chip come first, since they are closest. Then comes the box most like a cube,
     # which has the shortest paths over ICI; ties prefer x to y to z.

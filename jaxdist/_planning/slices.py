@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdist._called import called, name_call, refuse
+from jaxdist._called import called, name_call, refuse, refuse_type
 from jaxdist._planning.slice_axes import assign_slices
 from jaxdist._planning.slice_shape import find_logical_shape, list_counts
 from jaxdist._planning.target import Target
@@ -13,7 +13,7 @@ from jaxdist._strategies import TPUStrategy
 from jaxdist._validate import CallerRename, check_instance, check_text
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.cost import CHIPS, chip_of
-from jaxdist.errors import ArgumentError, ArgumentTypeError, TopologyError
+from jaxdist.errors import TopologyError
 from jaxdist.tpu import Slice, TPUSystem, slice_of
 from jaxdist.tpu.experimental import DeviceAssignment, Topology
 
@@ -73,8 +73,7 @@ def _parse_slice(topology: Any) -> Slice:
     if isinstance(topology, TPUSystem):
         topology = topology.name
     if isinstance(topology, Topology):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"topology={topology!r}.",
             "A plan needs the generation of the TPU, and a Topology has only the places of cores.",
             "Pass the name of the slice, such as 'v5e:4x4', or jaxdist.tpu.slice_of('v5e:4x4').",
@@ -86,7 +85,6 @@ def _parse_slice(topology: Any) -> Slice:
     # "local" is a valid name for a resolver, so this error names the right call.
     if topology == "local":
         raise refuse(
-            ArgumentError,
             "topology='local'.",
             "A plan is for TPUs or GPUs that this machine does not have.",
             "Call strategy.lower(step, args).explain(), or name a slice, such as 'v5p:8x8x8'.",
@@ -105,19 +103,19 @@ def _format_name(described: Slice) -> str:
 def _check_pod(described: Slice) -> None:
     if described.num_slices > _MOST_SLICES:
         raise refuse(
-            TopologyError,
             f"{described.num_slices:,} slices of {described.name}.",
             f"The compiler of libtpu takes {_MOST_SLICES} slices at most.",
             f"Use fewer and larger slices, for instance '{described.name}*{_MOST_SLICES}'.",
+            kind=TopologyError,
         )
     chip = CHIPS[described.generation.removeprefix("tpu")]
     chips = int(np.prod(described.shape))
     if chips > chip.pod_chips:
         largest = "x".join(map(str, chip.pod))
         raise refuse(
-            TopologyError,
             f"the slice {described.name}, which has {chips:,} chips.",
             f"The largest slice of {described.generation} has {chip.pod_chips:,} chips.",
             f"Use several slices, for instance {described.generation}:{largest}*"
             f"{-(-chips // chip.pod_chips)}, or fewer chips.",
+            kind=TopologyError,
         )

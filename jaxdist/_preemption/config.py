@@ -10,7 +10,6 @@ from jaxdist._called import called, refuse
 from jaxdist._devices import chips
 from jaxdist._preemption.machine import ReadMetadata, has_maintenance_event
 from jaxdist._validate import as_number, check_callable
-from jaxdist.errors import ArgumentError
 
 _CALLER = "TerminationConfig"
 # Exit codes and seconds as in TensorFlow.
@@ -70,7 +69,6 @@ class TerminationConfig:
             grace_period = as_number("grace_period", grace_period)
             if not 0 <= grace_period < math.inf:
                 raise refuse(
-                    ArgumentError,
                     f"grace_period={grace_period!r}.",
                     "It is a number of seconds, from 0 up.",
                     "Pass for instance grace_period=120, or leave it out.",

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._checkpoints import Restored
 from jaxdist._cluster import read_task
 from jaxdist._preemption.config import CompleteConfig, TerminationConfig, complete_config
@@ -28,8 +28,6 @@ from jaxdist._processes import (
 from jaxdist._validate import check_callable, check_instance, show
 from jaxdist.cluster_resolver import ClusterResolver
 from jaxdist.errors import (
-    ArgumentError,
-    ArgumentTypeError,
     ContextError,
     OtherProcessError,
     UnsupportedError,
@@ -221,8 +219,7 @@ class PreemptionCheckpointHandler:
             >>> handler.close()
         """
         if self._config.save is None and (args or set(kwargs) - {"notes"}):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"{show(args or kwargs)}.",
                 "Without save_fn, Checkpoints.save gets the state of the handler and notes=.",
                 "Pass notes={...}, or TerminationConfig(save_fn=...), which gets the arguments.",
@@ -337,11 +334,11 @@ def find_members(resolver: Any) -> Process:
     counts: dict[str, int] = {} if task is None else task.counts
     if "ps" in counts:
         raise refuse(
-            UnsupportedError,
             f"a cluster with parameter servers: {sorted(counts)}.",
             "It saves at one step of all workers, and workers of parameter servers have steps of "
             "their own.",
             "Save with training.Checkpoints from the coordinator.",
+            kind=UnsupportedError,
         )
     if task is not None and task.job == "evaluator":
         return Process(0, 1)
@@ -349,14 +346,13 @@ def find_members(resolver: Any) -> Process:
     count = counts.get("chief", 0) + counts.get("worker", 0)
     if count > 1 and joined is None:
         raise refuse(
-            ContextError,
             f"a cluster of {count} tasks, and this process has joined no other.",
             "The processes agree over their connection.",
             "Make the strategy first: MultiWorkerMirroredStrategy(cluster_resolver=resolver).",
+            kind=ContextError,
         )
     if count > 1 and joined is not None and joined.count != count:
         raise refuse(
-            ArgumentError,
             f"a cluster of {count} tasks, and this process has joined {joined.count}.",
             "All processes of the job save together.",
             "Pass strategy.cluster_resolver of the strategy that trains.",

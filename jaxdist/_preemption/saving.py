@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 
-from jaxdist._called import name_call, refuse
+from jaxdist._called import name_call, refuse, refuse_type
 from jaxdist._checkpoints import Checkpoints, Restored, find_plain_leaves, to_plain
 from jaxdist._validate import as_path, show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError
+from jaxdist.errors import ArgumentTypeError, CheckpointError
 
 _LOG = logging.getLogger("jaxdist")
 _ARGUMENT = "checkpoint_or_checkpoint_manager"
@@ -38,8 +38,7 @@ class Saving:
         caller = name_call()
         self._caller = caller
         if isinstance(given, Checkpoints):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"{_ARGUMENT}={show(given)}.",
                 "training.Checkpoints does not hold the state that it saves.",
                 f"Pass both: {_ARGUMENT}=(checkpoints, state).",
@@ -47,7 +46,6 @@ class Saving:
         if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Checkpoints):
             if directory is not None:
                 raise refuse(
-                    ArgumentError,
                     f"checkpoint_dir={show(directory)} and checkpoints of {given[0].directory}.",
                     "The checkpoints have a directory already.",
                     "Leave checkpoint_dir out.",
@@ -57,7 +55,6 @@ class Saving:
         else:
             if directory is None:
                 raise refuse(
-                    ArgumentError,
                     "a state and checkpoint_dir=None.",
                     "A state needs a directory for its checkpoints.",
                     "Pass for instance checkpoint_dir='runs/job', or (checkpoints, state).",
@@ -154,7 +151,6 @@ def _check_can_be_written(state: Any) -> None:
         shown = ", ".join(f"state{path}" for path in plain[:_MOST_SHOWN])
         more = f" and {len(plain) - _MOST_SHOWN} more" if len(plain) > _MOST_SHOWN else ""
         raise refuse(
-            ArgumentError,
             f"in {_ARGUMENT} a state with {len(plain)} arrays or other values outside of NNX "
             f"objects and variables: {shown}{more}.",
             "Each step makes new arrays. The handler would save those that it was given.",
@@ -163,7 +159,6 @@ def _check_can_be_written(state: Any) -> None:
         )
     if not jax.tree.leaves(to_plain(state)):
         raise refuse(
-            ArgumentError,
             f"{_ARGUMENT}={show(state)}, which has no arrays.",
             "It is the state that a restart needs.",
             "Pass for instance (model, optimizer), or a function that returns the number of "

@@ -52,10 +52,10 @@ def split_address(address: str) -> tuple[str, int]:
     found = parse_address(str(address))
     if found is None:
         raise refuse(
-            ClusterError,
             f"the address {show(address)}.",
             f"{describe_addresses()}",
             "Write for instance 'worker0.example.com:12345' or '[::1]:12345'.",
+            kind=ClusterError,
         )
     return found
 

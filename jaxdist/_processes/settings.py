@@ -133,7 +133,6 @@ def _check(shown: str, value: Any, name: str = "") -> float:
     if number <= 0 or number < least:
         rule = f"is {least:g} or more" if least else "is above 0"
         raise refuse(
-            ArgumentError,
             f"{shown}={value!r}.",
             f"{shown} is a time in seconds and {rule}.",
             f"Pass for instance {shown}=60.",

@@ -6,7 +6,7 @@ import string
 import tempfile
 from pathlib import Path
 
-from jaxdist._called import called, name_call, refuse
+from jaxdist._called import name_call, refuse
 from jaxdist._validate import as_path
 from jaxdist.errors import ArgumentError
 
@@ -14,7 +14,6 @@ _TEMPLATES = Path(__file__).parent / "template"
 _SUFFIX = ".template"
 
 
-@called("jaxdist new")
 def write_project(directory: str | Path) -> list[Path]:
     """Write a project into a new folder, which gives the project its name.
 
@@ -39,7 +38,6 @@ def write_project(directory: str | Path) -> list[Path]:
     name = folder.name
     if not name.isidentifier() or keyword.iskeyword(name):
         raise refuse(
-            ArgumentError,
             f"{name!r}.",
             "The name of a project has letters, digits and underscores, and does not begin with a "
             "digit.",
@@ -47,7 +45,6 @@ def write_project(directory: str | Path) -> list[Path]:
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise refuse(
-            ArgumentError,
             f"{str(directory)!r}, which has files already.",
             "It writes a new folder, and replaces no file.",
             "Pass another name, or move the folder away.",

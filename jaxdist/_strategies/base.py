@@ -670,10 +670,10 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             raise call_as(
                 f"{type(self).__name__}.distribute_datasets_from_function",
                 refuse,
-                UnsupportedError,
                 "InputReplicationMode.PER_REPLICA, and it has one replica.",
                 "PER_REPLICA makes one dataset for each of several replicas.",
                 "Leave experimental_replication_mode out.",
+                kind=UnsupportedError,
             )
         dataset_fn = self._adapt_dataset_fn(dataset_fn, options)
         return data.distribute_datasets_from_function(

@@ -8,12 +8,12 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from jaxdist import _mesh
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._devices import runtime
 from jaxdist._strategies.base import Strategy
 from jaxdist._strategies.over_processes.one_process import check_one_process
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentTypeError, DeviceError, SeveralProcessesError
+from jaxdist.errors import DeviceError, SeveralProcessesError
 
 PINNED_HOST = "pinned_host"
 
@@ -84,7 +84,6 @@ def _find_default_devices() -> list[jax.Device]:
     return present[:1] if present[0].platform == "cpu" else present
 
 
-@called("CentralStorageStrategy")
 def _find_memory(layout: _mesh.ReplicaMesh, given: object) -> SingleDeviceSharding:
     """Return the device and the kind of memory that `parameter_device` names."""
     first = layout.devices[0]
@@ -95,17 +94,16 @@ def _find_memory(layout: _mesh.ReplicaMesh, given: object) -> SingleDeviceShardi
         kinds = [memory.kind for memory in first.addressable_memories()]
         if PINNED_HOST not in kinds:
             raise refuse(
-                DeviceError,
                 f"parameter_device={PINNED_HOST!r}, and {runtime.device_name(first)} has the "
                 f"memories {kinds}.",
                 f"{PINNED_HOST!r} is memory of the host that a device reads directly; JAX has it "
                 "for CPUs, GPUs and TPUs.",
                 "Pass parameter_device='cpu:0'.",
+                kind=DeviceError,
             )
         return SingleDeviceSharding(first, memory_kind=PINNED_HOST)
     if not isinstance(given, (str, jax.Device)):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"parameter_device={show(given)}.",
             f"parameter_device is the name of a device, a jax.Device, or {PINNED_HOST!r}.",
             f"Use one of {runtime.list_device_names()}.",
@@ -113,10 +111,10 @@ def _find_memory(layout: _mesh.ReplicaMesh, given: object) -> SingleDeviceShardi
     device = runtime.device_from_name(given, "CentralStorageStrategy(parameter_device=...)")
     if device.process_index != layout.process.index:
         raise refuse(
-            SeveralProcessesError,
             f"parameter_device={runtime.device_name(device)!r}, a device of process "
             f"{device.process_index}, and this is process {layout.process.index}.",
             "It works with the devices of one process.",
             f"Use one of {runtime.list_device_names()}.",
+            kind=SeveralProcessesError,
         )
     return SingleDeviceSharding(device)

@@ -158,10 +158,10 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
         )
     if strategy is not None and not isinstance(strategy, Strategy):
         raise refuse(
-            ContextError,
             f"strategy={show(strategy)}.",
             "strategy is a strategy of jaxdist, or None, which clears it.",
             "Pass for instance jaxdist.MirroredStrategy().",
+            kind=ContextError,
         )
     _replica.set_ambient(strategy)
 

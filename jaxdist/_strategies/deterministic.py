@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Any
 
-from jaxdist._called import name_call, refuse
+from jaxdist._called import name_call, refuse, refuse_type
 from jaxdist._mesh import ReplicaMesh
-from jaxdist.errors import ArgumentError, ArgumentTypeError
+from jaxdist.errors import ArgumentError
 
 DEFAULT_VIRTUAL_REPLICAS = 8
 
@@ -21,8 +21,7 @@ def add_virtual_replicas(layout: ReplicaMesh, deterministic: bool | int) -> Repl
     # A `bool` is an `int`: this accepts both.
     caller = name_call()
     if not isinstance(deterministic, int):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"deterministic={deterministic!r} of type {type(deterministic).__name__}.",
             "deterministic is True, False or a number of virtual replicas; True stands for "
             f"{DEFAULT_VIRTUAL_REPLICAS}.",
@@ -54,7 +53,6 @@ def check_no_ops_with_deterministic(ops: Any, deterministic: Any) -> None:
     """
     if ops is not None and deterministic:
         raise refuse(
-            ArgumentError,
             f"cross_device_ops={ops!r} and deterministic={deterministic!r}.",
             "Virtual replicas are added up by one tree, whatever the devices.",
             "Leave one of them out.",

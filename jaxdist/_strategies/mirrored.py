@@ -18,7 +18,7 @@ from jaxdist._strategies.deterministic import (
     check_no_ops_with_deterministic,
 )
 from jaxdist._strategies.over_processes.one_process import check_one_process
-from jaxdist.errors import ArgumentError, DeviceError
+from jaxdist.errors import DeviceError
 
 
 @final
@@ -84,7 +84,6 @@ class MirroredStrategy(Strategy):
         if mesh is not None:
             if devices is not None:
                 raise refuse(
-                    ArgumentError,
                     "both devices and mesh.",
                     "A mesh has its devices already.",
                     "Leave devices out: MirroredStrategy(mesh=mesh).",
@@ -92,7 +91,6 @@ class MirroredStrategy(Strategy):
             layout, were_chosen = _note_description(meshes.adopt(mesh, replica_axes)), True
         elif replica_axes is not None:
             raise refuse(
-                ArgumentError,
                 f"replica_axes={replica_axes!r} without a mesh.",
                 "replica_axes are names of axes of mesh.",
                 "Pass the mesh too, MirroredStrategy(mesh=mesh, "
@@ -112,7 +110,6 @@ class MirroredStrategy(Strategy):
         self._set_up(layout, communication)
 
 
-@called("MirroredStrategy")
 def _read_description(given: Any) -> list[jax.Device] | None:
     """Return the described GPUs of `["described:h100:4x8"]`; None for all other devices.
 
@@ -132,11 +129,11 @@ def _read_description(given: Any) -> list[jax.Device] | None:
         return _gpus.describe_gpus(_gpus.cluster_of(of_plans[0], "devices"))
     name = of_plans[0].removeprefix(_gpus.DESCRIBED)
     raise refuse(
-        DeviceError,
         f"devices={list(names)!r}.",
         "GPUs that this machine does not have are one text that begins with 'described:', and no "
         "other devices.",
         f"Pass MirroredStrategy('{_gpus.DESCRIBED}{name}').",
+        kind=DeviceError,
     )
 
 

@@ -8,7 +8,7 @@ import jax
 
 from jaxdist import _mesh as meshes
 from jaxdist import _processes
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse_type
 from jaxdist._cluster import find_task
 from jaxdist._collectives import read_communication
 from jaxdist._devices import runtime
@@ -25,7 +25,7 @@ from jaxdist.cluster_resolver import (
     describe_unused_sign,
     find_source,
 )
-from jaxdist.errors import ArgumentTypeError, ClusterError
+from jaxdist.errors import ClusterError
 from jaxdist.tpu import is_reordered, order_cores, system_of
 
 _LOG = logging.getLogger("jaxdist")
@@ -86,8 +86,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     ) -> None:
         resolver = _choose_and_log() if cluster_resolver is None else cluster_resolver
         if not isinstance(resolver, ClusterResolver):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"cluster_resolver={show(cluster_resolver)}.",
                 "cluster_resolver is a jaxdist.cluster_resolver.ClusterResolver.",
                 "Set TF_CONFIG and leave it out, or pass for instance SlurmClusterResolver().",
@@ -129,7 +128,6 @@ def _choose_and_log() -> ClusterResolver:
     return choose_resolver()
 
 
-@called(_CALLER)
 def _join(resolver: ClusterResolver) -> bool:
     """Join the processes of the cluster; return whether this process trains with others."""
     task = find_task(resolver)
@@ -147,7 +145,6 @@ def _join(resolver: ClusterResolver) -> bool:
     return True
 
 
-@called(_CALLER)
 def _list_devices_of_all() -> list[jax.Device]:
     """Return the devices of all processes in the order of replicas: process by process.
 

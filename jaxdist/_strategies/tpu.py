@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from jaxdist import _mesh as meshes
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._collectives import read_communication
 from jaxdist._strategies import logical_devices
 from jaxdist._strategies.base import Strategy
@@ -12,7 +12,7 @@ from jaxdist._strategies.over_processes.one_process import warn_if_alone
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, check_instance, show
 from jaxdist.cluster_resolver import TPUClusterResolver
-from jaxdist.errors import ArgumentTypeError, TopologyError
+from jaxdist.errors import TopologyError
 from jaxdist.tpu import TPUSystem, order_cores, system_of
 from jaxdist.tpu.experimental import DeviceAssignment
 
@@ -68,8 +68,7 @@ class TPUStrategy(Strategy):
         # finds the devices at their first use.
         resolver = TPUClusterResolver("") if tpu_cluster_resolver is None else tpu_cluster_resolver
         if not isinstance(resolver, TPUClusterResolver):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"tpu_cluster_resolver={show(resolver)}.",
                 "It is a jaxdist.cluster_resolver.TPUClusterResolver.",
                 "Pass jaxdist.cluster_resolver.TPUClusterResolver(''), or nothing for the TPUs of "
@@ -320,7 +319,6 @@ def check_assignment(name: str, assignment: Any) -> None:
         check_instance(name, assignment, DeviceAssignment, what, remedy)
 
 
-@called("TPUStrategy")
 def _validate_assignment(
     resolver: TPUClusterResolver, system: TPUSystem, assignment: DeviceAssignment | None
 ) -> DeviceAssignment:
@@ -331,18 +329,18 @@ def _validate_assignment(
     # `DeviceAssignment.build(num_replicas=0)` is valid, as in TensorFlow; an empty mesh is not.
     if assignment.num_replicas == 0 or assignment.num_cores_per_replica == 0:
         raise refuse(
-            TopologyError,
             f"a device assignment that has {assignment.num_replicas} replicas of "
             f"{assignment.num_cores_per_replica} cores.",
             "A strategy has at least one replica, of one core.",
             "Build it with num_replicas=1 or more.",
+            kind=TopologyError,
         )
     if assignment.topology != system.topology:
         raise refuse(
-            TopologyError,
             f"a device assignment for {assignment.topology}, and {resolver!r} is {system.topology}"
             ".",
             "A device assignment is for the topology of the resolver.",
             "Build the assignment on the topology that initialize_tpu_system(resolver) returns.",
+            kind=TopologyError,
         )
     return assignment

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import optax
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from jaxdist._called import call_as, called, name_call, refuse
+from jaxdist._called import call_as, called, name_call, refuse, refuse_type
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._update.leaves import Leaves, is_array
 from jaxdist._validate import as_array, format_lines, show
 from jaxdist._validate import is_array as is_jax_array
 from jaxdist._values import Sharded, from_state, is_per_replica, is_sharded_leaf
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, JaxdistError, ShapeError
+from jaxdist.errors import ArgumentError, ContextError, JaxdistError, ShapeError
 
 _MOST_LISTED = 10
 
@@ -25,8 +25,7 @@ def as_transformation(tx: Any) -> optax.GradientTransformationExtraArgs:
     if isinstance(tx, optax.MultiSteps):
         tx = tx.gradient_transformation()
     if not isinstance(tx, optax.GradientTransformation):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"tx={show(tx)}.",
             "tx is an optax.GradientTransformation.",
             "Pass for instance optax.adam(1e-3), or make one of two functions: "
@@ -98,7 +97,6 @@ def explain_state(
     found = jax.tree.structure(jax.tree.map(lambda x: 0, state, is_leaf=is_sharded_leaf))
     if found != wanted:
         raise refuse(
-            ArgumentError,
             f"a state with the structure {_shorten(found)}, and the transformation makes "
             f"{_shorten(wanted)}.",
             "The state belongs to the transformation and the parameters that it was made for.",
@@ -142,12 +140,12 @@ def _do_not_fit_error(lines: list[str], what: str, name: str) -> ShapeError:
     return call_as(
         f"{name_call()}: {_METHODS[name]}",
         refuse,
-        ShapeError,
         f"{len(lines)} gradient(s) in {name} that do not fit {what}.\n{format_lines(lines)}",
         "Gradients have the structure and the shapes of the parameters that the state was made "
         "for.",
         "Gradients per example are clipped and averaged over the examples first; those of a part "
         "of the parameters need optax.masked or optax.partition.",
+        kind=ShapeError,
     )
 
 
@@ -191,8 +189,7 @@ def refuse_per_replica(name: str, tree: PyTree) -> None:
     flat = tree_flatten_with_path(tree, is_leaf=is_per_replica)[0]
     for path, leaf in flat:
         if is_per_replica(leaf):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"{name}{keystr(path)}={show(leaf)}.",
                 f"{name} is the same on all replicas.",
                 "Pass the arrays of one replica, or what strategy.reduce makes of them.",

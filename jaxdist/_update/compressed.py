@@ -19,7 +19,7 @@ from jax.flatten_util import ravel_pytree
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist import _collectives, _replica, cost
-from jaxdist._called import call_as, called, refuse
+from jaxdist._called import call_as, called, refuse, refuse_type
 from jaxdist._collectives import CompressedSum, ReduceOp, RoundingErrors
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import HasLayout, layout_of
@@ -134,8 +134,7 @@ def compressed_update(
     if strategy is not None:
         layout_of(strategy)
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int)):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"workers={show(workers)}.",
             "workers is a number of workers, or None.",
             "Pass for instance workers=2.",
@@ -193,8 +192,7 @@ class _Update:
         if not isinstance(state, tuple) or len(state) != 2:
             raise call_as(
                 f"{CALLER}: update",
-                refuse,
-                ArgumentTypeError,
+                refuse_type,
                 f"a state of type {type(state).__name__}.",
                 "The state is (errors, state of the transformation).",
                 "Pass what tx.init(params), or the update before, returned.",
@@ -271,7 +269,6 @@ class _Update:
         if workers < 1 or count % workers:
             fitting = [n for n in range(1, count + 1) if count % n == 0]
             raise refuse(
-                ArgumentError,
                 f"workers={workers}, and the strategy has {count} replicas.",
                 "Every worker has the same number of replicas.",
                 f"Pass workers={' or '.join(map(str, fitting))}.",

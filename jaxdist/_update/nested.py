@@ -6,7 +6,6 @@ from contextvars import ContextVar
 from jaxdist import _compat
 from jaxdist._called import call_as, name_call, refuse
 from jaxdist._collectives import ReduceOp
-from jaxdist.errors import ArgumentError
 
 SHARDED, COMPRESSED = "sharded_update", "compressed_update"
 # This function reduces gradients before the transformation gets them.
@@ -39,7 +38,6 @@ def check_nesting(op: ReduceOp) -> None:
         raise call_as(
             outer,
             refuse,
-            ArgumentError,
             f"an optimizer in which there is a {caller} with reduce_op='sum', inside another "
             "transformation.",
             "The gradients are summed over the replicas before the optimizer gets them, so they "
@@ -54,7 +52,6 @@ def check_nesting(op: ReduceOp) -> None:
     raise call_as(
         outer,
         refuse,
-        ArgumentError,
         f"a transformation in which there is a {caller}.",
         "Each of them reduces the gradients of all replicas, and they would be reduced twice.",
         remedy,

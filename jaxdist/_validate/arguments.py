@@ -12,7 +12,7 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from jaxdist._called import name_call, refuse
+from jaxdist._called import name_call, refuse, refuse_type
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CallArgumentsError, JaxdistError
 
 _LOG = logging.getLogger("jaxdist")
@@ -39,10 +39,10 @@ def check_call_arguments(args: Any, kwargs: Any, more: Sequence[Any] = ()) -> No
         count = 2 + len(more)
         names = ", ".join("abcdefghij"[:count]) if count <= 10 else "a, b, ..."
         raise refuse(
-            CallArgumentsError,
             f"{count} positional arguments after the step: {show(args)}, {show(kwargs)}, ...",
             "The arguments of the step are one argument of the call, a list or tuple.",
             f"Pass all of them in one tuple: args=({names}), not {names}.",
+            kind=CallArgumentsError,
         )
     # An array is iterable too: `args=x` would pass its rows as separate arguments.
     if not isinstance(args, (list, tuple)):
@@ -51,14 +51,17 @@ def check_call_arguments(args: Any, kwargs: Any, more: Sequence[Any] = ()) -> No
             # The user passed the arguments of the function one after the other, as in a call.
             way = "Pass all of them in one tuple: args=(a, b), not a, b."
         raise refuse(
-            CallArgumentsError, f"args={show(args)}.", "args is a list or tuple of arguments.", way
+            f"args={show(args)}.",
+            "args is a list or tuple of arguments.",
+            way,
+            kind=CallArgumentsError,
         )
     if kwargs is not None and not isinstance(kwargs, dict):
         raise refuse(
-            CallArgumentsError,
             f"kwargs={show(kwargs)}.",
             "kwargs is a dict of keyword arguments.",
             "Pass kwargs={'name': value}. Positional arguments are in one tuple: args=(a, b).",
+            kind=CallArgumentsError,
         )
 
 
@@ -75,7 +78,7 @@ def check_callable(fn: Any, name: str = "fn", remedy: str | None = None) -> None
         way = remedy or (
             _PASS_THE_FUNCTION if name == "fn" else f"Pass the function itself: {name}=f, not f()."
         )
-        raise refuse(ArgumentTypeError, f"{name}={show(fn)}.", f"{name} is a function.", way)
+        raise refuse_type(f"{name}={show(fn)}.", f"{name} is a function.", way)
 
 
 def show(value: Any) -> str:
@@ -104,8 +107,7 @@ def as_flag(name: str, value: Any) -> bool:
     # Every object has a truth value, so a misplaced argument would silently count as True.
     # Compare by name: NumPy's bool is not a subclass of Python's.
     if type(value).__name__ not in ("bool", "bool_"):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"{name}={show(value)}.",
             f"{name} is either True or False.",
             f"Pass {name}=True or {name}=False.",
@@ -133,9 +135,9 @@ def as_integer(
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise refuse(wrong_type, f"{name}={show(value)}.", rule, way) from None
+        raise refuse(f"{name}={show(value)}.", rule, way, kind=wrong_type) from None
     if (least is not None and number < least) or (most is not None and number > most):
-        raise refuse(ArgumentError, f"{name}={number}.", rule, way)
+        raise refuse(f"{name}={number}.", rule, way)
     return number
 
 
@@ -151,10 +153,10 @@ def as_number(
     rule = f"{name} is a {'finite ' if is_finite else ''}number{_describe_range(least, None)}."
     way = f"Pass for instance {name}={least if example is None else example}."
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise refuse(ArgumentTypeError, f"{name}={show(value)}.", rule, way)
+        raise refuse_type(f"{name}={show(value)}.", rule, way)
     wrong = math.isnan(value) or (is_finite and math.isinf(value))
     if wrong or (least is not None and value < least):
-        raise refuse(ArgumentError, f"{name}={value!r}.", rule, way)
+        raise refuse(f"{name}={value!r}.", rule, way)
     return float(value)
 
 
@@ -169,7 +171,7 @@ def check_instance(
 ) -> None:
     """Check that `value` is an instance of `kinds`, which the message describes as `what`."""
     if not isinstance(value, kinds):
-        raise refuse(ArgumentTypeError, f"{name}={show(value)}.", f"{name} is {what}.", remedy)
+        raise refuse_type(f"{name}={show(value)}.", f"{name} is {what}.", remedy)
 
 
 def spell_dtype(dtype: Any) -> Any:
@@ -188,10 +190,10 @@ def check_text(name: str, value: Any, example: str) -> None:
     if not isinstance(value, str) or not value:
         kind = ArgumentError if isinstance(value, str) else ArgumentTypeError
         raise refuse(
-            kind,
             f"{name}={show(value)}.",
             f"{name} is a text that is not empty.",
             f"Pass for instance {name}={example!r}.",
+            kind=kind,
         )
 
 
@@ -204,8 +206,7 @@ def as_path(name: str, value: Any, example: str) -> str:
     """
     caller = name_call()
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"{name}={show(value)}.",
             f"{name} is a path, as a text or a pathlib.Path.",
             f"Pass for instance {name}={example!r}.",
@@ -214,7 +215,6 @@ def as_path(name: str, value: Any, example: str) -> str:
     # `open` would reject both too, but only when the file is used, perhaps hours later.
     if not path or "\0" in path:
         raise refuse(
-            ArgumentError,
             f"{name}={path!r}, which names no file.",
             f"{name} is a path with at least one character, and no null character.",
             f"Pass for instance {name}={example!r}.",
@@ -262,14 +262,14 @@ def as_iterator(name: str, value: Any, what: str, remedy: str) -> Iterator[Any]:
     if not isinstance(value, (str, bytes, dict)) and getattr(value, "ndim", 1):
         with contextlib.suppress(TypeError):
             return iter(value)
-    raise refuse(ArgumentTypeError, f"{name}={show(value)}.", f"{name} is {what}.", remedy)
+    raise refuse_type(f"{name}={show(value)}.", f"{name} is {what}.", remedy)
 
 
 def as_list(name: str, value: Any, what: str, remedy: str, kind: type = object) -> list[Any]:
     """Return `value` as a list of `kind`; strings, dicts, sets and single values raise an error."""
     # A set has no order, so its elements could belong to any replica.
     if isinstance(value, (set, frozenset)):
-        raise refuse(ArgumentTypeError, f"{name}={show(value)}.", f"{name} is {what}.", remedy)
+        raise refuse_type(f"{name}={show(value)}.", f"{name} is {what}.", remedy)
     listed = list(as_iterator(name, value, what, remedy))
     for entry in listed:
         check_instance(name, entry, kind, what, remedy)

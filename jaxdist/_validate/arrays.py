@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._called import refuse
+from jaxdist._called import refuse, refuse_type
 from jaxdist._integers import check_fits
 from jaxdist._validate.arguments import show, spell_dtype
-from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
 def as_floating(name: str, dtype: Any) -> Any:
@@ -19,8 +18,7 @@ def as_floating(name: str, dtype: Any) -> Any:
         found = jnp.dtype(spell_dtype(dtype))
         if jnp.issubdtype(found, jnp.floating):
             return found
-    raise refuse(
-        ArgumentTypeError,
+    raise refuse_type(
         f"{name}={show(dtype)}.",
         "Arrays of floating-point numbers are sent and returned in this dtype.",
         f"Pass for instance {name}=jnp.bfloat16, or leave it out.",
@@ -40,14 +38,12 @@ def as_array(name: str, value: Any) -> jax.Array:
         helps = bounds.bits == 32 and np.asarray(value).dtype.kind in "iu"
         wider = ", or turn on 64 bits: jax.config.update('jax_enable_x64', True)" * helps
         raise refuse(
-            ArgumentError,
             f"{name}={show(value)}.",
             f"Python integers become {bounds.dtype}, which ends at {bounds.min} and {bounds.max}.",
             f"Pass a float{wider}.",
         ) from None
     except (TypeError, ValueError) as error:
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"{name}={show(value)}.",
             f"{name} is an array or a number.",
             "Pass an array of jax or numpy whose dtype is a number or bool.",
@@ -74,8 +70,7 @@ def check_has_arrays(name: str, tree: Any, what: str = "a pytree of arrays") -> 
     """Raise if a pytree has leaves and none is an array; an empty pytree is valid."""
     leaves = jax.tree.leaves(tree)
     if leaves and not any(map(is_array, leaves)):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"{name}={show(tree)}, in which no leaf is an array.",
             f"{name} is {what}.",
             f"Pass for instance {name}={{'w': jnp.ones((2, 2))}}.",

@@ -7,7 +7,7 @@ import sys
 
 from jaxdist._called import called, refuse
 from jaxdist._validate.arguments import check_text
-from jaxdist.errors import ArgumentError, MissingExtraError
+from jaxdist.errors import MissingExtraError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +138,6 @@ def require_extra(name: str, purpose: str) -> None:
     extra = next((e for e in EXTRAS if e.name == name), None)
     if extra is None:
         raise refuse(
-            ArgumentError,
             f"name={name!r}, and there is no such extra.",
             f"The extras are {[e.name for e in EXTRAS]}.",
             "Pass one of these.",

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
-from jaxdist._called import call_as, called, name_call, refuse
+from jaxdist._called import call_as, called, name_call, refuse, refuse_type
 from jaxdist._compat import are_row_numbers, unwrap_row_numbers, wrap_row_numbers
 from jaxdist._integers import check_fits
 from jaxdist._validate import as_array, as_integer, as_list, is_array, show
@@ -64,28 +64,27 @@ class IndexedSlices:
         self.dense_shape = None if dense_shape is None else _check_dense_shape(dense_shape)
         found = f"values {_describe(self.values)} and indices {_describe(self.indices)}"
         if not jnp.issubdtype(self.indices.dtype, np.integer):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"{found}.",
                 "Indices are numbers of rows.",
                 "Pass integers: indices.astype('int32').",
             )
         if self.indices.ndim != 1 or self.values.shape[:1] != self.indices.shape:
             raise refuse(
-                ShapeError,
                 f"{found}.",
                 "There is one index for each row: values [n, ...] and indices [n].",
                 "Flatten the indices: indices.ravel(), values.reshape(-1, *row_shape).",
+                kind=ShapeError,
             )
 
         whole = self.dense_shape
         if whole is not None and (not whole or whole[1:] != tuple(self.values.shape[1:])):
             raise refuse(
-                ShapeError,
                 f"{found}, and dense_shape={list(whole)}.",
                 "The rows have the dims of the whole array after its first one: values [n, ...] "
                 "and dense_shape [rows, ...].",
                 f"Pass dense_shape={[whole[0] if whole else 1, *self.values.shape[1:]]}.",
+                kind=ShapeError,
             )
 
     @property
@@ -158,7 +157,6 @@ class IndexedSlices:
         return f"IndexedSlices({_describe(self.values)} at {_describe(indices)})"
 
 
-@called("IndexedSlices")
 def _as_own_array(name: str, value: Any) -> Any:
     refuse_ref(f"IndexedSlices was given {name}", value)
     has_dtype = hasattr(value, "dtype") and is_array(value)
@@ -166,7 +164,6 @@ def _as_own_array(name: str, value: Any) -> Any:
     return copy_if_writable(value) if has_dtype else as_array(name, value)
 
 
-@called("IndexedSlices")
 def _check_dense_shape(dense_shape: Any) -> tuple[int, ...]:
     name = "dense_shape"
     remedy = "Pass dense_shape=table.shape."
@@ -186,8 +183,7 @@ def as_indexed_slices(name: str, value: Any) -> IndexedSlices:
         return IndexedSlices(value.data, value.indices[:, 0], value.shape)
     raise call_as(
         f"Variable {name!r}.{name_call()}",
-        refuse,
-        ArgumentTypeError,
+        refuse_type,
         f"sparse_delta={show(value)}.",
         "It takes rows and their numbers.",
         "Pass jaxdist.IndexedSlices(values, indices), or a jax.experimental.sparse.BCOO with "

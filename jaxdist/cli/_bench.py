@@ -66,7 +66,6 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
         raise call_as(
             f"--sizes {' '.join(arguments.sizes)}",
             refuse,
-            ArgumentError,
             f"for {len(devices)} devices.",
             f"All arrays together take at most {_reports.size(MAX_BYTES)}, and the smallest size "
             f"is measured with {max(COUNTS)} arrays as well.",
@@ -140,7 +139,6 @@ def _choose_layout(count: int | None) -> tuple[ReplicaMesh, cost.Link]:
         return layout, cost.links_of(layout).inner
     if count is not None:
         raise refuse(
-            ArgumentError,
             "in a job of several processes.",
             "All devices of all processes are measured.",
             "Give jaxdist launch --devices-per-process N instead.",

@@ -33,7 +33,6 @@ def plan(arguments: argparse.Namespace) -> int:
         raise call_as(
             f"--rules {arguments.rules}",
             refuse,
-            ArgumentError,
             "with --sweep.",
             "--sweep tries all rules.",
             "Leave one of the two out.",
@@ -42,7 +41,6 @@ def plan(arguments: argparse.Namespace) -> int:
         raise call_as(
             f"--save {arguments.save}",
             refuse,
-            ArgumentError,
             "with --sweep.",
             "A file has one program, and --sweep compiles many.",
             "Leave one of the two out.",

@@ -40,11 +40,11 @@ def trace(arguments: argparse.Namespace) -> int:
     config = loaded.values
     if jobs.has_cluster(config) or config.strategy.kind == "parameter_server":
         raise refuse(
-            UnsupportedError,
             f"{arguments.config}, whose job has several processes.",
             "It records the profile of one process.",
             'Trace the job with --set strategy.kind="auto", or record a process of it with '
             "jax.profiler.trace.",
+            kind=UnsupportedError,
         )
     _choose_platforms()
     ask_for_cpu_devices(jobs.count_cpu_devices(config))

@@ -15,7 +15,7 @@ from jaxdist.cluster_resolver._resolver import ClusterResolver
 from jaxdist.cluster_resolver._slurm import SlurmClusterResolver
 from jaxdist.cluster_resolver._tf_config import TFConfigClusterResolver
 from jaxdist.cluster_resolver._tpu import TPUClusterResolver
-from jaxdist.errors import ArgumentError, ClusterError
+from jaxdist.errors import ClusterError
 
 # Note [Which cluster a process is in]
 # Strategies, tasks of `jaxdist train`, Estimator, servers and `jaxdist resolve` call `find_source`,
@@ -222,7 +222,6 @@ def _make_gce(
 ) -> ClusterResolver:
     if project is None or zone is None or instance_group is None:
         raise refuse(
-            ArgumentError,
             f"--project {project}, --zone {zone} and --instance-group {instance_group}.",
             "An instance group has all three.",
             "Pass --project my-project --zone us-west1-a --instance-group my-group.",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import as_integer, check_instance, show
 from jaxdist.cluster_resolver._cluster_def import ClusterDef, JobDef, read_cluster_def
 from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError
@@ -42,8 +42,7 @@ class ClusterSpec:
             return
         jobs = read_cluster_def(cluster)
         if jobs is None:
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"cluster={show(cluster)}.",
                 "cluster is a dict from jobs to tasks.",
                 "Pass for instance {'worker': ['host0:2222', 'host1:2222']}.",
@@ -127,10 +126,10 @@ class ClusterSpec:
         task_index = as_integer("task_index", task_index, remedy=f"Pass one of {sorted(tasks)}.")
         if task_index not in tasks:
             raise refuse(
-                NotFoundError,
                 f"task_index={task_index}, and job {job_name!r} has no such task.",
                 f"Its tasks are {sorted(tasks)}.",
                 "Pass one of these.",
+                kind=NotFoundError,
             )
         return tasks[task_index]
 
@@ -148,10 +147,10 @@ class ClusterSpec:
         tasks = self._get_tasks("job_tasks", job_name)
         if not tasks:
             raise refuse(
-                NotFoundError,
                 f"job_name={job_name!r}, and this job has no tasks.",
                 "It lists the addresses of a job with one task or more.",
                 f"Make the cluster with an address: ClusterSpec({{{job_name!r}: ['host0:2222']}}).",
+                kind=NotFoundError,
             )
         return [tasks.get(i) for i in range(max(tasks) + 1)]
 
@@ -161,10 +160,10 @@ class ClusterSpec:
         check_instance("job_name", job_name, str, "the name of a job", remedy)
         if job_name not in self._jobs:
             raise refuse(
-                NotFoundError,
                 f"job_name={job_name!r}, and there is no such job in the cluster.",
                 f"Its jobs are {self.jobs}.",
                 "Pass one of these.",
+                kind=NotFoundError,
             )
         return self._jobs[job_name]
 
@@ -195,16 +194,14 @@ def _parse_tasks(job: str, tasks: Any) -> Iterator[tuple[int, str]]:
     elif isinstance(tasks, (list, tuple)):
         pairs = list(enumerate(tasks))
     else:
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"cluster[{job!r}]={show(tasks)}.",
             "The tasks of a job are addresses.",
             "Pass a list of addresses, or a dict from the number of a task to its address.",
         )
     for index, address in sorted(pairs):
         if not isinstance(address, str):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"cluster[{job!r}][{index}]={show(address)}.",
                 "The address of a task is a text.",
                 "Pass a string such as 'host:2222'.",

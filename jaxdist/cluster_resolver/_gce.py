@@ -9,7 +9,7 @@ from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, check_callable, check_text, show
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._resolver import ClusterResolver, check_task, find_own_master
-from jaxdist.errors import ArgumentError, ClusterError, ContextError, MissingExtraError
+from jaxdist.errors import ClusterError, ContextError, MissingExtraError
 
 _CALLER = "GCEClusterResolver"
 _METADATA = "http://metadata.google.internal/computeMetadata/v1/"
@@ -93,7 +93,6 @@ class GCEClusterResolver(ClusterResolver):
             service = _make_service(credentials)
         elif not hasattr(service, "instanceGroups") or not hasattr(service, "instances"):
             raise refuse(
-                ArgumentError,
                 f"service={show(service)}.",
                 "service is a client of the Compute Engine API.",
                 "Pass googleapiclient.discovery.build('compute', 'v1').",
@@ -172,17 +171,16 @@ class GCEClusterResolver(ClusterResolver):
             )
 
 
-@called(_CALLER)
 def _make_service(credentials: Any) -> Any:
     try:
         discovery: Any = importlib.import_module("googleapiclient.discovery")
     except ImportError:
         raise refuse(
-            MissingExtraError,
             "no service, so it asks Google's API itself, and the package google-api-python-client "
             "is not installed.",
             "jaxdist is installed without its optional packages.",
             "Install it with: pip install google-api-python-client",
+            kind=MissingExtraError,
         ) from None
     is_default = isinstance(credentials, str) and credentials == "default"
     # The library itself finds the account of the machine.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, final
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse_type
 from jaxdist._validate import as_integer, check_instance, show
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._resolver import (
@@ -13,7 +13,6 @@ from jaxdist.cluster_resolver._resolver import (
     log_unused_arguments,
     master_url,
 )
-from jaxdist.errors import ArgumentTypeError
 
 _CALLER = "SimpleClusterResolver"
 _NUMBERS = (
@@ -62,8 +61,7 @@ class SimpleClusterResolver(ClusterResolver):
         rpc_layer: str | None = None,
     ) -> None:
         if not isinstance(cluster_spec, ClusterSpec):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"cluster_spec={show(cluster_spec)}.",
                 "cluster_spec is a ClusterSpec.",
                 "Wrap it: ClusterSpec({'worker': ['host0:2222']}).",

@@ -100,13 +100,13 @@ def find_own_task(
     if job is None or index is None or ((job, index) not in tasks and job != "evaluator"):
         shown = f"{tasks[0][0]!r}, {tasks[0][1]}"
         raise refuse(
-            ClusterError,
             f"a cluster of {len(tasks)} tasks, {tasks[:8]}, and this process is {job!r} {index!r}"
             f"{quote}.",
             "Each process is one of the tasks of the cluster.",
             f"Say which, for instance {shown}: SimpleClusterResolver(..., task_type="
             f'{tasks[0][0]!r}, task_id={tasks[0][1]}), or in TF_CONFIG "task": {{"type": "'
             f'{tasks[0][0]}", "index": {tasks[0][1]}}}.',
+            kind=ClusterError,
         )
     return job, index
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, final
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import (
     CallerRename,
     check_instance,
@@ -20,7 +20,7 @@ from jaxdist.cluster_resolver._resolver import (
     log_unused_arguments,
     master_url,
 )
-from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError
+from jaxdist.errors import NotFoundError
 from jaxdist.tpu import TPUSystem, slice_of, system_of, topology_of_bytes
 from jaxdist.tpu.experimental import (
     HardwareFeature,
@@ -98,7 +98,6 @@ class TPUClusterResolver(ClusterResolver):
         check_text("job_name", job_name, "worker")
         if coordinator_name and not coordinator_address:
             raise refuse(
-                ArgumentError,
                 f"coordinator_name={coordinator_name!r} and no coordinator_address.",
                 "jaxdist starts no server for a coordinator, and cannot look up its address.",
                 "Pass coordinator_address='host:port' too, or leave both out.",
@@ -262,14 +261,10 @@ def _is_default(credentials: Any) -> bool:
     return isinstance(credentials, str) and credentials == "default"
 
 
-@called("TPUClusterResolver")
 def _resolve_name(tpu: Any, environ: Mapping[str, str]) -> str:
     if tpu is not None and not isinstance(tpu, str):
-        raise refuse(
-            ArgumentTypeError,
-            f"tpu={show(tpu)}.",
-            "tpu is a text or None.",
-            "Pass '' for the TPUs of this machine.",
+        raise refuse_type(
+            f"tpu={show(tpu)}.", "tpu is a text or None.", "Pass '' for the TPUs of this machine."
         )
     if not tpu or tpu == "local" or tpu == environ.get("TPU_NAME"):
         return "local"
@@ -277,7 +272,6 @@ def _resolve_name(tpu: Any, environ: Mapping[str, str]) -> str:
     if prefix in ("virtual", "described"):
         if not rest:
             raise refuse(
-                ArgumentError,
                 f"tpu={tpu!r}, without the name of a slice.",
                 f"After '{prefix}:' the name of a slice follows.",
                 f"Pass for instance tpu='{prefix}:v5e:2x4'.",
@@ -290,7 +284,6 @@ def _resolve_name(tpu: Any, environ: Mapping[str, str]) -> str:
     named = environ.get("TPU_NAME")
     own = f"is {named!r}" if named else "is not set"
     raise refuse(
-        NotFoundError,
         f"tpu={tpu!r}, which was not found. What was looked for: a TPU VM of that name, and this "
         f"must be it; where: TPU_NAME of the environment, which {own}.",
         "A program for TPUs runs on the TPU VM itself: TPUs of other machines, by name or by grpc "
@@ -298,6 +291,7 @@ def _resolve_name(tpu: Any, environ: Mapping[str, str]) -> str:
         "Start the program on that TPU VM and pass tpu='' there. Without a TPU pass "
         "'virtual:v5e:2x4' (CPU devices laid out as a slice) or 'described:v5e:2x4' (compile "
         "only).",
+        kind=NotFoundError,
     )
 
 

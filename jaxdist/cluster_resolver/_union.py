@@ -2,11 +2,11 @@
 
 from typing import Any, final
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import show
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._resolver import ClusterResolver, check_task, find_master
-from jaxdist.errors import ArgumentError, ArgumentTypeError, DuplicateTaskError
+from jaxdist.errors import DuplicateTaskError
 
 _CALLER = "UnionResolver"
 
@@ -51,11 +51,10 @@ class UnionResolver(ClusterResolver):
     ) -> None:
         remedy = "Pass resolvers: UnionResolver(TFConfigClusterResolver())."
         if not resolvers:
-            raise refuse(ArgumentError, "no resolvers.", "It joins one or more.", remedy)
+            raise refuse("no resolvers.", "It joins one or more.", remedy)
         for number, resolver in enumerate(resolvers):
             if not isinstance(resolver, ClusterResolver):
-                raise refuse(
-                    ArgumentTypeError,
+                raise refuse_type(
                     f"resolvers[{number}]={show(resolver)}.",
                     "Each one is a ClusterResolver.",
                     remedy,

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, check_callable
-from jaxdist.errors import ArgumentError, OutOfRangeError
+from jaxdist.errors import OutOfRangeError
 
 
 class Monitor:
@@ -35,7 +35,6 @@ class Monitor:
         check_callable(step_callable, "step_callable")
         if session is not None:
             raise refuse(
-                ArgumentError,
                 f"session={session!r}.",
                 "There are no sessions: steps run when they are called.",
                 "Leave it out.",

@@ -8,10 +8,9 @@ import dataclasses
 import math
 from typing import Any
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import as_integer, as_list, check_instance, check_text, show
 from jaxdist.cost._gpu_rows import GPU_ROWS, Target
-from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 _GIB = 1 << 30
 _DOCS = "https://docs.cloud.google.com/tpu/docs"
@@ -265,7 +264,6 @@ def chip_of(device: Any) -> Chip:
     name = generation_of(kind)
     if name is None or getattr(device, "platform", CHIPS[name].platform) != CHIPS[name].platform:
         raise refuse(
-            ArgumentError,
             f"device={device}, of the kind {kind!r}.",
             f"The table of chips has {', '.join(CHIPS)}.",
             "Pass a device of a TPU or a GPU of the table.",
@@ -286,7 +284,5 @@ def devices_per_chip(devices: Any) -> int:
     listed = as_list("devices", devices, what, remedy)
     for device in listed:
         if not hasattr(device, "process_index"):
-            raise refuse(
-                ArgumentTypeError, f"devices with {show(device)}.", f"devices is {what}.", remedy
-            )
+            raise refuse_type(f"devices with {show(device)}.", f"devices is {what}.", remedy)
     return max((int(getattr(d, "core_on_chip", 0) or 0) for d in listed), default=0) + 1

@@ -5,7 +5,6 @@ from jaxdist._validate import as_integer, as_number, check_instance, show
 from jaxdist.cost._link import Link, Links
 from jaxdist.cost._model import MOST, log2, predict_flat
 from jaxdist.cost._nccl import predict_nccl
-from jaxdist.errors import ArgumentError
 from jaxdist.hlo import KINDS
 
 
@@ -43,7 +42,6 @@ def collective_seconds(
     """
     if not isinstance(kind, str) or kind not in KINDS:
         raise refuse(
-            ArgumentError,
             f"kind={show(kind)}.",
             f"kind is one of {', '.join(KINDS)}.",
             "Pass for instance kind='all-gather'.",

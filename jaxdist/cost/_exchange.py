@@ -5,9 +5,8 @@ from typing import Any
 
 import jax
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse_type
 from jaxdist._validate import as_list, show
-from jaxdist.errors import ArgumentTypeError
 
 
 @called("cost.exchange_factor")
@@ -37,12 +36,7 @@ def exchange_factor(devices: Sequence[Any]) -> float:
     group = as_list("devices", devices, "a list of devices", remedy)
     for device in group:
         if isinstance(device, jax.Array) or not hasattr(device, "platform"):
-            raise refuse(
-                ArgumentTypeError,
-                f"devices with {show(device)}.",
-                "devices are those of jax.",
-                remedy,
-            )
+            raise refuse_type(f"devices with {show(device)}.", "devices are those of jax.", remedy)
     coords = [getattr(d, "coords", None) for d in group if d.platform == "tpu"]
     if not coords or None in coords:
         return 1.0

@@ -11,7 +11,6 @@ from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, as_list, check_instance
 from jaxdist.cost._checks import check_positive
 from jaxdist.cost._link import Link, Medium
-from jaxdist.errors import ArgumentError
 
 _SAMPLES = ("a list of cost.Sample", "Pass for instance samples=[cost.Sample(1, 8, 1e-4), ...].")
 _MOST_DEVICES = 1 << 24
@@ -74,7 +73,6 @@ def fitted(
     check_instance("source", source, str, "a text", "Pass for instance source='measured'.")
     if len({s.num_bytes for s in samples}) < 2 or len({s.count for s in samples}) < 2:
         raise refuse(
-            ArgumentError,
             f"{len(samples)} samples of {len({s.num_bytes for s in samples})} size(s) and "
             f"{len({s.count for s in samples})} count(s).",
             "Latency and bandwidth can be told apart from two sizes and two counts or more.",

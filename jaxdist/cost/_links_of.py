@@ -6,14 +6,13 @@ from typing import Any
 
 import jax
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse_type
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_integer, check_instance, show
 from jaxdist.cost._chip import CHIPS, devices_per_chip, generation_of
 from jaxdist.cost._link import Link, Links
 from jaxdist.cost._measured import find_link
 from jaxdist.cost._table import TABLE
-from jaxdist.errors import ArgumentTypeError
 
 # (words of a device kind, link inside a machine, link between machines as NVIDIA builds them).
 # The first match counts, so the PCIe variants come before the names that they contain.
@@ -56,11 +55,8 @@ def links_of(layout: ReplicaMesh) -> Links:
     # Check the attributes, so that any mesh with them works. An array has both attributes too, but
     # its `devices` is a method.
     if callable(getattr(layout, "devices", str)) or not hasattr(layout, "platform"):
-        raise refuse(
-            ArgumentTypeError,
-            f"layout={show(layout)}.",
-            "layout is a ReplicaMesh.",
-            "Pass strategy.layout.",
+        raise refuse_type(
+            f"layout={show(layout)}.", "layout is a ReplicaMesh.", "Pass strategy.layout."
         )
     workers = {worker_of(d) for d in layout.devices}
     device = layout.devices[0]
@@ -110,8 +106,7 @@ def worker_of(device: Any) -> int:
     described has `slice_index` 0.
     """
     if isinstance(device, jax.Array) or not hasattr(device, "platform"):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"device={show(device)}.",
             "device is a jax.Device.",
             "Pass for instance jax.devices()[0].",

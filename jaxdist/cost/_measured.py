@@ -7,11 +7,11 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import ErrorNote, as_list, as_path, check_instance, show
 from jaxdist.cost._link import Link
 from jaxdist.cost._table import TABLE
-from jaxdist.errors import ArgumentTypeError, ConfigError
+from jaxdist.errors import ConfigError
 
 VARIABLE = "JAXDIST_LINKS"
 VERSION = 1
@@ -85,15 +85,13 @@ def _find_current_links() -> tuple[Link, ...]:
     return _Settings.of_environment[1]
 
 
-@called("jaxdist.config.links")
 def _check_links(given: Any) -> tuple[Link, ...]:
     """Return links from an iterable, checked."""
     what = "the path of a file of links, or a list of jaxdist.cost.Link"
     remedy = "Pass None to go back to the table."
     found = tuple(as_list("path_or_links", given, what, remedy))
     if not all(isinstance(link, Link) for link in found):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"path_or_links={show(given)}.",
             "path_or_links is the path of a file that `jaxdist bench collectives --save PATH` "
             "wrote, or a list of jaxdist.cost.Link.",
@@ -150,8 +148,7 @@ def save_links(path: Path, measured: Iterable[Link], notes: dict[str, Any] | Non
         # Before the file is opened: notes that JSON cannot write then leave an old file unchanged.
         content = json.dumps({"version": VERSION, "links": rows, **(notes or {})}, indent=2)
     except (TypeError, ValueError) as error:
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"notes={show(notes)}: {error}.",
             "notes are what JSON can hold.",
             "Turn arrays into lists or numbers.",
@@ -160,10 +157,10 @@ def save_links(path: Path, measured: Iterable[Link], notes: dict[str, Any] | Non
         pathlib.Path(path).write_text(content + "\n")
     except OSError as error:
         raise refuse(
-            ConfigError,
             f"path={path!r}, which cannot be written: {error}.",
             "path is a file in a folder that exists and can be written to.",
             "Pass another path, such as path='links.json'.",
+            kind=ConfigError,
         ) from error
 
 

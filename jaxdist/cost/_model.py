@@ -27,7 +27,6 @@ from jaxdist._validate import (
 from jaxdist.cost._link import Link, Links, Medium
 from jaxdist.cost._nccl import predict_nccl
 from jaxdist.cost._table import TABLE
-from jaxdist.errors import ArgumentError
 
 _FLAT = ("xla", "xring", "rechd", "psgpu", "pscpu")
 ALGORITHMS = (*_FLAT, "xla/xla", "xla/xring", "xla/rechd", "xla/pscpu", "pscpu/pscpu")
@@ -287,7 +286,6 @@ def _check_algorithm(algorithm: str, num_replicas: int, local: int) -> None:
     parts = [_ALIASES.get(p, p) for p in algorithm.split("/")]
     if len(parts) > 2 or not all(p in _FLAT for p in parts):
         raise refuse(
-            ArgumentError,
             f"algorithm={algorithm!r}, and there is no all-reduce of that name.",
             f"An algorithm is one of {list(ALGORITHMS)}, or two of {list(_FLAT)} with a / between "
             "them.",
@@ -295,7 +293,6 @@ def _check_algorithm(algorithm: str, num_replicas: int, local: int) -> None:
         )
     if num_replicas % local:
         raise refuse(
-            ArgumentError,
             f"num_replicas={num_replicas} and local={local}.",
             "All workers have the same number of replicas, local.",
             f"Pass a divisor of {num_replicas} as local.",

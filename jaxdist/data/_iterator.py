@@ -21,7 +21,7 @@ from jaxdist.data._reading.assemble import (
     spec_of,
 )
 from jaxdist.data._reading.readers import ENDED, Reader
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, OutOfRangeError
+from jaxdist.errors import ArgumentTypeError, ContextError, OutOfRangeError
 
 # Note [State of a batch]
 # The prefetch thread reads ahead, so the position of the reader is not the position of the loop.
@@ -356,7 +356,6 @@ def _check_state(state: Any) -> IteratorState:
     counts = {n: state[n] for n in _COUNTS if n in state} if is_state else {}
     if not is_state or not all(_is_count(n) for n in counts.values()):
         raise refuse(
-            ArgumentError,
             f"state={show(state)}.",
             "A state is a dict with 'steps' and 'source'.",
             "Pass what get_state() returned.",

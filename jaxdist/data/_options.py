@@ -7,7 +7,7 @@ from jaxdist._called import called, refuse
 from jaxdist._validate import as_flag, as_integer, check_instance, show
 from jaxdist.data._reading.partial_batch import PartialBatch
 from jaxdist.data._reading.shard_policy import AutoShardPolicy
-from jaxdist.errors import ArgumentError, UnsupportedError
+from jaxdist.errors import UnsupportedError
 
 
 class InputReplicationMode(enum.Enum):
@@ -125,11 +125,9 @@ _ENUMS: dict[str, type[enum.Enum]] = {
 }
 
 
-@called("InputOptions")
 def _check_member(name: str, value: Any, kind: type[enum.Enum]) -> None:
     if not isinstance(value, kind):
         raise refuse(
-            ArgumentError,
             f"{name}={show(value)}.",
             f"{name} is one of {', '.join(map(str, kind))}.",
             f"Pass for instance {name}={_path_of(kind)}{next(iter(kind))}.",
@@ -140,7 +138,6 @@ def _path_of(kind: type[enum.Enum]) -> str:
     return "jaxdist.experimental." if kind is AutoShardPolicy else "jaxdist."
 
 
-@called("InputOptions")
 def _check_buffer_size(value: Any) -> None:
     as_integer(
         "experimental_per_replica_buffer_size",
@@ -170,11 +167,11 @@ def check_is_shared(options: InputOptions) -> None:
     """Check that `options` select one dataset, whose batches the replicas share."""
     if options.is_per_replica:
         raise refuse(
-            UnsupportedError,
             "options with experimental_replication_mode=PER_REPLICA.",
             "It distributes one dataset, whose batches the replicas share.",
             "Use distribute_datasets_from_function, which calls its function once for each "
             "replica.",
+            kind=UnsupportedError,
         )
 
 
@@ -183,7 +180,6 @@ def check_is_not_sharded(options: InputOptions) -> None:
     """Check that `options` leave the sharding of the data to the user's function."""
     if options.balance_rows:
         raise refuse(
-            ArgumentError,
             "options with balance_rows=True.",
             "Each replica takes a whole element of the dataset of its function, and no element is "
             "divided.",
@@ -193,7 +189,6 @@ def check_is_not_sharded(options: InputOptions) -> None:
     policy = options.auto_shard_policy
     if policy not in (None, AutoShardPolicy.OFF):
         raise refuse(
-            ArgumentError,
             f"options with auto_shard_policy={policy.name}.",
             "Its function makes the dataset of each process, and nothing shards that further.",
             "Leave auto_shard_policy out, and shard the dataset in the function by "
@@ -208,7 +203,6 @@ def check_placement(options: InputOptions) -> None:
         return
     if not options.is_per_replica:
         raise refuse(
-            ArgumentError,
             "InputOptions(experimental_place_dataset_on_device=True, "
             f"experimental_replication_mode={options.experimental_replication_mode}).",
             "A dataset is placed on the device of a replica only where that replica has its own "
@@ -220,7 +214,6 @@ def check_placement(options: InputOptions) -> None:
         )
     if options.experimental_fetch_to_device:
         raise refuse(
-            ArgumentError,
             "InputOptions(experimental_place_dataset_on_device=True, experimental_fetch_to_device="
             f"{options.experimental_fetch_to_device}).",
             "A dataset that is on the device has its batches there already, so they cannot be "

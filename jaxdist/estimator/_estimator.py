@@ -21,7 +21,7 @@ from jaxdist._validate import (
     check_text,
     show,
 )
-from jaxdist.errors import ArgumentError, ContextError, JaxdistError, ShapeError, UnsupportedError
+from jaxdist.errors import ContextError, JaxdistError, ShapeError, UnsupportedError
 from jaxdist.estimator._exporting import check_features, write_export
 from jaxdist.estimator._hooks import (
     CheckpointSaverListener,
@@ -189,7 +189,6 @@ class Estimator:
                 as_integer(name, value, least=1)
         if steps is not None and max_steps is not None:
             raise refuse(
-                ArgumentError,
                 f"steps={steps} and max_steps={max_steps}.",
                 "steps counts the steps of this call, and max_steps those of all calls.",
                 "Pass one of the two.",
@@ -381,7 +380,6 @@ class Estimator:
             if isinstance(error, JaxdistError):
                 raise
             raise refuse(
-                ArgumentError,
                 f"features={show(features)}, and the model raised {type(error).__name__}: "
                 f"{str(error).splitlines()[0]}.",
                 "The model is traced with features of these shapes and dtypes, and, with "
@@ -484,12 +482,10 @@ class Estimator:
         return built, choice
 
 
-@called(_CALLER)
 def _find_folder(given: Any, config: RunConfig) -> ModelFolder:
     folder = None if given is None else as_path("model_dir", given, "runs/a")
     if folder is not None and config.model_dir not in (None, folder):
         raise refuse(
-            ArgumentError,
             f"model_dir={show(folder)}, and config.model_dir is {config.model_dir!r}.",
             "A model has one folder.",
             "Pass it in one of the two places.",
@@ -518,8 +514,8 @@ def _chain_first(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 
 def _make_empty_error() -> ShapeError:
     return refuse(
-        ShapeError,
         "input_fn, whose dataset has no element.",
         "Each element of the dataset is a batch.",
         "Let input_fn return a dataset with at least one batch.",
+        kind=ShapeError,
     )

@@ -6,7 +6,6 @@ from typing import Any
 
 from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, as_number, check_callable, check_text
-from jaxdist.errors import ArgumentError
 from jaxdist.estimator._exporting import check_exporters
 from jaxdist.estimator._hooks import CheckpointSaverListener, SessionRunHook, check_hooks
 
@@ -107,7 +106,6 @@ def check_name(name: Any) -> None:
     check_text("name", name, "test")
     if "/" in name or "\0" in name:
         raise refuse(
-            ArgumentError,
             f"name={name!r}.",
             "The name is part of the name of a folder: eval_NAME.",
             "Pass for instance name='test'.",

@@ -9,7 +9,7 @@ from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
 from jaxdist._called import call_as, name_call, refuse
 from jaxdist._checkpoints import Checkpoints, put_into, to_plain
 from jaxdist._validate import as_local_path, as_path, check_instance, check_text
-from jaxdist.errors import ArgumentError, CheckpointError, ShapeError
+from jaxdist.errors import CheckpointError, ShapeError
 from jaxdist.estimator._model import Built
 from jaxdist.estimator._running import CheckpointChoice, ModelFolder
 
@@ -59,7 +59,6 @@ def _check_settings(settings: WarmStartSettings, name: str) -> WarmStartSettings
         re.compile(settings.vars_to_warm_start)
     except re.error as error:
         raise refuse(
-            ArgumentError,
             f"vars_to_warm_start={settings.vars_to_warm_start!r}: {error}.",
             "It is a regular expression, which the whole name of a variable matches.",
             "Pass for instance vars_to_warm_start=r'model\\.dense.*'.",
@@ -145,7 +144,6 @@ def warm_start(settings: WarmStartSettings, built: Built) -> None:
         raise call_as(
             "estimator.WarmStartSettings",
             refuse,
-            ArgumentError,
             f"vars_to_warm_start={settings.vars_to_warm_start!r}, which matches no variable.",
             "The model has "
             f"{', '.join(keystr(p, simple=True, separator='.')[8:] for p, _ in flat)}.",

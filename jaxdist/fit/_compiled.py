@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer, respell, show
-from jaxdist.errors import ArgumentError, ArgumentTypeError
 from jaxdist.fit._step.losses import CALLER
 from jaxdist.fit._step.output_losses import find_losses
 from jaxdist.fit._step.output_metrics import find_output_metrics
@@ -79,7 +78,6 @@ def compile_model(
     is_looking = as_flag("find_nonfinite", find_nonfinite)
     if is_looking and count > 1:
         raise refuse(
-            ArgumentError,
             f"find_nonfinite=True and steps_per_execution={count}.",
             "find_nonfinite looks at the model between two steps, and these are one dispatch.",
             "Pass steps_per_execution=1 while you look.",
@@ -112,7 +110,6 @@ def _find_optimizer(optimizer: Any) -> optax.GradientTransformation:
     if isinstance(optimizer, str):
         if optimizer not in _OPTIMIZERS:
             raise refuse(
-                ArgumentError,
                 f"optimizer={optimizer!r}.",
                 f"Optimizers with a name are {', '.join(_OPTIMIZERS)}.",
                 "Pass one of these, or a transformation of optax: optax.adam(1e-3).",
@@ -121,8 +118,7 @@ def _find_optimizer(optimizer: Any) -> optax.GradientTransformation:
     if isinstance(optimizer, nnx.Optimizer) or not (
         hasattr(optimizer, "init") and hasattr(optimizer, "update")
     ):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"optimizer={show(optimizer)}.",
             "optimizer is a transformation of optax; compile makes the nnx.Optimizer of the "
             "module.",
@@ -135,7 +131,6 @@ def _find_optimizer(optimizer: Any) -> optax.GradientTransformation:
 def _find_dtype(name: Any) -> Any:
     if isinstance(name, str) and name in ("float16", "mixed_float16"):
         raise refuse(
-            ArgumentError,
             f"mixed_precision={name!r}.",
             "Gradients in float16 underflow without a loss scale, which jaxdist does not keep.",
             "Pass mixed_precision='bfloat16', which has the range of float32.",
@@ -143,7 +138,6 @@ def _find_dtype(name: Any) -> Any:
     found = respell(name, _PRECISIONS)
     if not isinstance(found, str | None) or found not in _PRECISIONS:
         raise refuse(
-            ArgumentError,
             f"mixed_precision={show(name)}.",
             "It is the dtype in which layers compute; parameters and losses stay in float32.",
             "Pass 'bfloat16' or None.",

@@ -10,10 +10,10 @@ import numpy as np
 from flax import nnx
 from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._checkpoints import Checkpoints
 from jaxdist._validate import as_list, as_path, format_lines, show
-from jaxdist.errors import ArgumentTypeError, CheckpointError, ShapeError
+from jaxdist.errors import CheckpointError, ShapeError
 
 
 @called("fit.Model.save", replaces="training.Checkpoints")
@@ -33,19 +33,19 @@ def load(model: Any, directory: str | Path) -> None:
     path = Path(as_path("directory", directory, "runs/model"))
     if not path.is_dir():
         raise refuse(
-            CheckpointError,
             f"directory={str(directory)!r}, which is no directory.",
             "It is a directory that fit.Model.save wrote.",
             "Check the path.",
+            kind=CheckpointError,
         )
     with Checkpoints(path, keep=1) as checkpoints:
         restored = checkpoints.restore(model.objects())
     if restored is None:
         raise refuse(
-            CheckpointError,
             f"directory={str(directory)!r}, which has no model.",
             "It is a directory that fit.Model.save wrote.",
             "Check the path.",
+            kind=CheckpointError,
         )
     model._passes = restored.notes.get("passes", 0)
 
@@ -72,10 +72,10 @@ def set_weights(module: nnx.Module, weights: Sequence[Any]) -> None:
     if wrong or len(arrays) != len(paths):
         found = f"weights with {len(arrays)} array(s) for {len(paths)}"
         raise refuse(
-            ShapeError,
             found + (":\n" + format_lines(wrong) if wrong else "."),
             "They have the order and the shapes of get_weights.",
             "Pass what get_weights of a model of the same class and sizes returned.",
+            kind=ShapeError,
         )
     new = [
         jax.device_put(jnp.asarray(array, old.dtype), old.sharding)
@@ -84,13 +84,11 @@ def set_weights(module: nnx.Module, weights: Sequence[Any]) -> None:
     nnx.update(module, tree_unflatten(tree, new))
 
 
-@called("fit.Model.set_weights")
 def _as_numbers(weight: Any) -> np.ndarray:
     array = np.asarray(weight)
     # "V" is the kind of bfloat16.
     if array.dtype.kind not in "fiuV":
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"weights with {show(weight)}.",
             "They are arrays of real numbers.",
             "Pass what model.get_weights() returned.",

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxdist._called import called, refuse
+from jaxdist._called import refuse
 from jaxdist.errors import ArgumentError
 
 _NAME = "learning_rate"
@@ -55,7 +55,6 @@ def get_rate(optimizer: "nnx.Optimizer[Any]") -> float:
     return float(jax.device_get(_find(optimizer).hyperparams[_NAME][...]))
 
 
-@called("fit.Model")
 def set_rate(optimizer: "nnx.Optimizer[Any]", rate: float) -> None:
     """Set the learning rate of the next steps.
 
@@ -65,7 +64,6 @@ def set_rate(optimizer: "nnx.Optimizer[Any]", rate: float) -> None:
     state = _find(optimizer)
     if _NAME in getattr(state, "hyperparams_states", {}):
         raise refuse(
-            ArgumentError,
             f"learning_rate={rate}, and a schedule of optax sets it.",
             "A schedule computes the learning rate in each step, so this one would not be used.",
             "Give the optimizer a number: "

@@ -18,7 +18,7 @@ from jaxdist._typing import PyTree
 from jaxdist._validate import ErrorNote, as_integer, as_number, check_instance, check_text, show
 from jaxdist._values import PerReplica
 from jaxdist.data import batches
-from jaxdist.errors import ArgumentError, ShapeError, UnsupportedError
+from jaxdist.errors import ShapeError, UnsupportedError
 from jaxdist.jobs._config.checks import MOST_ROWS, check_rules
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig, check_choice
@@ -132,7 +132,6 @@ def split_rows(arrays: PyTree, test_fraction: float, seed: int) -> tuple[PyTree,
     fraction = as_number("test_fraction", test_fraction, example=0.2)
     if not 0 < fraction < 1:
         raise refuse(
-            ArgumentError,
             f"test_fraction={show(test_fraction)}.",
             "test_fraction is more than 0 and less than 1.",
             "Pass for instance test_fraction=0.2.",
@@ -142,10 +141,10 @@ def split_rows(arrays: PyTree, test_fraction: float, seed: int) -> tuple[PyTree,
     rows = read.num_examples
     if rows < 2:
         raise refuse(
-            ShapeError,
             "arrays with one row.",
             "One row or more is held out, and one or more is trained on.",
             "Pass 2 rows or more.",
+            kind=ShapeError,
         )
     order = np.random.default_rng(seed).permutation(rows)
     # At least one row on each side, even for an extreme fraction.
@@ -305,7 +304,6 @@ class Task(abc.ABC, Generic[C]):
         """
         if not self.remats:
             raise refuse(
-                ArgumentError,
                 f"remat={show(remat)}, and the task has no remat.",
                 "Only tasks with an entry model.remat have one.",
                 "Use the task as it is.",

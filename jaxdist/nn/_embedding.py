@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import as_floating, is_array, show
 from jaxdist._values import Sharded, check_ids, take_known_rows
-from jaxdist.errors import ArgumentTypeError, ShapeError
+from jaxdist.errors import ShapeError
 from jaxdist.nn._sharded_rows import look_up
 
 _CALLER = "nn.embedding_lookup"
@@ -79,18 +79,17 @@ def embedding_lookup(table: Any, ids: Any, *, dtype: Any = None) -> jax.Array:
     # `read_rows` moves rows; `sparse_read` of a variable on this machine moves nothing.
     read = getattr(table, "read_rows", None) or getattr(table, "sparse_read", None)
     if read is None and not is_array(table):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"table={show(table)}.",
             "table is an array or a variable with a row for each id.",
             "Pass for instance table=jaxdist.Variable(jnp.ones((100, 8))).",
         )
     if not np.shape(table) if read is None else not table.shape:
         raise refuse(
-            ShapeError,
             f"table={show(table)}, a scalar.",
             "table has a row for each id.",
             "Pass an array [rows, ...].",
+            kind=ShapeError,
         )
     if dtype is not None:
         dtype = as_floating("dtype", dtype)

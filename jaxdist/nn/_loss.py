@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist import _replica
-from jaxdist._called import called, name_call, refuse
+from jaxdist._called import called, name_call, refuse, refuse_type
 from jaxdist._collectives import note_averaged
 from jaxdist._validate import as_array, show
 from jaxdist._values import PerReplica
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
+from jaxdist.errors import ContextError, ShapeError
 
 
 @called("nn.compute_average_loss")
@@ -62,11 +62,11 @@ def compute_average_loss(
     loss = _as_float("per_example_loss", per_example_loss)
     if loss.ndim == 0:
         raise refuse(
-            ShapeError,
             "a scalar as per_example_loss.",
             "It takes one loss for each example, [b] or [b, ...]. Of a mean, the number of "
             "examples is unknown.",
             "Leave the mean out of the loss function.",
+            kind=ShapeError,
         )
     size = _resolve_global_batch_size(loss.shape[0], global_batch_size)
     if sample_weight is not None:
@@ -132,7 +132,6 @@ def _num_replicas(remedy: str) -> int:
     return frame.replica.num_replicas_in_sync
 
 
-@called("nn.compute_average_loss")
 def _resolve_global_batch_size(num_local: int, given: Any) -> jax.Array:
     # With None, `note_averaged` records the size, for the warning about uneven steps.
     if given is None:
@@ -143,8 +142,7 @@ def _resolve_global_batch_size(num_local: int, given: Any) -> jax.Array:
         note_averaged(num_local)
         return jnp.asarray(num_local * _num_replicas(remedy))
     if isinstance(given, PerReplica):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"global_batch_size={show(given)}.",
             "It is one number for all replicas.",
             "Pass the sum: all_reduce('sum', number_of_examples) in the step.",
@@ -152,22 +150,20 @@ def _resolve_global_batch_size(num_local: int, given: Any) -> jax.Array:
     # NumPy, so that a plain number stays concrete inside a trace and can be checked.
     size = given if isinstance(given, jax.Array) else np.asarray(given)
     if not jnp.issubdtype(size.dtype, jnp.integer):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"global_batch_size={show(given)}.",
             "It is a number of examples, an integer.",
             "Pass int(...), or sum the mask of real examples in an integer dtype.",
         )
     if size.ndim:
         raise refuse(
-            ShapeError,
             f"global_batch_size of shape {list(size.shape)}.",
             "It is one number for all replicas, a scalar.",
             "Pass its sum, such as jnp.sum(global_batch_size).",
+            kind=ShapeError,
         )
     if not isinstance(size, jax.core.Tracer) and size < 0:
         raise refuse(
-            ArgumentError,
             f"global_batch_size={int(size)}.",
             "global_batch_size is the number of examples on all replicas, from 0 up.",
             "Pass that number, or leave global_batch_size out.",
@@ -175,7 +171,6 @@ def _resolve_global_batch_size(num_local: int, given: Any) -> jax.Array:
     return jnp.asarray(size)
 
 
-@called("nn.compute_average_loss")
 def _apply_weights(loss: jax.Array, sample_weight: Any) -> jax.Array:
     """Multiply the loss by weights along its leading dims."""
     weight = as_array("sample_weight", sample_weight)
@@ -188,10 +183,10 @@ def _apply_weights(loss: jax.Array, sample_weight: Any) -> jax.Array:
     )
     if not fits:
         raise refuse(
-            ShapeError,
             f"per_example_loss of shape {list(loss.shape)} and sample_weight of shape "
             f"{list(np.shape(sample_weight))}.",
             "Weights stand for the leading dims of the loss; each is of the same size, or 1.",
             f"Pass one weight for each example: shape [{loss.shape[0]}].",
+            kind=ShapeError,
         )
     return loss * weight.reshape(*weight.shape, *(1,) * rest).astype(loss.dtype)

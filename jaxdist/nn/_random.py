@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _replica
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._collectives import current_log
 from jaxdist._validate import as_integer, show
-from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
+from jaxdist.errors import ContextError, ShapeError
 
 
 @called("nn.example_keys")
@@ -92,7 +92,6 @@ def _count_examples_before(replica_id: Any, num_local: int) -> Any:
     return jnp.asarray([sum(rows[:r]) for r in range(len(rows))])[replica_id]
 
 
-@called("nn.example_keys")
 def _check_key(key: Any) -> bool:
     """Check that `key` is one random key, and return whether its dtype is typed.
 
@@ -101,17 +100,16 @@ def _check_key(key: Any) -> bool:
     dtype = getattr(key, "dtype", None)
     is_typed = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
     if not is_typed and dtype != jnp.uint32:
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"key={show(key)}.",
             "key is a random key of JAX.",
             "Pass jax.random.key(seed), or one made from it.",
         )
     if jnp.ndim(key) != (0 if is_typed else 1):
         raise refuse(
-            ShapeError,
             f"key with the shape {list(key.shape)}.",
             "It takes one key, and folds the number of each example into it.",
             "Pass one key, for instance jax.random.key(seed).",
+            kind=ShapeError,
         )
     return is_typed

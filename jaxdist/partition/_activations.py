@@ -6,9 +6,9 @@ import jax
 from jax.sharding import PartitionSpec
 
 from jaxdist import _replica
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import as_array, check_has_arrays, show
-from jaxdist.errors import ArgumentTypeError, ShapeError
+from jaxdist.errors import ShapeError
 from jaxdist.partition._placements import Placement, Replicate, Split
 
 
@@ -59,8 +59,7 @@ def check_activation(placement: Any) -> Split | Replicate:
     """Check that `placement` is valid for intermediate values, and return it."""
     if isinstance(placement, (Split, Replicate)):
         return placement
-    raise refuse(
-        ArgumentTypeError,
+    raise refuse_type(
         f"placement={show(placement)}.",
         "An intermediate value belongs to its replica, and is split over the logical devices or "
         "not.",
@@ -76,7 +75,6 @@ def _constrain_array(array: Any, dim: int | None, axes: tuple[str, ...]) -> Any:
     if dim is not None:
         if not -array.ndim <= dim < array.ndim:
             raise refuse(
-                ShapeError,
                 f"placement=Split({dim}), and the value is {array.dtype}{list(array.shape)}.",
                 "Split names a dim of the value.",
                 (
@@ -84,6 +82,7 @@ def _constrain_array(array: Any, dim: int | None, axes: tuple[str, ...]) -> Any:
                     if array.ndim
                     else "Pass partition.Replicate() for a scalar."
                 ),
+                kind=ShapeError,
             )
         spec[dim] = axes
     # A `PartitionSpec` alone: inside `shard_map` the mesh of the context has manual replica axes,

@@ -9,7 +9,7 @@ from flax import nnx
 from jax.extend.core import Primitive
 
 from jaxdist import _compat, _replica
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse_type
 from jaxdist._validate import as_floating, check_has_arrays, check_instance, show
 from jaxdist._values import (
     GATHERED,
@@ -21,7 +21,6 @@ from jaxdist._values import (
     stops,
     whole_array,
 )
-from jaxdist.errors import ArgumentTypeError
 
 T = TypeVar("T")
 
@@ -72,8 +71,7 @@ def gather(tree: T, *, dtype: Any = None) -> T:
     @called("partition.gather")
     def gather_leaf(x: Any) -> Any:
         if isinstance(x, PerReplica):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"tree with {show(x)}.",
                 "It puts the pieces of one array together; a PerReplica is a value of each "
                 "replica.",

@@ -10,7 +10,7 @@ from flax import nnx
 from flax.core.meta import Partitioned
 
 from jaxdist import _compat
-from jaxdist._called import called, refuse
+from jaxdist._called import refuse_type
 from jaxdist._hooks import KERAS_VARIABLES
 from jaxdist._typing import PyTree
 from jaxdist._values import (
@@ -22,7 +22,6 @@ from jaxdist._values import (
     refuse_ref,
     stops,
 )
-from jaxdist.errors import ArgumentTypeError
 from jaxdist.partition._resolve import Leaf
 
 # The metadata keys under which versions of Flax store the names of a variable's dims.
@@ -43,7 +42,6 @@ class Entry:
     is_of_keras: bool = False  # if so, it stays an ordinary array, whole on each replica
 
 
-@called("partition.place")
 def collect_entries(
     strategy: Any, tree: PyTree, is_param: Callable[[Any, Any], bool]
 ) -> tuple[list[Entry], Callable[[], PyTree]]:
@@ -60,8 +58,7 @@ def collect_entries(
     for path, node in states:
         prefix = _join_path(_key_name(k) for k in path)
         if isinstance(node, (PerReplica, Variable)):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"a tree with a {type(node).__name__} at {prefix or 'the root'}.",
                 "A PerReplica and a Variable are on the devices of a strategy already.",
                 "Leave it out of the tree, and place arrays and NNX objects.",

@@ -15,7 +15,7 @@ import jax
 from flax import nnx
 
 from jaxdist import _compat
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._integers import check_fits
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import HasLayout, layout_of
@@ -30,7 +30,6 @@ from jaxdist._values import (
 )
 from jaxdist.errors import (
     ArgumentError,
-    ArgumentTypeError,
     ContextError,
     ShapeError,
     UnsupportedError,
@@ -112,14 +111,12 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
     return rebuild()
 
 
-@called("partition.place")
 def _as_predicate(wrt: Any) -> Callable[[Any, Any], bool]:
     """Convert a Flax filter to a function of a path and a variable."""
     try:
         return nnx.filterlib.to_predicate(wrt)
     except (TypeError, ValueError) as error:
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"wrt={show(wrt)}.",
             "wrt says which NNX variables are parameters: a class of variables, or another filter "
             "of Flax.",
@@ -127,12 +124,10 @@ def _as_predicate(wrt: Any) -> Callable[[Any, Any], bool]:
         ) from error
 
 
-@called("partition.place")
 def _check_wrt(entries: Sequence[Entry], wrt: Any) -> None:
     """Check that `wrt` selects a variable; otherwise the rules would have nothing to match."""
     if wrt is not nnx.Param and entries and all(e.is_of_keras for e in entries):
         raise refuse(
-            ArgumentError,
             f"wrt={show(wrt)} and an object of Keras.",
             "wrt selects variables of Flax NNX. The parameters of a Keras model are the weights "
             "that its layers train.",
@@ -149,7 +144,6 @@ def _check_wrt(entries: Sequence[Entry], wrt: Any) -> None:
     )
 
 
-@called("partition.place")
 def _resolve_all(
     entries: Sequence[Entry], rules: Rules, layout: ReplicaMesh
 ) -> list[ResolvedPlacement]:
@@ -175,7 +169,6 @@ def _resolve_all(
             raise UnsupportedError(_describe_keras(entry, placement, why))
     if layout.num_virtual is not None and any(r.cut is not None for r in found.values()):
         raise refuse(
-            ArgumentError,
             "rules that cut arrays into pieces, and a strategy with deterministic=True.",
             "Its virtual replicas share devices, and a piece is on the device of one replica.",
             "Make the strategy without deterministic, or use rules with partition.Replicate().",

@@ -4,9 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import as_flag, as_list, check_size, show
-from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 REPLICA, LOGICAL = "replica", "logical"
 
@@ -100,7 +99,6 @@ class Shard:
                 _check_dim("Shard", name, getattr(self, name))
         if self.dim is not None and self.dim == self.split:
             raise refuse(
-                ArgumentError,
                 f"dim={self.dim} and split={self.split}.",
                 "dim is cut over the replicas, and split is another dim, which is split over the "
                 "logical devices.",
@@ -117,8 +115,7 @@ class Shard:
         given: Any = self.axes
         is_names = isinstance(given, tuple) and given and all(isinstance(a, str) for a in given)
         if given is not None and not is_names:
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"axes={show(self.axes)}.",
                 "axes are names of replica axes of the strategy, or None for all of them.",
                 "Pass for instance axes=('data',).",
@@ -155,23 +152,20 @@ class ByNames:
     @called("partition.ByNames")
     def __post_init__(self) -> None:
         if not isinstance(self.axes, Mapping):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"axes={show(self.axes)}.",
                 "axes is a mapping from names of dims to axes.",
                 'Write for instance ByNames({"embed": "replica", "mlp": "logical"}).',
             )
         for name, axis in self.axes.items():
             if not isinstance(name, str):
-                raise refuse(
-                    ArgumentTypeError,
+                raise refuse_type(
                     f"axes with the key {show(name)}.",
                     "Keys are the names of dims.",
                     'Write for instance ByNames({"embed": "replica", "mlp": "logical"}).',
                 )
             if axis is not None and not isinstance(axis, str):
-                raise refuse(
-                    ArgumentTypeError,
+                raise refuse_type(
                     f"axes[{name!r}]={show(axis)}, which is no axis.",
                     "An axis is a text or None.",
                     'Give "replica", "logical", the name of an axis of the mesh, or None.',
@@ -195,8 +189,7 @@ def check_placement(name: str, value: Any) -> Placement:
     """Check that `value` is a placement, and return it."""
     if isinstance(value, (Replicate, Split, Shard, ByNames)):
         return value
-    raise refuse(
-        ArgumentTypeError,
+    raise refuse_type(
         f"{name}={show(value)}.",
         f"{name} is a placement.",
         "Pass partition.Replicate(), Split(dim), Shard(...) or ByNames({...}).",
@@ -213,8 +206,7 @@ def _show_fields(placement: Split | Shard) -> str:
 @called(lambda what: f"partition.{what}")
 def _check_dim(what: str, name: str, dim: Any) -> None:
     if isinstance(dim, bool) or not isinstance(dim, int):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"{name}={show(dim)}.",
             f"{name} is the number of a dim, from 0, or from -1 backwards.",
             f"Pass for instance {name}=0.",

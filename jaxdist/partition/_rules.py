@@ -10,9 +10,9 @@ order, and lists of rules can be joined.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
-from jaxdist._called import call_as, called, name_call, refuse
+from jaxdist._called import call_as, called, name_call, refuse, refuse_type
 from jaxdist._validate import CallerRename, as_flag, as_list, check_has_arrays, format_lines, show
-from jaxdist.errors import ArgumentError, ArgumentTypeError
+from jaxdist.errors import ArgumentError
 from jaxdist.partition._activations import check_activation, constrain
 from jaxdist.partition._patterns import find_nearest, is_match
 from jaxdist.partition._placements import ByNames, Placement, check_placement
@@ -110,7 +110,6 @@ class Rules:
         if placement is None:
             known = find_nearest(name, [p for p, _ in self.activations])
             raise refuse(
-                ArgumentError,
                 f"name={name!r}, which no rule for activations matches.",
                 (f"The nearest one is {known!r}." if known else "There are none."),
                 f"Add it: Rules(..., activations=[({name!r}, partition.Split(-1))]).",
@@ -136,8 +135,7 @@ def as_rules(rules: Any) -> Rules:
             return Rules(rules)
     if isinstance(rules, ByNames):
         return Rules([("*", rules)])
-    raise refuse(
-        ArgumentTypeError,
+    raise refuse_type(
         f"rules={show(rules)}.",
         "rules are partition.Rules, pairs of a pattern and a placement, or a mapping.",
         "Pass partition.Rules([(pattern, placement), ...]), or ready ones such as "
@@ -168,15 +166,13 @@ def describe_conflicts(found: Sequence[tuple[str, Sequence[str]]]) -> str:
 def _check_path(name: str, path: Any) -> str:
     if isinstance(path, str):
         return path
-    raise refuse(
-        ArgumentTypeError,
+    raise refuse_type(
         f"{name}={show(path)}.",
         f"{name} is a path.",
         'Write it with slashes: "layers/0/mlp/up/kernel".',
     )
 
 
-@called(_CALLER)
 def _as_pairs(name: str, rules: Any) -> tuple[tuple[str, Placement], ...]:
     is_mapping = isinstance(rules, Mapping)
     given = as_list(
@@ -189,8 +185,7 @@ def _as_pairs(name: str, rules: Any) -> tuple[tuple[str, Placement], ...]:
     pairs = []
     for pair in given:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"{name} with {show(pair)}.",
                 f"Each entry of {name} is a pair: (pattern, placement).",
                 'Write for instance ("mlp/up/kernel", partition.Split(1)).',
@@ -201,7 +196,6 @@ def _as_pairs(name: str, rules: Any) -> tuple[tuple[str, Placement], ...]:
     twice = sorted({p for p in patterns if patterns.count(p) > 1})
     if twice:
         raise refuse(
-            ArgumentError,
             f"{len(twice)} pattern(s) of {name} twice: {twice}.",
             "Each pattern comes once.",
             "Leave one of each out.",

@@ -10,7 +10,7 @@ from typing import Any
 from jaxdist._called import called, refuse
 from jaxdist._launching import Job, Outcome, Patience, collect_signals, run_attempt, write_to
 from jaxdist._validate import as_integer, as_number, check_callable
-from jaxdist.errors import ArgumentError, DeadlineExceededError, LaunchError
+from jaxdist.errors import DeadlineExceededError, LaunchError
 from jaxdist.testing._call import dump, load
 from jaxdist.training import require_extra
 
@@ -73,7 +73,6 @@ def launch(
         as_number("timeout_seconds", timeout_seconds, least=0, example=60)
         if timeout_seconds == 0:
             raise refuse(
-                ArgumentError,
                 "timeout_seconds=0.",
                 "timeout_seconds is above 0, or None.",
                 "Pass for instance timeout_seconds=60.",

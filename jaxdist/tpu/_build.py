@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jaxdist._called import called, refuse
+from jaxdist._called import refuse, refuse_type
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, TopologyError
+from jaxdist.errors import TopologyError
 from jaxdist.tpu._options import DeviceOrderMode
 from jaxdist.tpu._topology import AXES, Topology, as_integers
 
@@ -20,7 +20,6 @@ _CALLER = "DeviceAssignment.build"
 Place: TypeAlias = tuple[int, int, int]
 
 
-@called("DeviceAssignment.build")
 def compute_core_assignment(
     topology: Topology,
     computation_shape: Any,
@@ -35,12 +34,12 @@ def compute_core_assignment(
     footprint = shape * stride
     if (footprint > mesh).any():
         raise refuse(
-            TopologyError,
             f"computation_shape {shape.tolist()} and computation_stride {stride.tolist()}, whose "
             f"product is {footprint.tolist()} in {', '.join(AXES)}, and the mesh is "
             f"{mesh.tolist()}.",
             "A replica must fit into the mesh.",
             f"Make each product of shape and stride at most {mesh.tolist()}.",
+            kind=TopologyError,
         )
     # With a stride, the gaps between the cores of one replica hold other replicas.
     copies = mesh // footprint * stride
@@ -76,20 +75,17 @@ def _parse_sizes(name: str, value: Any) -> np.ndarray:
     return four
 
 
-@called(_CALLER)
 def _check_number(
     num_replicas: Any, most: int, shape: np.ndarray, stride: np.ndarray, mesh: np.ndarray
 ) -> None:
     if not isinstance(num_replicas, (int, np.integer)) or isinstance(num_replicas, bool):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"num_replicas={show(num_replicas)}.",
             "num_replicas is one integer.",
             f"Pass a number from 0 to {most}.",
         )
     if num_replicas < 0:
         raise refuse(
-            ArgumentError,
             f"num_replicas={num_replicas}, which is negative.",
             f"On this mesh from 0 to {most} fit.",
             f"Pass num_replicas={most}.",
@@ -101,11 +97,11 @@ def _check_number(
             f", or make replicas smaller: {each} of the {cores} cores for each" if each else ""
         )
         raise refuse(
-            TopologyError,
             f"num_replicas={num_replicas}, and {most} of computation_shape {shape.tolist()} with "
             f"computation_stride {stride.tolist()} fit into the mesh {mesh.tolist()}.",
             "Each core belongs to one replica.",
             f"Pass num_replicas={most} or less{smaller}.",
+            kind=TopologyError,
         )
 
 
@@ -172,7 +168,6 @@ def _place_along_axes(
     return offsets[:, None] + inner
 
 
-@called(_CALLER)
 def _place_on_present_devices(
     topology: Topology,
     shape: np.ndarray,
@@ -192,12 +187,12 @@ def _place_on_present_devices(
             else f"computation_stride {stride.tolist()}"
         )
         raise refuse(
-            TopologyError,
             f"{what}, and {missing} device(s) of the mesh are missing, at "
             f"{topology.missing_devices[:8].tolist()}.",
             "A stride and a ring need a mesh without missing devices.",
             "Leave computation_stride and device_order_mode out: replicas then get devices task "
             "by task.",
+            kind=TopologyError,
         )
     if num_replicas * cores > len(devices):
         raise TopologyError(

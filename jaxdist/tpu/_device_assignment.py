@@ -5,9 +5,9 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from jaxdist._called import call_as, called, refuse
+from jaxdist._called import call_as, called, refuse, refuse_type
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, CoordinateError, TopologyError
+from jaxdist.errors import CoordinateError, TopologyError
 from jaxdist.tpu import _build
 from jaxdist.tpu._options import DeviceOrderMode
 from jaxdist.tpu._topology import Topology, as_integers, check_job, topology_of_bytes
@@ -138,7 +138,6 @@ class DeviceAssignment:
             mode = DeviceOrderMode(device_order_mode)
         except ValueError:
             raise refuse(
-                ArgumentError,
                 f"device_order_mode={show(device_order_mode)}.",
                 "device_order_mode is one of "
                 f"{', '.join(f'DeviceOrderMode.{m.name} ({m.value})' for m in DeviceOrderMode)}.",
@@ -204,12 +203,12 @@ class DeviceAssignment:
         if found is None:
             there = sorted({task for task, logical in self._replicas_of})
             raise refuse(
-                TopologyError,
                 f"task_id={task_id} and logical_core={logical_core}, and no replica has its "
                 f"logical device {logical_core} on task {task_id}.",
                 f"Tasks with replicas are {there[:8]}{' ...' if len(there) > 8 else ''}; logical "
                 f"devices are 0 to {self.num_cores_per_replica - 1}.",
                 (f"Pass for instance task_id={there[0]}, logical_core=0." if there else _EMPTY),
+                kind=TopologyError,
             )
         return list(found)
 
@@ -272,11 +271,11 @@ class DeviceAssignment:
             _check_integer(name, index)
             if not 0 <= index < size:
                 raise refuse(
-                    CoordinateError,
                     f"{name}={index}, and this assignment has {self.num_replicas} replica(s) of "
                     f"{self.num_cores_per_replica} core(s).",
                     f"{name} is a number from 0 to {size - 1}.",
                     (f"Pass for instance {name}=0." if size else _EMPTY),
+                    kind=CoordinateError,
                 )
         return tuple(self._cores[replica, logical_core].tolist())
 
@@ -316,8 +315,7 @@ _EMPTY = "Build the assignment with num_replicas=1 or more."
 
 def _check_integer(name: str, index: Any) -> None:
     if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"{name}={show(index)}.",
             "Tasks, replicas and their logical devices are numbered from 0.",
             f"Pass for instance {name}=0.",
@@ -327,8 +325,8 @@ def _check_integer(name: str, index: Any) -> None:
 def _check_topology(topology: Any) -> None:
     if not isinstance(topology, Topology):
         raise refuse(
-            TopologyError,
             f"topology={show(topology)}.",
             "topology is a Topology.",
             "Pass what jaxdist.tpu.experimental.initialize_tpu_system(resolver) returned.",
+            kind=TopologyError,
         )

@@ -5,9 +5,9 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import as_list, show
-from jaxdist.errors import ArgumentTypeError, TopologyError
+from jaxdist.errors import TopologyError
 from jaxdist.tpu._topology import Topology
 
 
@@ -59,18 +59,17 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
     devices = as_list("devices", devices, "a list of TPU devices", _REMEDY)
     if not devices:
         raise refuse(
-            TopologyError,
             "devices=[], of no devices.",
             "A topology has one device or more.",
             _REMEDY,
+            kind=TopologyError,
         )
     # GPUs have `coords` from XLA, but no cores.
     placeless = [
         d for d in devices if any(getattr(d, a, None) is None for a in ("coords", "core_on_chip"))
     ]
     if placeless:
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"devices of which {len(placeless)} of {len(devices)} do not say where they are: "
             f"{show(placeless[0])}.",
             "A TPU device has coords, core_on_chip and process_index.",
@@ -85,10 +84,10 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
     counts = {task: len(by_task[task]) for task in sorted(by_task)}
     if len(set(counts.values())) > 1:
         raise refuse(
-            TopologyError,
             f"devices of which processes have different numbers: {counts}.",
             "Every task of a topology has the same number of devices.",
             f"Leave out the devices of processes with fewer than {max(counts.values())}.",
+            kind=TopologyError,
         )
     topology = Topology(mesh_shape=places.max(0) + 1, device_coordinates=places[np.array(tasks)])
     return topology, [[devices[i] for i in of_task] for of_task in tasks]

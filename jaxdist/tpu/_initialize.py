@@ -4,9 +4,9 @@ import logging
 from typing import Any
 
 from jaxdist import _compat, _devices
-from jaxdist._called import call_as, called, name_call, refuse
+from jaxdist._called import call_as, called, name_call, refuse_type
 from jaxdist._validate import check_instance, check_text, show
-from jaxdist.errors import ArgumentTypeError, ContextError
+from jaxdist.errors import ContextError
 from jaxdist.tpu import _system
 from jaxdist.tpu._system import TPUSystem
 from jaxdist.tpu._topology import Topology
@@ -118,8 +118,7 @@ def system_of(name: str, caller: str | None = None) -> TPUSystem:
 
 def _check(cluster_resolver: Any) -> None:
     if cluster_resolver is not None and not hasattr(cluster_resolver, "tpu_name"):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"cluster_resolver={show(cluster_resolver)}.",
             "cluster_resolver is a TPUClusterResolver.",
             "Pass jaxdist.cluster_resolver.TPUClusterResolver(''), or nothing for the TPUs of "

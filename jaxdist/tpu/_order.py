@@ -110,9 +110,9 @@ def _measure_slice(topology: Any, num_slices: Any) -> tuple[int, int, int]:
     x, y, z, _ = topology.mesh_shape.tolist()
     if z % count:
         raise refuse(
-            TopologyError,
             f"num_slices={count} and {topology!r}, of {z} chips in z.",
             "Slices are equal, one after the other in z.",
             f"Pass a number of slices that divides {z}.",
+            kind=TopologyError,
         )
     return x, y, z // count

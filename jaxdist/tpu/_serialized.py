@@ -46,10 +46,10 @@ def read(message: bytes) -> TopologyFields:
         return _read(message)
     except _GarbageError as garbage:
         raise refuse(
-            TopologyError,
             f"{len(message)} bytes, and the field at byte {garbage} cannot be read.",
             "A serialized topology is a TopologyProto.",
             "Pass what Topology.serialized() of jaxdist or of TensorFlow returned.",
+            kind=TopologyError,
         ) from None
 
 

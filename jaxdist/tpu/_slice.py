@@ -64,27 +64,27 @@ class Slice:
         # `jaxdist.tpu.Slice` is public, so it repeats checks that `slice_of` makes on the name.
         if not isinstance(self.generation, str) or self.generation not in CORES_PER_CHIP:
             raise refuse(
-                TopologyError,
                 f"generation={show(self.generation)}.",
                 f"generation is one of {', '.join(CORES_PER_CHIP)}.",
                 "Pass for instance generation='v5e'.",
+                kind=TopologyError,
             )
         three = as_list("shape", self.shape, *_SHAPE)
         if len(three) != 3:
             raise refuse(
-                TopologyError,
                 f"shape={show(self.shape)}.",
                 f"shape is {_SHAPE[0]}.",
                 f"{_SHAPE[1]}",
+                kind=TopologyError,
             )
         sizes = [as_integer(f"shape[{i}]", n, least=1) for i, n in enumerate(three)]
         count = as_integer("num_slices", self.num_slices, least=1)
         if math.prod(sizes) * count > _MOST_CHIPS:
             raise refuse(
-                TopologyError,
                 f"shape={tuple(sizes)} and num_slices={count}: {math.prod(sizes) * count} chips.",
                 f"One job has at most {_MOST_CHIPS} chips.",
                 "Pass a smaller shape or fewer slices.",
+                kind=TopologyError,
             )
 
     @property
@@ -162,36 +162,36 @@ def slice_of(name: str) -> Slice:
     match = _NAME.match(name)
     if match is None:
         raise refuse(
-            TopologyError,
             f"name={name!r}, which does not name a slice of TPUs.",
             "A name is a generation and the chips in x, y and z, and with * the number of slices.",
             "Pass for instance 'v4:2x2x1', 'v5e:4x4', or 'v5e:4x4*2' for two slices.",
+            kind=TopologyError,
         )
     if match["generation"] not in CORES_PER_CHIP:
         raise refuse(
-            TopologyError,
             f"name={name!r} of generation {match['generation']!r}, which is not known.",
             f"The generations are {', '.join(CORES_PER_CHIP)}.",
             "Use one of these, for instance 'v5e:4x4'.",
+            kind=TopologyError,
         )
     sizes = [int(size) for size in match["shape"].split("x")]
     x, y, z = (*sizes, 1)[:3]
     count = int(match["slices"] or 1)
     if min(x, y, z, count) < 1:
         raise refuse(
-            TopologyError,
             f"name={name!r} with a size of 0.",
             "Each size, and the number of slices, is 1 or more.",
             f"Pass for instance '{match['generation']}:{'x'.join(str(max(2, n)) for n in sizes)}'.",
+            kind=TopologyError,
         )
     generation = match["generation"]
     if z > 1 and generation in _FLAT:
         raise refuse(
-            TopologyError,
             f"name={name!r} with {z} layers of chips in z.",
             f"Slices of {generation} have chips in x and y only.",
             f"Use {generation}:{x}x{y * z} for as many chips, or {generation}:{x}x{y}*{z * count} "
             f"for slices of {x}x{y}.",
+            kind=TopologyError,
         )
     # A size of 1 is part of one host; every larger size is made of whole hosts.
     odd = [size for size in (x, y) if size > 1 and size % 2]
@@ -200,11 +200,11 @@ def slice_of(name: str) -> Slice:
             "x".join(map(str, (*_round_to_even(x, y, up), *sizes[2:]))) for up in (False, True)
         ]
         raise refuse(
-            TopologyError,
             f"name={name!r}, in which {odd[0]} is odd.",
             "A slice is made of hosts with 2x2 chips each.",
             f"The nearest slices are {match['generation']}:{nearest[0]} and {match['generation']}:"
             f"{nearest[1]}.",
+            kind=TopologyError,
         )
     return Slice(match["generation"], (x, y, z), count)
 

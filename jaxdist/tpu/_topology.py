@@ -6,7 +6,7 @@ from typing import Any, final
 
 import numpy as np
 
-from jaxdist._called import call_as, called, name_call, refuse
+from jaxdist._called import call_as, called, name_call, refuse, refuse_type
 from jaxdist._validate import check_text, show
 from jaxdist.errors import ArgumentTypeError, CoordinateError, TopologyError
 from jaxdist.tpu import _serialized
@@ -64,16 +64,15 @@ class Topology:
         if serialized is not None:
             if mesh_shape is not None or device_coordinates is not None:
                 raise refuse(
-                    TopologyError,
                     "serialized and mesh_shape or device_coordinates.",
                     "The bytes hold mesh_shape and device_coordinates already.",
                     "Pass serialized alone, or the other two.",
+                    kind=TopologyError,
                 )
             mesh_shape, device_coordinates = call_as("Topology(serialized=...)", _parse, serialized)
         elif mesh_shape is None or device_coordinates is None:
             missing = "mesh_shape" if mesh_shape is None else "device_coordinates"
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"neither serialized nor {missing}.",
                 "It needs serialized, or mesh_shape and device_coordinates.",
                 "Pass for instance Topology(mesh_shape=[1, 1, 1, 1], device_coordinates=[[[0, 0, "
@@ -160,19 +159,19 @@ class Topology:
         sizes = self._mesh_shape
         if not given.ndim or given.shape[-1] != len(sizes):
             raise refuse(
-                CoordinateError,
                 f"places of shape {list(given.shape)}.",
                 f"The last dim of places is {len(sizes)} coordinates: {', '.join(AXES)}.",
                 "Pass for instance places=[[0, 0, 0, 0]].",
+                kind=CoordinateError,
             )
         outside = given[((given < 0) | (given >= sizes)).any(axis=-1)]
         if len(outside):
             raise refuse(
-                CoordinateError,
                 f"places with {outside[0].tolist()}, and the mesh is {sizes.tolist()} in "
                 f"{', '.join(AXES)}.",
                 "Coordinates count from 0.",
                 f"Pass coordinates up to {(sizes - 1).tolist()}.",
+                kind=CoordinateError,
             )
         index = tuple(np.moveaxis(given, -1, 0))
         return self._tasks[index], self._ordinals[index]
@@ -233,12 +232,12 @@ class Topology:
         sizes = tuple(self._mesh_shape.tolist())
         if given.ndim != 1 or len(place) != len(sizes) or not _is_inside(place, sizes):
             raise refuse(
-                CoordinateError,
                 f"device_coordinates={given.tolist()}, and the mesh is {list(sizes)} in "
                 f"{', '.join(AXES)}.",
                 f"device_coordinates has {len(sizes)} integers, from 0 to {[s - 1 for s in sizes]}"
                 ".",
                 f"Pass for instance {[0] * len(sizes)}.",
+                kind=CoordinateError,
             )
         return place
 
@@ -247,12 +246,12 @@ class Topology:
         place = self.place(coordinates)
         if self._tasks[place] < 0:
             raise refuse(
-                CoordinateError,
                 f"device_coordinates={list(place)}, and no device is there: this topology lacks "
                 f"{len(self._missing)} of {self._tasks.size} devices, at "
                 f"{self._missing[:8].tolist()}{' ...' if len(self._missing) > 8 else ''}.",
                 "Only present devices have a name.",
                 "Choose coordinates that are in Topology.device_coordinates.",
+                kind=CoordinateError,
             )
         return place
 
@@ -321,11 +320,8 @@ def as_integers(name: str, value: Any) -> np.ndarray:
         array = np.asarray(value)
     except ArgumentTypeError as error:
         # Types of jaxdist (a `PerReplica`) raise it when NumPy converts them.
-        raise refuse(
-            ArgumentTypeError,
-            f"as {show(value)}.",
-            "It is made of integers.",
-            "Pass a list or an array of integers.",
+        raise refuse_type(
+            f"as {show(value)}.", "It is made of integers.", "Pass a list or an array of integers."
         ) from error
     except ValueError as error:
         raise TopologyError(
@@ -333,8 +329,7 @@ def as_integers(name: str, value: Any) -> np.ndarray:
             "Pass a list or an array of integers."
         ) from None
     if array.size and not np.issubdtype(array.dtype, np.integer):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"as {show(value)}: its dtype is {array.dtype}.",
             "It is made of integers.",
             "Pass a list or an array of integers.",
@@ -411,8 +406,7 @@ def _invert(mesh_shape: np.ndarray, coordinates: np.ndarray) -> tuple[np.ndarray
 
 def _parse(serialized: Any) -> tuple[list[int], np.ndarray]:
     if not isinstance(serialized, bytes):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"{show(serialized)}.",
             "A serialized topology is bytes.",
             "Pass what Topology.serialized() returned.",

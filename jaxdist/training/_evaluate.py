@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._collectives import ReduceOp
 from jaxdist._strategies import Strategy, check_strategy, get_replica_context
 from jaxdist._validate import (
@@ -19,7 +19,7 @@ from jaxdist._validate import (
     show,
 )
 from jaxdist.data import InputOptions, PartialBatch
-from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
+from jaxdist.errors import ContextError, ShapeError
 
 WEIGHT = "weight"
 
@@ -76,11 +76,11 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
     for name, value in rows.items():
         if value.shape != weight.shape or weight.ndim != 1:
             raise refuse(
-                ShapeError,
                 f"per_row[{name!r}] of shape {list(value.shape)} and weight of shape "
                 f"{list(weight.shape)}.",
                 "Both have one value for each row, [b].",
                 "Reduce the other dims first: jnp.mean(value, axis=range(1, value.ndim)).",
+                kind=ShapeError,
             )
     is_counted = weight > 0
     sums = {
@@ -156,16 +156,14 @@ def evaluate(
     totals: dict[str, float] = {}
     for batch_sums in jax.device_get(sums):
         if not isinstance(batch_sums, dict):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"sums_fn, which returned {show(batch_sums)}.",
                 "sums_fn returns what training.weighted_sums returns.",
                 "End it with: return training.weighted_sums(per_row, mask).",
             )
         for name, value in sorted(batch_sums.items()):
             if not is_array(value) or jnp.shape(value) or jnp.iscomplexobj(value):
-                raise refuse(
-                    ArgumentTypeError,
+                raise refuse_type(
                     f"sums_fn, which returned {show(value)} for {name!r}.",
                     "sums_fn returns what training.weighted_sums returns: numbers by name.",
                     f"Give the value of each row to it, or reduce {name!r} to one real number.",
@@ -175,9 +173,9 @@ def evaluate(
     # The weight is also 0 if the dataset has no batches.
     if total_weight <= 0:
         raise refuse(
-            ShapeError,
             f"dataset of {len(sums)} batch(es) with a total weight of {total_weight:g}.",
             "It takes the mean over rows with a weight above 0.",
             "Pass a dataset with at least one row whose weight is above 0.",
+            kind=ShapeError,
         )
     return {WEIGHT: total_weight, **{name: total / total_weight for name, total in totals.items()}}

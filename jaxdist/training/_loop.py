@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse_type
 from jaxdist._checkpoints import save_after
 from jaxdist._validate import as_integer, as_iterator, as_list, check_callable, show
-from jaxdist.errors import ArgumentTypeError, OtherProcessError
+from jaxdist.errors import OtherProcessError
 
 _ACTIONS = ("a list of training.Every", "Pass for instance actions=[training.Every(100, save)].")
 _DATA = "Pass for instance a list of batches, or a distributed dataset."
@@ -102,8 +102,7 @@ def run_loop(
         for batch in as_iterator("data", data, "an iterable of batches", _DATA):
             result = step_fn(state, batch)
             if not isinstance(result, (tuple, list)) or len(result) != 2:
-                raise refuse(
-                    ArgumentTypeError,
+                raise refuse_type(
                     f"step_fn, which returned {show(result)}.",
                     "step_fn returns the next state and an output: (state, out).",
                     "Return (state, None) where there is no output.",

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxdist._called import call_as, called, refuse
+from jaxdist._called import call_as, called, refuse, refuse_type
 from jaxdist._collectives import ReduceOp
 from jaxdist._strategies import get_replica_context
 from jaxdist._typing import PyTree
@@ -24,7 +24,7 @@ from jaxdist._validate import (
     format_lines,
     show,
 )
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
+from jaxdist.errors import ContextError, ShapeError
 
 Sums = TypeVar("Sums")
 
@@ -145,8 +145,7 @@ def _as_count(count: Any) -> jax.Array:
     found = as_array("count", count)
     is_real = found.ndim == 0 and jnp.issubdtype(found.dtype, jnp.number)
     if not is_real or jnp.issubdtype(found.dtype, jnp.complexfloating):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"count={show(count)}.",
             "count is the number of examples of this replica, or the sum of their weights: one "
             "number.",
@@ -156,7 +155,6 @@ def _as_count(count: Any) -> jax.Array:
     is_known = not isinstance(count, jax.core.Tracer)
     if is_known and not 0 <= float(np.asarray(count)) < math.inf:
         raise refuse(
-            ArgumentError,
             f"count={show(count)}.",
             "count is finite, and 0 or more.",
             "Pass for instance count=x.shape[0].",
@@ -176,10 +174,10 @@ def _check_grads(model: nnx.Module, optimizer: "nnx.Optimizer[Any]", grads: Any)
     ]
     if wrong:
         raise refuse(
-            ShapeError,
             f"grads={show(grads)}, which are not those of the parameters:\n{format_lines(wrong)}",
             "Each parameter has a gradient of its shape.",
             "Pass what nnx.grad or nnx.value_and_grad returned for this model.",
+            kind=ShapeError,
         )
 
 

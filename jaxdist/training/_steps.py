@@ -226,7 +226,6 @@ def _write_back(tree: PyTree, graph: Any, carried: Any) -> Any:
 # Checks
 
 
-@called("accumulate_gradients")
 def _check_count(count: int) -> int:
     return as_integer(
         "num_microbatches",
@@ -248,11 +247,11 @@ def _split_batch(batch: PyTree, count: int) -> PyTree:
     if bad or not leaves:
         found = format_lines(bad) if leaves else "The batch has no arrays."
         raise refuse(
-            ShapeError,
             f"num_microbatches={count}, and cannot cut the batch so.\n{found}",
             "Inside a replica a batch has the rows of that replica, and their number must be a "
             f"multiple of {count}.",
             f"{_suggest_counts(leaves)}",
+            kind=ShapeError,
         )
     cut = [jnp.reshape(x, (count, x.shape[0] // count, *x.shape[1:])) for _, x in leaves]
     return jax.tree.unflatten(treedef, cut)  # [microbatch, row, ...]
@@ -388,7 +387,6 @@ def _check_batches(batches: Any) -> list[PyTree]:
     check_instance("batches", batches, (list, tuple), what, remedy)
     if not batches:
         raise refuse(
-            ArgumentError,
             f"batches={batches!r}, which is empty.",
             "batches has one batch for each step.",
             "Pass at least one batch.",

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse_type
 from jaxdist._checkpoints.leaves import name_leaves
 from jaxdist._checkpoints.objects import to_plain
 from jaxdist._compat import is_ready
@@ -20,7 +20,6 @@ from jaxdist._values import (
     is_sharded_leaf,
     is_variable,
 )
-from jaxdist.errors import ArgumentTypeError
 
 Notes = Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
 
@@ -124,8 +123,7 @@ class Snapshots:
     def _ask(self) -> tuple[int, PyTree, Notes]:
         found = self._callback()
         if not isinstance(found, tuple) or len(found) not in (2, 3) or type(found[0]) is not int:
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"a callback that returned {show(found)}.",
                 "It returns the number of completed steps and the state, as save takes them.",
                 "Pass for instance lambda: (step, (model, optimizer)).",

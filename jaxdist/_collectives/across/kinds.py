@@ -116,9 +116,9 @@ def check_count(name: str, values: Sequence[Any], layout: ReplicaMesh) -> None:
     """Refuse a `PerReplica` unless it has a value for each replica of this process."""
     if len(values) != len(layout.local_replicas):
         raise refuse(
-            ReplicaValueError,
             f"{name}, a PerReplica with {len(values)} values, and the strategy has "
             f"{len(layout.local_replicas)} replicas in this process.",
             "A PerReplica has one value for each replica of the strategy that made it.",
             "Use the strategy that made the value.",
+            kind=ReplicaValueError,
         )

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jaxdist._called import call_as, called, name_call, refuse
+from jaxdist._called import call_as, called, name_call, refuse, refuse_type
 from jaxdist._collectives.across.bring_all import bring_all
 from jaxdist._collectives.across.kinds import Planned, Request, read_rows
 from jaxdist._collectives.across.plain import (
@@ -41,7 +41,7 @@ from jaxdist._values import (
     is_mirrored,
     refuse_leaked,
 )
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.errors import ShapeError
 
 # Up to this many bytes, adding on the host takes less time than dispatching a compiled program.
 HOST_BYTES = 64 * 1024
@@ -100,7 +100,6 @@ def plan_one(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
     raise call_as(
         "Strategy.reduce(SUM, ...)",
         refuse,
-        ArgumentError,
         f"{name}, a {type(leaf).__name__} that is not distributed: it has one value, and the "
         f"strategy has {layout.num_replicas} replicas.",
         "Only a PerReplica, an array laid out over the replicas, or one that is replicated over "
@@ -277,8 +276,7 @@ def _parse_axis(name: str, axis: Any) -> tuple[int, ...]:
             raise TypeError
         return tuple(operator.index(a) for a in given)
     except TypeError:
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"axis={show(axis)}, for {name}.",
             "axis is None, an integer, or a tuple of integers.",
             "Pass axis=None to reduce over the replicas only, or axis=0 over their rows as well.",

@@ -28,13 +28,13 @@ def refuse_sparse(value: Any) -> None:
     if is_sparse(value):
         kind = type(value).__name__
         raise refuse(
-            UnsupportedError,
             f"a {kind}: {value!r}.",
             "Its indices are arrays like its numbers, and would be combined with those of other "
             "replicas.",
             "Pass jaxdist.IndexedSlices(value.data, value.indices[:, 0], value.shape) for rows; "
             f"value.todense(); or value.data alone, where the {kind}s of all replicas have the "
             "same indices.",
+            kind=UnsupportedError,
         )
 
 
@@ -47,10 +47,10 @@ def refuse_slices(name: str, value: Any) -> None:
     refuse_sparse(value)
     if is_slices(join_slices(value)):
         raise refuse(
-            UnsupportedError,
             f"{name}, which is IndexedSlices.",
             "IndexedSlices of all replicas, concatenated, mean the sum of the arrays, and not the "
             "arrays one after the other.",
             "Gather the arrays: slices.to_dense(). For the sum use reduce('SUM', slices); for the "
             "rows themselves gather slices.values and slices.indices.",
+            kind=UnsupportedError,
         )

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdist._called import call_as, refuse
+from jaxdist._called import call_as, refuse_type
 from jaxdist._collectives.across.gather import gather_across
 from jaxdist._collectives.across.kinds import (
     Function,
@@ -40,7 +40,6 @@ from jaxdist._values import (
     placement_of,
     stops,
 )
-from jaxdist.errors import ArgumentTypeError
 
 
 def reduce_slices(request: Request, name: str, slices: IndexedSlices) -> IndexedSlices:
@@ -48,8 +47,7 @@ def reduce_slices(request: Request, name: str, slices: IndexedSlices) -> Indexed
     if request.axis is not None:
         raise call_as(
             "Strategy.reduce",
-            refuse,
-            ArgumentTypeError,
+            refuse_type,
             f"axis={request.axis!r} and {name}, which is IndexedSlices.",
             "The rows of all replicas are concatenated; there is no dim to reduce over.",
             "Leave axis=None, or reduce slices.to_dense().",

@@ -60,11 +60,11 @@ def check_together(
     advice += [remedy or "Pad them to one shape first, with a mask."] if shapes else []
     but_for = f", but for dim {', '.join(map(str, free))}" if free else ""
     raise refuse(
-        ShapeError,
         f"{len(wrong)} value{'s' * (len(wrong) > 1)} that differ{'s' * (len(wrong) == 1)} between "
         f"replicas:\n{format_lines(wrong)}",
         f"All replicas must pass values of one dtype and one shape{but_for}.",
         " ".join(advice),
+        kind=ShapeError,
     )
 
 

@@ -10,7 +10,6 @@ from jaxdist._collectives.algorithms.one_device import OneDevice
 from jaxdist._collectives.algorithms.ring import Ring
 from jaxdist._collectives.algorithms.two_level import TwoLevel
 from jaxdist._collectives.algorithms.xla import Xla
-from jaxdist.errors import ArgumentError
 
 NAMES = (
     "nccl",
@@ -28,7 +27,6 @@ def check_name(name: Any) -> None:
     """Refuse a name that is not one of the eight."""
     if not isinstance(name, str) or name not in NAMES:
         raise refuse(
-            ArgumentError,
             f"all_reduce_spec with the algorithm {name!r}, which does not exist.",
             f"The algorithms are {', '.join(map(repr, NAMES))}. Names with a slash have two "
             "levels: within a worker, and across workers.",

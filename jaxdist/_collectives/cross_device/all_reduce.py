@@ -15,7 +15,6 @@ from jaxdist._collectives.sums.packing import Alone, EqualPacks, Packing, SmallI
 from jaxdist._collectives.sums.sum_by_size import Entry, SumBySize
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentError
 
 
 class AllReduceCrossDeviceOps(AlgorithmicOps):
@@ -55,7 +54,6 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
             "hierarchical_copy",
         ):
             raise refuse(
-                ArgumentError,
                 f"all_reduce_alg={show(all_reduce_alg)}.",
                 "all_reduce_alg is 'nccl' or 'hierarchical_copy'.",
                 "Pass all_reduce_alg='nccl', or leave it out.",

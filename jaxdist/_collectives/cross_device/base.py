@@ -26,7 +26,7 @@ from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.options.reduce_op import ReduceOp, reduce_op
 from jaxdist._validate import show
 from jaxdist._values import Handle, IndexedSlices, PerReplica, is_per_replica
-from jaxdist.errors import ArgumentError, ReplicaValueError, UnsupportedError
+from jaxdist.errors import ReplicaValueError, UnsupportedError
 
 
 class CrossDeviceOps:
@@ -350,7 +350,6 @@ def _check_one(name: str, leaf: Any) -> None:
     caller = name_call()
     if isinstance(leaf, PerReplica):
         raise refuse(
-            ArgumentError,
             f"{name}={leaf!r}, a PerReplica.",
             "What is broadcast is one value, and a PerReplica has one for each replica.",
             "Reduce it first: ops.reduce('MEAN', value, destinations).",
@@ -374,10 +373,10 @@ def _check_broadcast(what: str, result: Any, tensor: Any) -> None:
                 f"{what} gave tensor{jax.tree_util.keystr(path)} of shape {list(np.shape(have))}, "
                 "and it",
                 refuse,
-                ReplicaValueError,
                 f"{list(np.shape(given))}.",
                 "It returns the array that it was given, on the destinations.",
                 f"Return an array of shape {list(np.shape(given))}.",
+                kind=ReplicaValueError,
             )
 
 
@@ -388,7 +387,6 @@ def check_pairs(pairs: Any) -> list[tuple[Any, Any]]:
     ):
         return [(v, d) for v, d in pairs]
     raise refuse(
-        ArgumentError,
         f"value_destination_pairs={show(pairs)}.",
         "value_destination_pairs is a list or tuple of pairs.",
         "Pass [(value, destinations), ...].",

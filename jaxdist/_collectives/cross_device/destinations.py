@@ -14,7 +14,7 @@ from jaxdist._processes import get_current_process
 from jaxdist._typing import PyTree
 from jaxdist._validate import show
 from jaxdist._values import Handle, PerReplica, Variable, copy_if_writable, put
-from jaxdist.errors import ArgumentError, DeviceError
+from jaxdist.errors import DeviceError
 
 
 def find_target(destinations: Any, layout: ReplicaMesh | None) -> Any:
@@ -43,7 +43,6 @@ def find_target(destinations: Any, layout: ReplicaMesh | None) -> Any:
             return _check_is_here(devices[0])
         return meshes.build(devices).replicated
     raise refuse(
-        ArgumentError,
         f"destinations={show(destinations)}.",
         "destinations is a device or its name, a list of them, or a distributed value.",
         f"Pass for instance destinations='{jax.default_backend()}:0'.",
@@ -56,12 +55,12 @@ def _check_is_here(device: jax.Device) -> jax.Device:
     if device.process_index == here:
         return device
     raise refuse(
-        DeviceError,
         f"destinations={runtime.device_name(device)!r}, a device of process {device.process_index}"
         f", in process {here}.",
         "Each process gets the result on a device of its own, or on all devices of the strategy.",
         f"Pass one of {runtime.list_device_names()}, which names a device of each process, or a "
         "list of all devices of the strategy.",
+        kind=DeviceError,
     )
 
 
@@ -86,11 +85,11 @@ def target_in_strategy(destinations: Any, layout: ReplicaMesh) -> Any:
     target = find_target(destinations, layout)
     if isinstance(target, NamedSharding) and target != layout.replicated:
         raise refuse(
-            DeviceError,
             f"{len(destinations)} destinations that are not the strategy's own devices: "
             f"{[str(d) for d in destinations]}.",
             "The destination is one device, or all devices of the strategy.",
             f"Pass one device, or all of {[str(d) for d in layout.devices]}.",
+            kind=DeviceError,
         )
     return target
 

@@ -141,13 +141,11 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
         )
 
 
-@called("MultiWorkerAllReduce")
 def _check_workers(given: Any) -> tuple[str, ...]:
     """Check the names of the workers, and return them."""
     names = tuple(given) if isinstance(given, (list, tuple)) else ()
     if not names or not all(isinstance(n, str) and n for n in names):
         raise refuse(
-            ArgumentError,
             f"worker_devices={show(given)}.",
             "worker_devices is a list of device strings, one for each worker.",
             "Pass for instance ['/job:worker/task:0', '/job:worker/task:1'].",
@@ -169,14 +167,13 @@ def _check_workers(given: Any) -> tuple[str, ...]:
             known = [f"/job:{task['job']}/task:{n}" for n in range(count)]
             what = f"the job has {count} processes" if several else f"there are {count} workers"
             raise refuse(
-                DeviceError,
                 f"the worker {name!r}, and {what}.",
                 f"Tasks are numbered from 0 to {count - 1}.",
                 f"Pass {known}.",
+                kind=DeviceError,
             )
     if len(set(workers)) < len(names):
         raise refuse(
-            ArgumentError,
             f"worker_devices={list(names)}, in which one comes twice.",
             "worker_devices has each worker once.",
             "Leave the second one out.",

@@ -7,7 +7,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse_type
 from jaxdist._collectives.algorithms import OneDevice, group_all
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
 from jaxdist._collectives.marks.plan import AllReducePlan
@@ -20,7 +20,7 @@ from jaxdist._collectives.sums.sum_by_size import Entry, SumBySize
 from jaxdist._devices import runtime
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentTypeError, DeviceError, ShapeError
+from jaxdist.errors import DeviceError, ShapeError
 
 
 @final
@@ -60,8 +60,7 @@ class ReductionToOneDevice(AlgorithmicOps):
         accumulation_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         if accumulation_fn is not None and not callable(accumulation_fn):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"accumulation_fn={show(accumulation_fn)}.",
                 "accumulation_fn is a function of the list of the values of all replicas, or "
                 "None, which adds them.",

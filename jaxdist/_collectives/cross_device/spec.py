@@ -3,10 +3,9 @@
 import dataclasses
 from typing import Any
 
-from jaxdist._called import called, refuse
+from jaxdist._called import refuse
 from jaxdist._collectives.algorithms import check_name
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentError
 
 _CALLER = "MultiWorkerAllReduce"
 
@@ -20,7 +19,6 @@ class AllReduceSpec:
     limit: int = -1
 
 
-@called(_CALLER)
 def parse_specs(given: Any) -> tuple[AllReduceSpec, ...]:
     """Return the entries of a name, a tuple, a named tuple or a list of tuples.
 
@@ -33,7 +31,6 @@ def parse_specs(given: Any) -> tuple[AllReduceSpec, ...]:
     elif isinstance(given, tuple) and given and all(isinstance(one, tuple) for one in given):
         # One tuple is one entry, so this is most likely a list in the wrong brackets.
         raise refuse(
-            ArgumentError,
             f"all_reduce_spec={given!r}, a tuple of tuples.",
             "A tuple is one entry, (algorithm, shards, limit in bytes); several are a list.",
             f"Write a list: {list(given)!r}.",
@@ -44,7 +41,6 @@ def parse_specs(given: Any) -> tuple[AllReduceSpec, ...]:
         entries = [_parse_entry(one, given) for one in given]
     else:
         raise refuse(
-            ArgumentError,
             f"all_reduce_spec={show(given)}.",
             "all_reduce_spec is the name of an algorithm, a tuple (algorithm, shards, limit in "
             "bytes), or a list of such tuples.",
@@ -54,7 +50,6 @@ def parse_specs(given: Any) -> tuple[AllReduceSpec, ...]:
     rising = limits[:-1] == sorted(set(limits[:-1]))
     if limits[-1] != -1 or -1 in limits[:-1] or not rising:
         raise refuse(
-            ArgumentError,
             f"all_reduce_spec={given!r}, with the limits {limits}.",
             "Limits increase from entry to entry, and the last one is -1, for all larger tensors.",
             f"Pass for instance limits {_suggest_limits(limits)}.",
@@ -62,19 +57,16 @@ def parse_specs(given: Any) -> tuple[AllReduceSpec, ...]:
     return tuple(entries)
 
 
-@called(_CALLER)
 def _parse_entry(one: Any, given: Any) -> AllReduceSpec:
     """Return one entry, checked."""
     if not isinstance(one, tuple):
         raise refuse(
-            ArgumentError,
             f"all_reduce_spec={given!r:.200} with the entry {show(one)}.",
             "Each entry is a tuple (algorithm, shards, limit in bytes).",
             "Pass for instance [('pscpu/pscpu', 2, -1)].",
         )
     if not 1 <= len(one) <= 3:
         raise refuse(
-            ArgumentError,
             f"all_reduce_spec={given!r}: {one!r} has {len(one)} elements.",
             "An entry has one to three elements: (algorithm, shards, limit in bytes).",
             "Pass for instance ('pscpu/pscpu', 2, -1).",
@@ -84,7 +76,6 @@ def _parse_entry(one: Any, given: Any) -> AllReduceSpec:
     for name, value, least in (("shards", shards, 1), ("limit", limit, -1)):
         if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
             raise refuse(
-                ArgumentError,
                 f"all_reduce_spec={given!r}, with {name}={value!r} in {one!r}.",
                 "shards is an integer from 1 up; limit is a number of bytes, or -1 for none.",
                 f"Pass for instance ({alg!r}, 1, -1).",

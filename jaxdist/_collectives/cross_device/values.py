@@ -58,10 +58,10 @@ def as_per_replica(name: str, value: Any) -> PerReplica:
                 check_numeric(name, v)
     except (ArgumentTypeError, TypeError) as error:
         raise refuse(
-            ReplicaValueError,
             f"{name}={value!r}, of type {type(value).__name__}.",
             "It takes a PerReplica of numbers, with one value for each replica.",
             "Make one: jaxdist.PerReplica([value_of_replica_0, value_of_replica_1, ...]).",
+            kind=ReplicaValueError,
         ) from error
     return found
 
@@ -82,12 +82,12 @@ def _refuse_traced(name: str, value: Any) -> None:
     rows = value.array if isinstance(value, PerReplica) and value.is_global else value
     if isinstance(rows, jax.core.Tracer):
         raise refuse(
-            ReplicaValueError,
             f"{name}={value!r} inside a trace (jax.jit, jax.grad ...), where the layout of an "
             "array cannot be seen.",
             "The layout says which rows belong to which replica.",
             "Call strategy.reduce or strategy.gather, which know their replicas, or give the "
             "values one by one: jaxdist.PerReplica([value_of_replica_0, ...]).",
+            kind=ReplicaValueError,
         )
 
 
@@ -155,10 +155,10 @@ def find_layout(values: Sequence[PerReplica], destinations: Sequence[Any]) -> Re
     counts = [count_replicas(v) for v in values]
     if len(set(counts)) > 1:
         raise refuse(
-            ReplicaValueError,
             f"values of different numbers of replicas: {counts}.",
             "Values that are reduced together are of the same replicas.",
             "Call it once for the values of each number of replicas.",
+            kind=ReplicaValueError,
         )
     for value in values:
         found = _find_mesh(value)
@@ -173,11 +173,11 @@ def find_layout(values: Sequence[PerReplica], destinations: Sequence[Any]) -> Re
     present = runtime.default_devices()
     if count > len(present):
         raise refuse(
-            ReplicaValueError,
             f"a PerReplica of {count} values, and this process has {len(present)} device(s).",
             "Each value is reduced on a device of its own.",
             f"Ask for more CPU devices before JAX starts: jaxdist.testing.virtual_devices({count}"
             ").",
+            kind=ReplicaValueError,
         )
     return meshes.build(present[:count])
 
@@ -229,10 +229,10 @@ def read_slices(name: str, value: Any) -> IndexedSlices | None:
     if not all(kinds) or len(set(shapes)) > 1:
         found = "\n".join(f"  replica {r}: {p!r}" for r, p in enumerate(parts))
         raise refuse(
-            ReplicaValueError,
             f"{name} that is not of one kind:\n{found}",
             "Slices are reduced with slices, of one whole array (dense_shape).",
             "Give IndexedSlices on every replica, or slices.to_dense() on each.",
+            kind=ReplicaValueError,
         )
     return join_slices(value)
 

@@ -7,10 +7,9 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse_type
 from jaxdist._validate import as_arrays, show
 from jaxdist._values import is_per_replica
-from jaxdist.errors import ArgumentTypeError
 
 T = TypeVar("T")
 
@@ -66,8 +65,7 @@ def assume_replicated(value: T) -> T:
     """
 
     if any(map(is_per_replica, jax.tree.leaves(value, is_leaf=is_per_replica))):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"value={show(value)}.",
             "Inside a replica there is only its own value.",
             "Pass what the step was given: strategy.run(fn, args=(value,)).",

@@ -3,11 +3,10 @@
 import logging
 from typing import Any
 
-from jaxdist._called import name_call, refuse
+from jaxdist._called import name_call, refuse, refuse_type
 from jaxdist._collectives.marks.trace_notes import note_ignored
 from jaxdist._collectives.options.options import CommunicationImplementation, CommunicationOptions
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 _LOG = logging.getLogger("jaxdist")
 _LOGGED: set[tuple[str, str]] = set()
@@ -44,7 +43,6 @@ def choose_options(
         return _DEFAULT
     if options is not None and experimental_hints is not None:
         raise refuse(
-            ArgumentError,
             "both options and experimental_hints.",
             "experimental_hints is an older name for options.",
             "Pass options alone.",
@@ -52,8 +50,7 @@ def choose_options(
     named = "experimental_hints" if options is None else name
     given = experimental_hints if options is None else options
     if not isinstance(given, CommunicationOptions):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"{named}={show(given)}.",
             f"{named} is a jaxdist.experimental.CommunicationOptions.",
             f"Pass for instance {named}"

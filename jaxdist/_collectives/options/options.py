@@ -7,9 +7,8 @@ import numbers
 import warnings
 from typing import Any
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
 class CommunicationImplementation(enum.Enum):
@@ -69,7 +68,6 @@ class CommunicationOptions:
         _check_number("bytes_per_pack", self.bytes_per_pack)
         if self.bytes_per_pack < 0:
             raise refuse(
-                ArgumentError,
                 f"bytes_per_pack={self.bytes_per_pack!r}.",
                 "bytes_per_pack is a number of bytes, from 0 up.",
                 "Pass 0 for an automatic choice, or for instance 50 * 1024 * 1024.",
@@ -78,7 +76,6 @@ class CommunicationOptions:
             _check_number("timeout_seconds", self.timeout_seconds)
             if not self.timeout_seconds > 0:
                 raise refuse(
-                    ArgumentError,
                     f"timeout_seconds={self.timeout_seconds!r}.",
                     "timeout_seconds is a time in seconds, above 0.",
                     "Leave it out to wait without a limit, or pass for instance 120.0.",
@@ -96,8 +93,7 @@ class CommunicationOptions:
             CommunicationOptions(bytes_per_pack=7, timeout_seconds=1.0, ...)
         """
         if not isinstance(later, CommunicationOptions):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"later={show(later)}.",
                 "later is a CommunicationOptions.",
                 "Pass for instance CommunicationOptions(bytes_per_pack=1 << 20).",
@@ -147,7 +143,6 @@ def CollectiveHints(
     return CommunicationOptions(bytes_per_pack, timeout_seconds)
 
 
-@called("CommunicationOptions")
 def _check_number(name: str, value: Any) -> None:
     """Refuse a field that is not a number, or not an integer where it must be one."""
     is_whole = name == "bytes_per_pack"
@@ -156,14 +151,12 @@ def _check_number(name: str, value: Any) -> None:
     is_number = isinstance(value, kind) and not isinstance(value, bool)
     if not is_number or math.isnan(value):
         raise refuse(
-            ArgumentError,
             f"{name}={show(value)}.",
             f"{name} is {'an integer' if is_whole else 'a number'}.",
             f"Pass for instance {'50 * 1024 * 1024' if is_whole else '120.0'}, or leave it out.",
         )
 
 
-@called("CommunicationOptions")
 def _parse_implementation(given: Any) -> CommunicationImplementation:
     """Return the member that `given` names, or raise an error that lists all names."""
     if isinstance(given, CommunicationImplementation):
@@ -172,7 +165,6 @@ def _parse_implementation(given: Any) -> CommunicationImplementation:
     if isinstance(given, str) and given.upper() in names:
         return CommunicationImplementation[given.upper()]
     raise refuse(
-        ArgumentError,
         f"implementation={show(given)}.",
         f"implementation is one of {', '.join(names)}.",
         "Leave it out: XLA chooses by platform.",

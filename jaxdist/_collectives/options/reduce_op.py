@@ -6,7 +6,6 @@ from typing import Any
 from jaxdist._called import called, refuse
 from jaxdist._validate import show
 from jaxdist._values import VariableAggregation
-from jaxdist.errors import ArgumentError
 
 
 class ReduceOp(enum.Enum):
@@ -47,7 +46,6 @@ class ReduceOp(enum.Enum):
         if isinstance(aggregation, VariableAggregation) and aggregation.name in known:
             return known[aggregation.name]
         raise refuse(
-            ArgumentError,
             f"{aggregation!r}.",
             "A ReduceOp is a sum or a mean, and only two aggregations are one: NONE combines "
             "nothing, and ONLY_FIRST_REPLICA takes one value.",
@@ -62,7 +60,6 @@ def reduce_op(op: Any) -> ReduceOp:
     if isinstance(op, str) and op.upper() in ReduceOp.__members__:
         return ReduceOp[op.upper()]
     raise refuse(
-        ArgumentError,
         f"reduce_op={show(op)}.",
         "reduce_op is a jaxdist.ReduceOp, or the name of one.",
         f"Pass {' or '.join(f'{o.value!r}' for o in ReduceOp)}.",

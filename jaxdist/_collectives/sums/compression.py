@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from jaxdist._called import refuse
 from jaxdist._validate import respell, show
-from jaxdist.errors import ArgumentError
 
 # Numbers that share one scale. The scale takes 4 bytes, 1.6 % of the bytes of the codes.
 BLOCK = 256
@@ -87,7 +86,6 @@ def find_compression(name: Any) -> Compression:
     if isinstance(found, str) and found in _BY_NAME:
         return _BY_NAME[found]
     raise refuse(
-        ArgumentError,
         f"compression={show(name)}.",
         f"compression is one of {', '.join(map(repr, _BY_NAME))}.",
         f"Pass for instance compression={next(iter(_BY_NAME))!r}.",

@@ -36,13 +36,13 @@ def mesh_of_one(layout: ReplicaMesh) -> Mesh:
     owners = sorted({layout.device_owners[d] for d in grid})
     if owners != [layout.process.index]:
         raise refuse(
-            UnsupportedError,
             "a Keras model and a strategy whose replicas span processes: replica "
             f"{own[0] if own else 0} has devices of the processes {owners}, and this is process "
             f"{layout.process.index}.",
             "Between the calls of fit, each process has the whole model, so that Keras can save "
             "it.",
             "Make a mesh whose replicas each have devices of one process.",
+            kind=UnsupportedError,
         )
     axes = layout.logical_axes
     sizes = [layout.mesh.shape[a] for a in axes]

@@ -14,7 +14,7 @@ from jaxdist._keras.source import WITH_VARIABLES, is_keras_imported, keras_modul
 from jaxdist._keras.values.layouts import mesh_of_one, set_spec, take_own
 from jaxdist._keras.values.place import drop_copies, keep_copies, read_copies
 from jaxdist._keras.values.variables import is_held
-from jaxdist.errors import ArgumentError, ContextError, MixedStrategyError, UnsupportedError
+from jaxdist.errors import ContextError, MixedStrategyError, UnsupportedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +135,6 @@ def list_for_rules(
     _check_strategy(strategy, node, name)
     if isinstance(node, keras_module("layers.layer").Layer) and not node.built:
         raise refuse(
-            ArgumentError,
             f"the Keras {name}, which is not built: its variables do not exist yet.",
             "Rules place variables, and Keras makes them when it knows the shape of the inputs.",
             "Build it first: model.build((None, num_features)), or call it on a batch.",
@@ -147,42 +146,40 @@ def list_for_rules(
         seen.add(id(each.variable))
         if is_held(each.variable):
             raise refuse(
-                ArgumentError,
                 f"the Keras {name}, whose variable {each.path!r} a step of strategy.run has used.",
                 "The step keeps the variable on the devices, and was compiled for its layout.",
                 "Place the model before its first step.",
             )
         if each.array is None:
             raise refuse(
-                ContextError,
                 f"the Keras {name} while it trains: fit has the value of {each.path!r}.",
                 "The variables get their values back after an epoch.",
                 "Place the model before or after fit, and not in a callback.",
+                kind=ContextError,
             )
         found.append((each.path, each.role, each.array, Assign(strategy, node, each.variable)))
     return found
 
 
-@called("partition.place")
 def _check_strategy(strategy: Any, node: Any, name: str) -> None:
     kind = type(strategy).__name__
     if strategy._has_servers:
         raise refuse(
-            UnsupportedError,
             f"a {kind} and the Keras {name}.",
             "The variables of such a strategy are on its parameter servers.",
             "Use a strategy with logical devices: jaxdist.MirroredStrategy(mesh=mesh, "
             'replica_axes=("data",)).',
+            kind=UnsupportedError,
         )
     known = (
         strategy_of(node) if isinstance(node, keras_module("trainers.trainer").Trainer) else None
     )
     if known is not None and known is not strategy:
         raise refuse(
-            MixedStrategyError,
             f"{strategy!r} and the Keras {name}.",
             f"The model was made in the scope of {known!r}, and trains on the devices of that one.",
             "Pass the strategy in whose scope the model was made.",
+            kind=MixedStrategyError,
         )
     if strategy.layout.num_logical > 1 and strategy.layout.described is None:
         mesh_of_one(strategy.layout)

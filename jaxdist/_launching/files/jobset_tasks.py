@@ -11,7 +11,6 @@ from jaxdist._launching.files.jobset import wrap_jobs, write_manifest
 from jaxdist._launching.files.pod import PORT, escape, make_pod
 from jaxdist._launching.files.request import Request
 from jaxdist._launching.files.tasks import TaskRequest
-from jaxdist.errors import ArgumentError
 
 _INDEX = "JAXDIST_TASK_INDEX"
 _INDEX_PATH = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -37,7 +36,6 @@ def make_task_jobset(request: TaskRequest) -> str:
     claim = request.snapshot_directory
     if claim is not None and not _NAME.fullmatch(claim):
         raise refuse(
-            ArgumentError,
             f"--snapshot-directory {claim}.",
             "Pods share no folder but a volume, so this is the name of a PersistentVolumeClaim: "
             "small letters, digits, hyphens and dots. With several parameter servers, several "

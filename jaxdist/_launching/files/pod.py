@@ -85,11 +85,11 @@ def make_config_map(request: Request) -> dict[str, Any]:
     """
     if request.file is None or pathlib.Path(request.file).is_dir():
         raise refuse(
-            LaunchError,
             f"no script, but {shlex.join(request.arguments)}.",
             "Without --image, the manifest holds the script itself, and a module or a folder is "
             "more than one file.",
             "Pass --image with an image that has it.",
+            kind=LaunchError,
         )
     path = pathlib.Path(request.file)
     content = path.read_bytes()
@@ -99,11 +99,11 @@ def make_config_map(request: Request) -> dict[str, Any]:
         text = ""
     if len(content) > _MOST_BYTES or (content and not text):
         raise refuse(
-            LaunchError,
             f"{request.file!r}, which has {len(content)} bytes"
             f"{'' if text else ' and is not UTF-8'}.",
             f"Without --image, the manifest holds the file as text of at most {_MOST_BYTES} bytes.",
             "Pass --image with an image that has the file.",
+            kind=LaunchError,
         )
     return {
         "apiVersion": "v1",

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from jaxdist._called import called, refuse
 from jaxdist._launching.environment import check_devices
 from jaxdist._validate import as_integer
-from jaxdist.errors import ArgumentError, LaunchError
+from jaxdist.errors import LaunchError
 
 _CALLER = "jaxdist launch"
 _MOST = 1_000_000
@@ -82,28 +82,24 @@ class Request:
                 as_integer(name, number, least=1, most=_MOST)
         if self.hosts is not None and self.count % self.hosts:
             raise refuse(
-                ArgumentError,
                 f"{self.count} processes and --hosts {self.hosts}.",
                 "Each host gets the same number of processes.",
                 f"Pass -n {self.hosts * -(-self.count // self.hosts)}, or another --hosts.",
             )
         if self.image is not None and self.install is not None:
             raise refuse(
-                ArgumentError,
                 f"--image {self.image} and --install {self.install}.",
                 "An image has jaxdist already; without one, pip installs it.",
                 "Leave out one of the two.",
             )
         if self.time is not None and not _TIME.fullmatch(self.time):
             raise refuse(
-                ArgumentError,
                 f"--time {self.time}.",
                 "A time is hours:minutes:seconds, or days-hours:minutes:seconds.",
                 "Pass for instance --time 2:30:00.",
             )
         if self.name is not None and self.name != _make_name(self.name):
             raise refuse(
-                ArgumentError,
                 f"--name {self.name}.",
                 f"A name has at most {_LONGEST_NAME} small letters, digits and hyphens, and "
                 "begins with a letter.",

@@ -36,10 +36,10 @@ def make_skypilot_task(request: Request) -> str:
     )
     if request.gpu == "any":
         raise refuse(
-            LaunchError,
             "--gpu any.",
             "SkyPilot chooses machines by the kind of their GPUs.",
             "Pass a kind that `sky show-gpus` lists, for instance --gpu H100.",
+            kind=LaunchError,
         )
     hosts, each = request.hosts or 1, request.processes_of_host
     resources: dict[str, Any] = {}
@@ -73,7 +73,6 @@ def make_skypilot_task(request: Request) -> str:
     return start + write_yaml(task)
 
 
-@called(_CALLER)
 def _make_arguments(request: Request) -> list[str]:
     """Return the arguments, with the path of the file in the copy of this folder."""
     arguments = list(request.arguments)
@@ -82,11 +81,11 @@ def _make_arguments(request: Request) -> list[str]:
     path = pathlib.Path(os.path.relpath(request.file))
     if path.parts[:1] == ("..",):
         raise refuse(
-            LaunchError,
             f"{request.file!r}, and the current folder is {os.getcwd()}.",
             "SkyPilot copies the current folder to each machine, and the file is outside of it.",
             "Copy the file into the current folder, or call jaxdist launch in "
             f"{path.resolve().parent}.",
+            kind=LaunchError,
         )
     arguments[request.position] = str(path)
     return arguments
@@ -140,7 +139,6 @@ def refuse_tasks(request: TaskRequest) -> str:
     """
     counts = f"--ps {request.ps} --workers {request.workers}"
     raise refuse(
-        LaunchError,
         f"{counts}.",
         "SkyPilot runs one command on each machine, and its task ends when all of them have "
         "ended. Parameter servers and workers run until somebody ends them, and a machine does "
@@ -148,4 +146,5 @@ def refuse_tasks(request: TaskRequest) -> str:
         "machines again.",
         f"On one machine, let the command be: jaxdist launch {counts} ... . On several, start Ray "
         f"in the task, and call on the first machine: jaxdist launch --on ray {counts} ...",
+        kind=LaunchError,
     )

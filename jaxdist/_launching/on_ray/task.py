@@ -156,10 +156,10 @@ class RayTask(RayChild):
 def make_snapshot_error(name: str, address: str, host: str) -> LaunchError:
     """Return the error for a parameter server that cannot read its snapshots."""
     return refuse(
-        LaunchError,
         f"no --snapshot-directory, and {name} is at {address}, on another node than the launcher ("
         f"{host}).",
         "A parameter server that Ray starts again, perhaps on a third node, begins with its "
         "snapshot, so all nodes read one folder.",
         "Pass --snapshot-directory with a folder that all nodes share.",
+        kind=LaunchError,
     )

@@ -78,10 +78,10 @@ class Recorder:
             raise call_as(
                 "optimizer.tx.update",
                 refuse,
-                UnsupportedError,
                 f"{found} in a function that a coordinator schedules.",
                 "The servers update from gradients and their own values only.",
                 "Call optimizer.update(model, grads).",
+                kind=UnsupportedError,
             )
         leaves, treedef = jax.tree.flatten(updates)
         values, of_params = jax.tree.flatten(params)
@@ -89,10 +89,10 @@ class Recorder:
             raise call_as(
                 "optimizer.update",
                 refuse,
-                ShapeError,
                 f"{len(leaves)} gradients for {len(values)} parameters.",
                 "Each parameter has one gradient, in the same structure.",
                 "Take the gradients of the same model: nnx.value_and_grad(loss_fn)(model).",
+                kind=ShapeError,
             )
         if self.treedef is None or self.treedef != treedef:
             self._make_ports(updates, treedef)

@@ -21,7 +21,7 @@ from jaxdist._parameter_server.coordinator.workers import NewWorkers, Workers
 from jaxdist._parameter_server.worker.worker_index import is_on_worker
 from jaxdist._program import is_unit
 from jaxdist._validate import check_call_arguments, check_callable, check_keys, show
-from jaxdist.errors import ArgumentError, ContextError
+from jaxdist.errors import ContextError
 
 _CREATING = threading.Lock()
 _EXIT_SECONDS = 2.0
@@ -70,7 +70,6 @@ class ClusterCoordinator:
         """Return the coordinator of the strategy."""
         if not hasattr(strategy, "_cluster_coordinator"):
             raise refuse(
-                ArgumentError,
                 f"strategy={show(strategy)}.",
                 "Only the workers of a parameter server strategy run functions that are scheduled.",
                 "Pass a ParameterServerStrategy, or call strategy.run(step, args).",
@@ -141,7 +140,6 @@ class ClusterCoordinator:
         for values in inputs:
             if values.owner is not self._workers:
                 raise refuse(
-                    ArgumentError,
                     f"{values!r}, which another coordinator has made.",
                     "The workers of a coordinator have the values that it has made.",
                     "Make it with create_per_worker_dataset of this coordinator.",
@@ -218,7 +216,6 @@ class ClusterCoordinator:
     def _fetch(self, leaf: Any) -> Any:
         if isinstance(leaf, PerWorkerValues):
             raise refuse(
-                ArgumentError,
                 f"{show(leaf)}.",
                 "Each worker has its own value, and it stays there.",
                 "Pass it in args of ClusterCoordinator.schedule, and fetch what the function "
@@ -228,7 +225,6 @@ class ClusterCoordinator:
             return leaf
         if isinstance(leaf, ClosureResult) and leaf.fence is not self._workers.fence:
             raise refuse(
-                ArgumentError,
                 "a RemoteValue of another coordinator.",
                 "A coordinator fetches what its own schedule returned.",
                 "Call fetch of the other coordinator, or value.fetch().",
@@ -332,7 +328,6 @@ class ClusterCoordinator:
             )
 
 
-@called("ClusterCoordinator.schedule")
 def _find_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[PerWorkerValues, ...]:
     """Return the per-worker values among the arguments; raise if there is a `RemoteValue`."""
     try:
@@ -345,7 +340,6 @@ def _find_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[PerWor
     for leaf in leaves:
         if isinstance(leaf, RemoteValue):
             raise refuse(
-                ArgumentError,
                 f"an argument that contains {leaf!r}.",
                 "Functions run in no fixed order, so the result of one is no argument of another.",
                 "Pass coordinator.fetch(value), or do both in one function.",

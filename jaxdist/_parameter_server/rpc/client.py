@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdist._called import call_as, called, refuse
+from jaxdist._called import call_as, called, refuse, refuse_type
 from jaxdist._parameter_server.rpc.connection import Connection
 from jaxdist._parameter_server.rpc.result import StatusOrResult
 from jaxdist._parameter_server.rpc.served import Call, Result
@@ -15,7 +15,7 @@ from jaxdist._parameter_server.rpc.values import check_not_traced, read_leaf
 from jaxdist._parameter_server.transport.connect import check_layer
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_number, check_call_arguments, check_text, show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, InvalidArgumentError, MissingNameError
+from jaxdist.errors import InvalidArgumentError, MissingNameError
 
 _MethodOfServer = Callable[..., Any]
 
@@ -57,8 +57,7 @@ class Client:
         check_not_traced()
         check_layer(rpc_layer, "rpc_layer")
         if not isinstance(name, str):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"name={show(name)}.",
                 "name is a text, by which errors tell clients apart.",
                 "Pass for instance name='trainer'.",
@@ -159,7 +158,6 @@ class Client:
         check_text("method_name", method_name, "addition")
         if not is_sendable(method_name) or len(method_name) > 1000:
             raise refuse(
-                ArgumentError,
                 f"method_name={show(method_name)}.",
                 "It is the name of a method of the server.",
                 "See print(client).",
@@ -252,7 +250,6 @@ def _protect(array: np.ndarray) -> np.ndarray:
     return view
 
 
-@called("Client.call")
 def _make_reader(name: str, output_specs: PyTree) -> Callable[[Result], PyTree]:
     if output_specs is None:
         return lambda reply: [_protect(x) for x in reply.arrays] or None
@@ -264,12 +261,12 @@ def _make_reader(name: str, output_specs: PyTree) -> Callable[[Result], PyTree]:
         found = [LeafSpec(str(x.dtype), x.shape) for x in reply.arrays]
         if len(found) != len(specs) or not all(map(_fits, specs, found)):
             raise refuse(
-                InvalidArgumentError,
                 f"output_specs with {_format(specs)}, and the result of {name!r} has "
                 f"{_format(found)}.",
                 "output_specs describe each array of the result.",
                 "Pass jax.eval_shape(func, ...) of the function that is registered, or leave "
                 "output_specs out.",
+                kind=InvalidArgumentError,
             )
         return unflatten(structure, [_protect(x) for x in reply.arrays])
 

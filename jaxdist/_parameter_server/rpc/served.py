@@ -19,7 +19,6 @@ from jaxdist._parameter_server.transport.requests import Array, Reply, Request
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_array, show
 from jaxdist.errors import (
-    ArgumentError,
     CancelledError,
     ContextError,
     DeadlineExceededError,
@@ -162,10 +161,10 @@ class Methods:
         method = self._methods.get(name)
         if method is None:
             raise refuse(
-                InvalidArgumentError,
                 f"method_name={name[:80]!r}, which this server does not have.",
                 f"Its methods are {sorted(self._methods)}.",
                 "Call one of these, or register it before the server is started.",
+                kind=InvalidArgumentError,
             )
         args = method.signature.read_arguments(name, request.structure, request.leaves)
         with contextlib.ExitStack() as stack:
@@ -191,7 +190,6 @@ class Methods:
             )
 
 
-@called("Server.register")
 def make_method(name: str, func: Any, input_signature: Any, concurrent: bool) -> Method:
     """Return a function with what it takes.
 
@@ -207,7 +205,6 @@ def make_method(name: str, func: Any, input_signature: Any, concurrent: bool) ->
     if input_signature is None:
         if parameters is None or parameters.parameters:
             raise refuse(
-                ArgumentError,
                 f"the method {name!r} without input_signature=, and its function has "
                 f"{'arguments' if parameters is None else str(parameters)}.",
                 "The server checks a call before it runs anything, so it has to know the dtype "
@@ -222,7 +219,6 @@ def make_method(name: str, func: Any, input_signature: Any, concurrent: bool) ->
             parameters.bind(*input_signature)
         except TypeError as error:
             raise refuse(
-                ArgumentError,
                 f"the method {name!r} with {len(input_signature)} argument(s) in input_signature, "
                 f"and its function has {parameters}: {error}.",
                 "Clients pass the arguments of input_signature, all by position.",
@@ -231,13 +227,11 @@ def make_method(name: str, func: Any, input_signature: Any, concurrent: bool) ->
     return Method(func, signature, concurrent)
 
 
-@called("Server.register")
 def _read_compiled(name: str, func: jax.stages.Compiled, input_signature: Any) -> Signature:
     args, kwargs = func.args_info
     if input_signature is not None or kwargs:
         what = "input_signature=" if input_signature is not None else f"arguments {sorted(kwargs)}"
         raise refuse(
-            ArgumentError,
             f"the compiled function {name!r} with {what}.",
             "A compiled function has its shapes and dtypes already, and clients pass arguments by "
             "position.",

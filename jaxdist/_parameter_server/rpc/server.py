@@ -13,7 +13,7 @@ from jaxdist._parameter_server.transport import Limits, Listener, serve
 from jaxdist._parameter_server.transport.connect import check_layer, split_address
 from jaxdist._parameter_server.transport.requests import make_handlers
 from jaxdist._validate import as_flag, check_callable, check_text, show
-from jaxdist.errors import ArgumentError, ContextError
+from jaxdist.errors import ContextError
 
 _LONGEST_NAME = 200
 # Calls that wait for others to end are answered too, so these are more than the transport's.
@@ -144,21 +144,19 @@ class Server:
         with self._lock:
             if self._listener is not None:
                 raise refuse(
-                    ContextError,
                     f"the method {method_name!r} after the server was started.",
                     "Clients ask for the methods once, when they are created.",
                     "Register all methods, then call server.start().",
+                    kind=ContextError,
                 )
             self._check_is_free(method_name)
             self._methods.add(method_name, method)
 
-    @called("Server.register")
     def _check_is_free(self, name: str) -> None:
         plain = name.removesuffix("_blocking")
         others = [n for n in (name, f"{name}_blocking", plain) if n in self._methods]
         if others:
             raise refuse(
-                ArgumentError,
                 f"the method {name!r}, and {others[0]!r} is already registered.",
                 "Each name belongs to one function, also with _blocking after it: clients have "
                 "both as attributes.",
@@ -216,19 +214,16 @@ class Server:
         return f"<rpc.Server at {self.address}: {'not started' if is_new else state}>"
 
 
-@called("Server.register")
 def _check_name(name: Any) -> None:
     check_text("method_name", name, "addition")
     if len(name) > _LONGEST_NAME or not is_sendable(name):
         raise refuse(
-            ArgumentError,
             f"method_name={show(name)}.",
             f"A name is a text of at most {_LONGEST_NAME} characters.",
             "Choose another name.",
         )
     if name.startswith("_") or {name, f"{name}_blocking"} & RESERVED:
         raise refuse(
-            ArgumentError,
             f"method_name={name!r}.",
             "Clients have each method as an attribute, so a name does not begin with an "
             f"underscore and is none of {sorted(n for n in RESERVED if n[0] != '_')}.",

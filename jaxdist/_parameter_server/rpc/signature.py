@@ -7,14 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._parameter_server.rpc.structures import Shown, flatten, format_tree, unflatten
 from jaxdist._parameter_server.rpc.values import ARRAY, as_jax, fits
 from jaxdist._parameter_server.transport.message import get_dtypes, get_names
 from jaxdist._validate import show
 from jaxdist.errors import (
-    ArgumentError,
-    ArgumentTypeError,
     InvalidArgumentError,
     ProgramMismatchError,
     ShapeError,
@@ -82,7 +80,6 @@ class Signature:
             return
         given = format_tree(structure, [_describe(leaf) for leaf in leaves])
         raise refuse(
-            ArgumentError,
             f"args={given}, and the method takes {self}.",
             "Arguments have the number and the structure that the server registered: the same "
             "dicts, lists, tuples and None.",
@@ -106,20 +103,20 @@ def _read(
     if kind != ARRAY or array.dtype != dtype:
         found = f"the {kind} {array}" if kind != ARRAY else _describe(array)
         raise refuse(
-            InvalidArgumentError,
             f"{found} as array {number + 1} of args={signature}.",
             f"An array has the dtype that the server registered, {spec.dtype}. A number of Python "
             "becomes that dtype where it keeps its value.",
             f"Pass jnp.asarray(value, {spec.dtype!r}).",
+            kind=InvalidArgumentError,
         )
     wanted = [sizes.setdefault(d, n) if isinstance(d, str) else d for d, n in _pair(spec, array)]
     if len(spec.dims) != array.ndim or wanted != [*array.shape]:
         known = "".join(f", with {name}={size} here" for name, size in sizes.items())
         raise refuse(
-            ShapeError,
             f"{_describe(array)} as array {number + 1} of args={signature}.",
             f"An array has the shape that the server registered, {spec}{known}.",
             "Pass an array of that shape, or register the function with another input_signature.",
+            kind=ShapeError,
         )
     return as_jax(array)
 
@@ -155,7 +152,6 @@ def read_signature(fields: Any) -> Signature:
     return signature
 
 
-@called("Server.register")
 def make_signature(given: Any) -> Signature:
     """Return the signature that a user declares: a list with a pytree for each argument.
 
@@ -164,8 +160,7 @@ def make_signature(given: Any) -> Signature:
         ArgumentError: A dtype or a dimension is none that a call can have.
     """
     if not isinstance(given, (list, tuple)):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"input_signature={show(given)}.",
             "input_signature is a list with one entry for each argument of func.",
             f"{_suggest('input_signature')}",
@@ -179,22 +174,19 @@ def read_spec(name: str, leaf: Any, *, is_for_jax: bool = False) -> LeafSpec:
     try:
         dtype, shape = np.dtype(leaf.dtype), tuple(leaf.shape)
     except (AttributeError, TypeError):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"{name}={show(leaf)}.",
             "Each array is described by something with a shape and a dtype.",
             f"{_suggest(name)}",
         ) from None
     if dtype not in get_names():
         raise refuse(
-            ArgumentError,
             f"{name} of dtype {dtype}.",
             "Arrays of a call are of numbers or bools.",
             f"{_suggest(name)}",
         )
     if is_for_jax and jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise refuse(
-            ArgumentError,
             f"{name} of dtype {dtype}.",
             "JAX has 64 bits only where they are turned on, before arrays are made.",
             "Call jax.config.update('jax_enable_x64', True), or declare "
@@ -209,7 +201,6 @@ def _read_dim(name: str, dim: Any) -> int | str:
     if jax.export.is_symbolic_dim(dim) and str(dim).isidentifier():
         return str(dim)
     raise refuse(
-        ArgumentError,
         f"{name} with the dimension {show(dim)}.",
         "A dimension is an integer from 0 up, or a name of jax.export.symbolic_shape: equal names "
         "are equal sizes in one call.",

@@ -8,10 +8,10 @@ same structure if and only if these are equal.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxdist._called import refuse
+from jaxdist._called import refuse, refuse_type
 from jaxdist._typing import PyTree
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ProgramMismatchError
+from jaxdist.errors import ProgramMismatchError
 
 LEAF = "*"
 # Fields of a message have at most 64 levels.
@@ -46,7 +46,6 @@ def _flatten(name: str, tree: Any, leaves: list[tuple[str, Any]], depth: int) ->
         return LEAF
     if depth == _DEEPEST:
         raise refuse(
-            ArgumentError,
             f"{name}, which is {depth + 1} levels deep.",
             f"Structures have at most {_DEEPEST} levels.",
             "Pass flatter lists and dicts.",
@@ -63,8 +62,7 @@ def _flatten(name: str, tree: Any, leaves: list[tuple[str, Any]], depth: int) ->
             for number, item in enumerate(tree)
         ]
         return [kind.__name__, *inner]
-    raise refuse(
-        ArgumentTypeError,
+    raise refuse_type(
         f"{name}={show(tree)}.",
         "What is sent are dicts with texts as keys, lists, tuples and None, with arrays and "
         "numbers in them.",

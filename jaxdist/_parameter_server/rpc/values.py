@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist import _compat
-from jaxdist._called import name_call, refuse
+from jaxdist._called import name_call, refuse, refuse_type
 from jaxdist._parameter_server.transport.message import get_names
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, DonationError, UnsupportedError
+from jaxdist.errors import ArgumentTypeError, DonationError, UnsupportedError
 
 # How a leaf was given: a number of Python fits several dtypes, an array only its own.
 ARRAY: Final = "array"
@@ -57,38 +57,33 @@ def read_leaf(name: str, leaf: Any) -> tuple[np.ndarray, Kind]:
     if NUMBERS.get(kind) is not type(leaf):
         raise _make_type_error(name, leaf)
     if kind == "int" and not -(2**63) <= leaf < 2**64:
-        raise refuse(
-            ArgumentError,
-            f"{name}={show(leaf)}.",
-            "An integer has at most 64 bits.",
-            "Pass a float.",
-        )
+        raise refuse(f"{name}={show(leaf)}.", "An integer has at most 64 bits.", "Pass a float.")
     return np.asarray(leaf), kind
 
 
 def _read_array(name: str, leaf: jax.Array) -> np.ndarray:
     if isinstance(leaf, jax.core.Tracer):
         raise refuse(
-            UnsupportedError,
             f"{name}={show(leaf)}, a value of a function that is traced.",
             "It has no numbers that could be sent.",
             "Return it from the function, and pass what the function returns.",
+            kind=UnsupportedError,
         )
     if leaf.is_deleted():
         raise refuse(
-            DonationError,
             f"{name}, an array that was deleted or donated.",
             "Its memory is no longer its own.",
             "Pass the array that replaces it, or a copy that was made before.",
+            kind=DonationError,
         )
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         raise _make_type_error(name, leaf)
     if not leaf.is_fully_addressable:
         raise refuse(
-            UnsupportedError,
             f"{name}, an array of which parts are on other processes.",
             "A process sends what it has.",
             "Pass a replicated array, or gather it before.",
+            kind=UnsupportedError,
         )
     return _check_dtype(name, leaf, np.asarray(leaf))
 
@@ -101,8 +96,7 @@ def _check_dtype(name: str, leaf: Any, array: np.ndarray) -> np.ndarray:
 
 
 def _make_type_error(name: str, leaf: Any) -> ArgumentTypeError:
-    return refuse(
-        ArgumentTypeError,
+    return refuse_type(
         f"{name}={show(leaf)}.",
         "What is sent are numbers, and arrays of JAX or NumPy whose dtype is a number or bool.",
         "Pass a Variable as variable.value(), a random key as jax.random.key_data(key), and a "

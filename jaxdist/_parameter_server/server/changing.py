@@ -23,7 +23,6 @@ from jaxdist._parameter_server.server.stored import (
     stage_dense,
     stage_rows,
 )
-from jaxdist.errors import ArgumentError
 
 TOO_STALE = "too stale"
 _CALLER = "change"
@@ -52,7 +51,6 @@ def check_changes(
 def _check_slots(program: UpdateProgram, name: str, slots: Slots) -> None:
     if (name, program.key) not in slots:
         raise refuse(
-            ArgumentError,
             f"op={PROGRAM + program.key!r} for {name!r}, which has no slots for this program.",
             "A program is registered for the variables that it changes, with the "
             f"{program.num_slots} first values of the slots of each.",
@@ -161,7 +159,6 @@ class Changing:
                 raise call_as(
                     "change",
                     refuse,
-                    ArgumentError,
                     f"version={change.version} of {change.name!r}, whose version is {found}.",
                     "The version is that of the read that the change was computed from.",
                     "Pass the version that read returned, and its incarnation.",
@@ -203,12 +200,10 @@ class Changing:
             if reads is None:
                 admission.release(own)
 
-    @called("change")
     def _check_registered(self, reads: Mapping[str, int]) -> None:
         missing = [c.name for c in self._changes if c.name not in reads]
         if missing:
             raise refuse(
-                ArgumentError,
                 f"{missing[0]!r}, which closure {self._request.closure} did not register; it "
                 f"registered {', '.join(map(repr, reads))}.",
                 "With max_staleness, a closure that registers its read names all variables that "

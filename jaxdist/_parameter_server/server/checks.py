@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._called import refuse
+from jaxdist._called import refuse, refuse_type
 from jaxdist._parameter_server.protocol import Change
 from jaxdist._parameter_server.server.stored import DENSE, ROWS, StoredVariable
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError, ShapeError
+from jaxdist.errors import ArgumentError, NotFoundError, ShapeError
 
 PROGRAM = "program:"
 _LONGEST_NAME = 512
@@ -20,7 +20,6 @@ def check_name(what: str, name: Any) -> str:
     """Check that a name is a text of printable characters."""
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
         raise refuse(
-            ArgumentError,
             f"{what}={show(name)}.",
             f"{what} is a text of 1 to {_LONGEST_NAME} printable characters.",
             "Pass for instance 'dense/kernel'.",
@@ -31,8 +30,7 @@ def check_name(what: str, name: Any) -> str:
 def check_array(what: str, array: Any) -> np.ndarray:
     """Check that a value is an array of NumPy whose dtype JAX has too."""
     if not isinstance(array, np.ndarray) or not _is_valid_dtype(array.dtype):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"{what}={show(array)}.",
             f"{what} is an array of NumPy, of bools, numbers, or a dtype of ml_dtypes.",
             "Pass np.asarray(value).",
@@ -52,10 +50,10 @@ def find_variable(stored: dict[str, StoredVariable], name: str) -> StoredVariabl
         there = ", ".join(map(repr, list(stored)[:10])) or "none"
         more = f" and {len(stored) - 10} more" if len(stored) > 10 else ""
         raise refuse(
-            NotFoundError,
             f"name={show(name)}, and this server has no such variable.",
             f"It has {there}{more}.",
             "Create it first, or ask the server on which it is.",
+            kind=NotFoundError,
         )
     return found
 
@@ -65,23 +63,21 @@ def check_ids(variable: StoredVariable, ids: Any) -> np.ndarray:
     what = f"ids of {variable.name!r}"
     ids = check_array(what, ids)
     if ids.dtype.kind not in "iu" or ids.ndim != 1:
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"{what} of {ids.dtype}{list(ids.shape)}.",
             "ids are a list of integers: an array with one dim.",
             "Pass np.ravel(ids).astype(np.int64).",
         )
     if not variable.shape:
         raise refuse(
-            ShapeError,
             f"{what}, which is {variable.describe()}.",
             "Rows are along the first dim, and this variable has no dims.",
             "Read or change it as a whole.",
+            kind=ShapeError,
         )
     wrong = ids[(ids < 0) | (ids >= variable.shape[0])]
     if wrong.size:
         raise refuse(
-            ArgumentError,
             f"{wrong.size} {what} out of range, the first is {wrong[0]}.",
             f"{variable.name!r} has {variable.shape[0]} rows: ids are from 0 to "
             f"{variable.shape[0] - 1}.",
@@ -111,7 +107,6 @@ def check_change(variable: StoredVariable, change: Change, programs: Collection[
             raise _make_bool_error(variable, change)
         if change.op == "scatter_div" and not jax.dtypes.issubdtype(variable.dtype, np.inexact):
             raise refuse(
-                ArgumentError,
                 f"op='scatter_div' for {variable.name!r}, which is {variable.describe()}.",
                 "A division gives fractions, which integers cannot hold.",
                 "Create the variable with a float dtype.",
@@ -119,7 +114,6 @@ def check_change(variable: StoredVariable, change: Change, programs: Collection[
     elif not change.op.startswith(PROGRAM) or change.op.removeprefix(PROGRAM) not in programs:
         known = ", ".join([*DENSE, *ROWS, *(PROGRAM + key for key in programs)])
         raise refuse(
-            ArgumentError,
             f"op={show(change.op)} for {change.name!r}.",
             f"The operations of this server are {known}.",
             "Register an update program first: register_update(key, ...).",
@@ -129,7 +123,6 @@ def check_change(variable: StoredVariable, change: Change, programs: Collection[
 def _check_count(change: Change, wanted: int) -> None:
     if len(change.operands) != wanted:
         raise refuse(
-            ArgumentError,
             f"{len(change.operands)} operands of {change.op} for {change.name!r}.",
             f"{change.op} has {wanted}: {'the value' if wanted == 1 else 'the ids and the rows'}.",
             f"Pass {wanted}.",
@@ -141,17 +134,16 @@ def _check_like(
 ) -> None:
     if array.shape != tuple(shape) or array.dtype != variable.dtype:
         raise refuse(
-            ShapeError,
             f"{change.op} of {variable.name!r} with {array.dtype}{list(array.shape)}.",
             f"The variable is {variable.describe()}, so {change.op} takes {variable.dtype}"
             f"{list(shape)}.",
             f"Convert the operand: np.asarray(value, {str(variable.dtype)!r}).",
+            kind=ShapeError,
         )
 
 
 def _make_bool_error(variable: StoredVariable, change: Change) -> ArgumentError:
     return refuse(
-        ArgumentError,
         f"op={change.op!r} for {variable.name!r}, which is {variable.describe()}.",
         "There is no arithmetic with bools.",
         "Assign the new value, or create the variable with an integer dtype.",

@@ -10,7 +10,7 @@ from jaxdist._parameter_server.server.checks import check_array, check_name, fin
 from jaxdist._parameter_server.server.programs import Initialiser, UpdateProgram
 from jaxdist._parameter_server.server.state import State
 from jaxdist._parameter_server.server.stored import StoredVariable
-from jaxdist.errors import ArgumentError, ShapeError
+from jaxdist.errors import ShapeError
 
 
 def make_values(creations: Sequence[Creation]) -> dict[str, np.ndarray]:
@@ -20,7 +20,6 @@ def make_values(creations: Sequence[Creation]) -> dict[str, np.ndarray]:
         name = check_name("name", creation.name)
         if name in values:
             raise refuse(
-                ArgumentError,
                 f"{name!r} twice.",
                 "Each variable has its own name.",
                 "Give the second one another name.",
@@ -37,7 +36,6 @@ def _make_value(creation: Creation) -> np.ndarray:
     results = Initialiser(what, creation.program.tobytes()).run()
     if len(results) != 1:
         raise refuse(
-            ArgumentError,
             f"{what}, which returns {len(results)} arrays.",
             "An initialiser returns the value of one variable.",
             "Return one array.",
@@ -57,13 +55,13 @@ def add_variables(state: State, values: Mapping[str, np.ndarray], client: str) -
         found = state.variables.get(name)
         if found is not None and (found.shape != value.shape or found.dtype != value.dtype):
             raise refuse(
-                ShapeError,
                 f"{name!r} as {value.dtype}{list(value.shape)}, and it exists as "
                 f"{found.describe()}, {found.describe_origin()}.",
                 "A variable keeps its shape and dtype, and a second creator gets the one that "
                 "exists.",
                 "Use another name, delete the variable, or start the server with an empty "
                 "snapshot directory.",
+                kind=ShapeError,
             )
     new = {name for name in values if name not in state.variables}
     state.mutations += 1

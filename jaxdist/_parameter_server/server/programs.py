@@ -12,11 +12,11 @@ import numpy as np
 from jax import export
 from jax.sharding import SingleDeviceSharding
 
-from jaxdist._called import called, name_call, refuse
+from jaxdist._called import called, name_call, refuse, refuse_type
 from jaxdist._parameter_server.protocol import RegisterUpdate
 from jaxdist._parameter_server.server.checks import check_array
 from jaxdist._parameter_server.server.stored import StoredVariable
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.errors import ShapeError
 from jaxdist.training import require_extra
 
 
@@ -73,7 +73,6 @@ class UpdateProgram:
         """Check that a program that is registered again is the same."""
         if (self.digest, self.num_slots) != (other.digest, other.num_slots):
             raise refuse(
-                ArgumentError,
                 f"another program under the key {self.key!r}: sha256 {other.digest[:12]} with "
                 f"{other.num_slots} slots, and there is {self.digest[:12]} with {self.num_slots}.",
                 "A key names one program as long as the server lives.",
@@ -107,10 +106,10 @@ class UpdateProgram:
         found = [_describe(x) for x in values]
         if wanted != found:
             raise refuse(
-                ShapeError,
                 f"the slots {found} for {variable.name!r}.",
                 f"Program {self.key!r} has the slots {wanted}.",
                 "Pass one first value for each slot, or an exported initialiser of them.",
+                kind=ShapeError,
             )
         return values
 
@@ -118,7 +117,6 @@ class UpdateProgram:
         """Check the arrays of one change."""
         if len(operands) != self.num_operands:
             raise refuse(
-                ArgumentError,
                 f"{len(operands)} operands of program {self.key!r} for {name!r}.",
                 f"It takes {self.num_operands}, after the value and {self.num_slots} slots.",
                 f"Pass {self.num_operands}.",
@@ -127,11 +125,11 @@ class UpdateProgram:
             array = check_array(f"an operand of program {self.key!r}", operand)
             if tuple(given.shape) != array.shape or given.dtype != array.dtype:
                 raise refuse(
-                    ShapeError,
                     f"program {self.key!r} for {name!r} with an operand of {array.dtype}"
                     f"{list(array.shape)}.",
                     f"The program takes {_describe(given)}.",
                     f"Convert the operand: np.asarray(value, {str(given.dtype)!r}).",
+                    kind=ShapeError,
                 )
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
@@ -154,8 +152,7 @@ def load_exported(what: str, content: bytes) -> export.Exported:
         exported = export.deserialize(bytearray(content))
     # The reader of flatbuffers raises whatever a wrong offset leads to.
     except Exception as error:
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"{len(content)} bytes for {what}, which are no exported function: "
             f"{type(error).__name__}: {str(error)[:200]}.",
             "A program is what jax.export.export(jax.jit(f))(*shapes).serialize() returns.",
@@ -176,7 +173,6 @@ def load_exported(what: str, content: bytes) -> export.Exported:
     wrong = [reason for reason, is_so in reasons.items() if is_so]
     if wrong:
         raise refuse(
-            ArgumentError,
             f"{what}, and {', and '.join(wrong)}.",
             "A server runs functions of arrays with fixed shapes, on one CPU device.",
             "Export it so: jax.export.export(jax.jit(f), platforms=['cpu'])(*shapes).",
@@ -223,10 +219,10 @@ class Initialiser:
         found = [_describe(a) for a in given]
         if self._wanted != found:
             raise refuse(
-                ShapeError,
                 f"{self._what}, which takes {self._wanted or 'nothing'}.",
                 f"It is called with {found or 'nothing'}.",
                 "Export it for these arguments.",
+                kind=ShapeError,
             )
         with jax.enable_x64(True):
             results = jax.tree.leaves(self._run(*given))
@@ -247,7 +243,6 @@ def _check_form(key: str, exported: export.Exported, num_slots: int) -> None:
     results = [_describe(a) for a in exported.out_avals]
     if len(state) != 1 + num_slots or state != results:
         raise refuse(
-            ArgumentError,
             f"program {key!r} with num_slots={num_slots}: it takes "
             f"{[_describe(a) for a in exported.in_avals]} and returns {results}.",
             "An update program is f(value, *slots, *operands) -> (value, *slots), with the same "

@@ -39,7 +39,7 @@ from jaxdist._parameter_server.server.staleness import Admission, GetVersions
 from jaxdist._parameter_server.server.state import State
 from jaxdist._parameter_server.transport.requests import Done, R, Request
 from jaxdist._validate import as_integer, as_number, as_path
-from jaxdist.errors import ArgumentError, ContextError, UnavailableError
+from jaxdist.errors import ContextError, UnavailableError
 
 # How long a closure stays registered, if it neither changes the variables nor is released.
 HOLD_SECONDS = 600.0
@@ -234,7 +234,6 @@ class VariableServer:
         closure, done_below = request.closure, request.done_below
         if closure is not None and done_below > closure:
             raise refuse(
-                ArgumentError,
                 f"closure={closure} and done_below={done_below}.",
                 "Closures below done_below are finished, and this one is not.",
                 f"Pass done_below={closure} or less.",

@@ -10,11 +10,10 @@ from typing import Any, NoReturn
 
 import jax
 
-from jaxdist._called import refuse
+from jaxdist._called import refuse_type
 from jaxdist._parameter_server.coordinator import PerWorkerDataset, PerWorkerValues
 from jaxdist._program import argument_name, is_unit
 from jaxdist._values import BatchSource
-from jaxdist.errors import ArgumentTypeError
 
 # Objects that mean something to the threads of this process only.
 _OF_THREADS = (
@@ -60,8 +59,7 @@ def check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
                 "changes of one function after the other, so a function needs no lock."
             )
         if what is not None:
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"{path}, {what} ({type(leaf).__name__}).",
                 "A worker has the compiled program of a function, and the arrays that are its "
                 "arguments; it may be another process, which has no such object.",
@@ -74,8 +72,7 @@ def raise_no_iterator(
 ) -> NoReturn:
     """Raise the error for a per-worker dataset that was passed where its iterator belongs."""
     name = next(path for path, leaf in _list_leaves(args, kwargs) if leaf is given)
-    raise refuse(
-        ArgumentTypeError,
+    raise refuse_type(
         f"{name}, a per-worker dataset, and not its iterator.",
         "A function takes batches from an iterator, which keeps its place between calls.",
         f"Call iterator = iter(dataset) once, and pass iterator in the place of {name}.",

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxdist._called import name_call, refuse
+from jaxdist._called import name_call, refuse, refuse_type
 from jaxdist._cluster import Task, read_task
 from jaxdist._parameter_server.transport import check_addresses
 from jaxdist._validate import show
 from jaxdist.cluster_resolver import ClusterResolver
-from jaxdist.errors import ArgumentTypeError, ClusterError
+from jaxdist.errors import ClusterError
 
 _JOBS = ("chief", "worker", "ps", "evaluator")
 _RESOLVER = "cluster_resolver is a ClusterResolver, which lists the tasks of the cluster."
@@ -34,8 +34,7 @@ def read_cluster(resolver: Any) -> Task:
     """
     if not isinstance(resolver, ClusterResolver):
         given = "no cluster_resolver" if resolver is None else f"cluster_resolver={show(resolver)}"
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"{given}.",
             _RESOLVER,
             "Pass jaxdist.cluster_resolver.TFConfigClusterResolver(), which reads TF_CONFIG. For "
@@ -97,8 +96,7 @@ def read_own_task(resolver: Any) -> Task | None:
         ArgumentError: The address of a parameter server is no host and port.
     """
     if not isinstance(resolver, ClusterResolver):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"cluster_resolver={show(resolver)}.",
             _RESOLVER,
             "Pass for instance jaxdist.cluster_resolver.TFConfigClusterResolver(), or nothing.",
@@ -146,4 +144,4 @@ def _check_single(counts: Mapping[str, int], rules: Mapping[str, str], remedy: s
 
 
 def _refuse(found: str, rule: str, remedy: str = _REMEDY) -> ClusterError:
-    return refuse(ClusterError, f"{found}.", rule, remedy)
+    return refuse(f"{found}.", rule, remedy, kind=ClusterError)

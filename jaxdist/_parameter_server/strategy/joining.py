@@ -16,7 +16,6 @@ from jaxdist._parameter_server.worker_protocol import End
 from jaxdist._processes import get_settings
 from jaxdist._validate import show
 from jaxdist.errors import (
-    ArgumentError,
     ClusterError,
     DeadlineExceededError,
     JaxdistError,
@@ -111,7 +110,6 @@ class LocalJoining:
         """
         if address is not None:
             raise refuse(
-                ArgumentError,
                 f"address={show(address)}, and all workers of the cluster are in this process.",
                 "They have no addresses.",
                 f"Call {_ADD}().",
@@ -165,7 +163,6 @@ class RemoteJoining:
         """
         if address is None:
             raise refuse(
-                ArgumentError,
                 "no address, and the workers of the cluster are processes of their own.",
                 "A worker is reached at its address.",
                 "Start it with `jaxdist server --type worker --index N`, and pass "

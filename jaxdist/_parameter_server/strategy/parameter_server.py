@@ -28,7 +28,6 @@ from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._strategies import StrategyExtended
 from jaxdist._validate import as_integer, check_callable, show
 from jaxdist._values import Variable
-from jaxdist.errors import ArgumentError
 
 # Iterable, but never a dataset.
 _NO_DATASETS: tuple[type, ...] = (str, bytes, dict)
@@ -187,7 +186,6 @@ class ParameterServerStrategy(ServerStrategy):
             self._tasks.check_dataset(dataset_or_fn)
             return dataset_or_fn
         raise refuse(
-            ArgumentError,
             f"dataset_fn={show(dataset_or_fn)}.",
             "It is a function without arguments that returns a dataset, or a dataset.",
             "Pass for instance lambda: jaxdist.data.batches(x, 32).",

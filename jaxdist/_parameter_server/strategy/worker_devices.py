@@ -31,13 +31,13 @@ def find_worker_layouts(resolver: Any, workers: int) -> list[_mesh.ReplicaMesh]:
     # Other resolvers count what a task has, which is no wish.
     if count > 1 and isinstance(resolver, SimpleClusterResolver):
         raise refuse(
-            UnsupportedError,
             f"a resolver with num_accelerators={{{(kind or '').upper()!r}: {count}}}, and workers "
             "in other processes.",
             "A worker of its own process runs a function on one device; with rpc_layer='local' it "
             "may have several.",
             f"List {count} workers for each machine, with one device each, and leave "
             "num_accelerators out.",
+            kind=UnsupportedError,
         )
     return [_mesh.build(jax.local_devices()[:1])] * workers
 
@@ -95,12 +95,12 @@ def find_worker_devices(resolver: Any, index: int = 0, sharers: int = 1) -> list
         return [present[index % len(present)]]
     if len(present) < count * sharers:
         raise refuse(
-            DeviceError,
             f"a resolver with num_accelerators={{{(kind or '').upper()!r}: {count}}} for each of "
             f"{sharers} worker(s) in this process, which has {len(present)} such devices.",
             "Each replica of a worker runs on a device of its own.",
             f"Pass num_accelerators={{{(kind or '').upper()!r}: {len(present) // sharers}}}, or "
             "leave it out.",
+            kind=DeviceError,
         )
     return present[index * count : (index + 1) * count]
 

@@ -12,7 +12,7 @@ from typing import Any, final
 
 import jax
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._parameter_server.server import VariableServer, make_handlers
 from jaxdist._parameter_server.tasks.announcer import Announcer, read_announce
 from jaxdist._parameter_server.tasks.server_def import CALLER, ServerDef, read_server_def
@@ -21,8 +21,6 @@ from jaxdist._parameter_server.transport import Handler, Listener, Message, serv
 from jaxdist._parameter_server.worker.functions import check_modules
 from jaxdist._validate import as_flag, as_local_path, as_number, as_path, log_without_effect, show
 from jaxdist.errors import (
-    ArgumentError,
-    ArgumentTypeError,
     ContextError,
     JaxdistError,
     UnsupportedError,
@@ -314,7 +312,6 @@ class Server:
                 else "a cluster without the task 0 of the job 'ps'"
             )
             raise refuse(
-                ArgumentError,
                 f"announce=True, and {found}.",
                 "A worker announces itself to the first parameter server of its cluster.",
                 "Pass announce=True for workers only, and list the parameter servers in the "
@@ -373,10 +370,10 @@ class Server:
 def _check_config(config: Any) -> None:
     if config is not None:
         raise refuse(
-            UnsupportedError,
             f"config={show(config)}.",
             "It configures sessions and devices of TensorFlow, which are not there.",
             "Leave it out. JAX is configured by jax.config and by environment variables.",
+            kind=UnsupportedError,
         )
 
 
@@ -384,8 +381,7 @@ def _check_config(config: Any) -> None:
 def _check_modules(modules: Any) -> None:
     is_names = isinstance(modules, (list, tuple)) and all(isinstance(x, str) for x in modules)
     if not is_names:
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"modules={show(modules)}.",
             "It is a list of names of modules with dataset functions.",
             "Pass for instance modules=['my_data'].",

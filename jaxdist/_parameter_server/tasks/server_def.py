@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._parameter_server.transport import check_addresses
 from jaxdist._validate import as_integer, check_instance, show
 from jaxdist.cluster_resolver import ClusterResolver, ClusterSpec
@@ -66,15 +66,13 @@ def read_server_def(
         protocol = (getattr(given, "protocol", None) or None) if protocol is None else protocol
         given = cluster_def
     if isinstance(given, ClusterResolver):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"server_or_cluster_def={show(given)}.",
             "It takes the cluster, the job and the number of the task. A resolver knows all three.",
             f"Call {CALLER}(resolver.cluster_spec(), resolver.task_type, resolver.task_id).",
         )
     if not isinstance(given, (ClusterSpec, Mapping)) and not hasattr(given, "job"):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"server_or_cluster_def={show(given)}.",
             "It is a ClusterSpec, a dict from jobs to addresses, or a ServerDef.",
             f"Pass for instance {_EXAMPLE}.",
@@ -82,10 +80,10 @@ def read_server_def(
     cluster = _read_cluster(given)
     if protocol is not None and not (isinstance(protocol, str) and protocol == "grpc"):
         raise refuse(
-            UnsupportedError,
             f"protocol={show(protocol)}.",
             "Tasks speak gRPC.",
             "Leave protocol= out.",
+            kind=UnsupportedError,
         )
     job = _find_job(cluster, job_name)
     # A server may be at a free port.
@@ -94,7 +92,6 @@ def read_server_def(
     return ServerDef(cluster, job, _find_index(cluster, job, task_index))
 
 
-@called(CALLER)
 def _read_cluster(given: Any) -> ClusterSpec:
     try:
         cluster = ClusterSpec(given)
@@ -103,7 +100,6 @@ def _read_cluster(given: Any) -> ClusterSpec:
         raise type(error)(str(error).replace(found, wanted, 1)) from error
     if not cluster:
         raise refuse(
-            ArgumentError,
             "server_or_cluster_def without a job.",
             "A server is one of the tasks of a cluster.",
             f"Pass for instance {_EXAMPLE}.",
@@ -111,13 +107,11 @@ def _read_cluster(given: Any) -> ClusterSpec:
     return cluster
 
 
-@called(CALLER)
 def _find_job(cluster: ClusterSpec, job_name: str | None) -> str:
     if job_name is None:
         if len(cluster.jobs) == 1:
             return cluster.jobs[0]
         raise refuse(
-            ArgumentError,
             f"no job_name, and a cluster with the jobs {cluster.jobs}.",
             "Only a cluster with one job tells which one is meant.",
             "Pass job_name='worker', or resolver.task_type.",
@@ -126,22 +120,20 @@ def _find_job(cluster: ClusterSpec, job_name: str | None) -> str:
     check_instance("job_name", job_name, str, "the name of a job", remedy)
     if job_name not in cluster.jobs:
         raise refuse(
-            NotFoundError,
             f"job_name={job_name!r}, and the cluster has no such job.",
             f"Its jobs are {cluster.jobs}.",
             remedy,
+            kind=NotFoundError,
         )
     return job_name
 
 
-@called(CALLER)
 def _find_index(cluster: ClusterSpec, job: str, task_index: int | None) -> int:
     indices = cluster.task_indices(job)
     if task_index is None:
         if len(indices) == 1:
             return indices[0]
         raise refuse(
-            ArgumentError,
             f"no task_index, and a cluster with {len(indices)} tasks of the job {job!r}.",
             "Only a job with one task tells which one is meant.",
             "Pass task_index=0, or resolver.task_id.",
@@ -149,9 +141,9 @@ def _find_index(cluster: ClusterSpec, job: str, task_index: int | None) -> int:
     index = as_integer("task_index", task_index, least=0)
     if index not in indices:
         raise refuse(
-            NotFoundError,
             f"task_index={index}, and job {job!r} has no such task.",
             f"Its tasks are {indices}.",
             "Pass one of these.",
+            kind=NotFoundError,
         )
     return index

@@ -12,14 +12,12 @@ from collections.abc import Mapping
 import msgspec
 
 from jaxdist import errors
-from jaxdist._called import call_as, called, refuse
+from jaxdist._called import call_as, called, refuse, refuse_type
 from jaxdist._parameter_server.transport.channel import Handler
 from jaxdist._parameter_server.transport.message import LONGEST_METHOD, Message
 from jaxdist._processes import get_settings
 from jaxdist._validate import as_number, show
 from jaxdist.errors import (
-    ArgumentError,
-    ArgumentTypeError,
     DeadlineExceededError,
     JaxdistError,
     NotFoundError,
@@ -150,15 +148,13 @@ def get_seconds(seconds: float | None) -> float:
 def check_message(message: Message) -> None:
     """Raise if it is no message."""
     if not isinstance(message, Message) or not isinstance(message.method, str):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"message={show(message)}.",
             "message is a Message, whose method is a text.",
             "Pass Message('read', {}, ()).",
         )
     if len(message.method) > LONGEST_METHOD:
         raise refuse(
-            ArgumentError,
             f"a method with a name of {len(message.method):,} characters.",
             f"A name has at most {LONGEST_METHOD}.",
             "Pass what is longer in fields.",

@@ -11,7 +11,6 @@ from jaxdist._parameter_server.transport.on_grpc import GrpcChannel, GrpcListene
 from jaxdist._parameter_server.transport.security import Security, read_security
 from jaxdist._processes import describe_addresses, parse_address
 from jaxdist._validate import check_text, show
-from jaxdist.errors import ArgumentError
 
 LAYERS = ("grpc", "local")
 
@@ -110,7 +109,6 @@ def check_layer(layer: str, name: str = "layer") -> None:
     # An array has no truth value when it is compared.
     if not isinstance(layer, str) or layer not in LAYERS:
         raise refuse(
-            ArgumentError,
             f"{name}={show(layer)}.",
             f"A layer is one of {list(LAYERS)}.",
             f"Pass {name}='grpc' for tasks in several processes, or 'local' for tasks in one.",
@@ -121,7 +119,6 @@ def _check_layer(layer: str, security: Security | None) -> None:
     check_layer(layer)
     if layer == "local" and security is not None:
         raise refuse(
-            ArgumentError,
             "security= with layer='local'.",
             "Messages in one process reach nobody else.",
             "Leave security= out.",
@@ -138,7 +135,6 @@ def split_address(address: str, lowest: int = 0) -> tuple[str, int]:
     found = parse_address(f"127.0.0.1{address}" if address.startswith(":") else address, lowest)
     if found is None:
         raise refuse(
-            ArgumentError,
             f"address={show(address)}.",
             f"{describe_addresses(lowest)}",
             "Pass for instance address='127.0.0.1:2222' or '[::1]:2222'.",
@@ -160,7 +156,6 @@ def check_addresses(tasks: Mapping[str, Sequence[str | None]], lowest: int = 1) 
         for number, address in enumerate(addresses):
             if address is not None and parse_address(address, lowest) is None:
                 raise refuse(
-                    ArgumentError,
                     f"the address {address!r} of {job} {number}.",
                     f"{describe_addresses(lowest)}",
                     "Write for instance 'host0.example.com:2222' or '[::1]:2222'.",

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxdist._called import called, refuse
-from jaxdist.errors import ArgumentError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +35,6 @@ class Limits:
     def __post_init__(self) -> None:
         if self.bytes_in_flight < self.message_bytes:
             raise refuse(
-                ArgumentError,
                 f"bytes_in_flight={self.bytes_in_flight} and message_bytes={self.message_bytes}.",
                 "The largest message is one of those that are in flight.",
                 "Pass a larger bytes_in_flight=, or a smaller message_bytes=.",
@@ -53,7 +51,6 @@ def compare(what: str, found: int, most: int) -> None:
     """Raise `ArgumentError` if a number is above a limit."""
     if found > most:
         raise refuse(
-            ArgumentError,
             f"a message with {found:,} {what}, and {most:,} is the most.",
             "Limits keep a task from running out of memory.",
             "Send several messages, or an array in shards.",

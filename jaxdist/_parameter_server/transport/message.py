@@ -9,9 +9,8 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
-from jaxdist._called import refuse
+from jaxdist._called import refuse, refuse_type
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 # A reply repeats the name, also beside the text of an error.
 LONGEST_METHOD = 500
@@ -78,16 +77,14 @@ def get_plain(array: np.ndarray) -> np.ndarray:
     if type(array) is np.ndarray and array.dtype in get_names() and array.flags.c_contiguous:
         return array
     if not isinstance(array, np.ndarray):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"a message with the array {show(array)}.",
             "Arrays of a message are NumPy arrays.",
             "Pass np.asarray(value).",
         )
     native = array.dtype.newbyteorder("=")
     if native not in get_names():
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"a message with an array of dtype {array.dtype}.",
             "A message holds numbers whose bytes mean the same on every machine: bool, integers, "
             "floats up to 64 bits, complex numbers of two of those, and the dtypes of ml_dtypes.",
@@ -121,7 +118,6 @@ def _check(name: str, value: Any, depth: int) -> None:
     if kind in _PLAIN:
         if kind is int and not -(2**63) <= value < 2**64:
             raise refuse(
-                ArgumentError,
                 f"a message with {name}={show(value)}.",
                 "An integer of a message has at most 64 bits.",
                 "Pass it as a text: str(value).",
@@ -129,7 +125,6 @@ def _check(name: str, value: Any, depth: int) -> None:
         return
     if depth == _DEEPEST:
         raise refuse(
-            ArgumentError,
             f"a message with {name}, which is {depth + 1} levels deep.",
             f"Fields have at most {_DEEPEST} levels.",
             "Pass flatter lists and dicts.",
@@ -137,8 +132,7 @@ def _check(name: str, value: Any, depth: int) -> None:
     if kind is dict:
         for key, item in value.items():
             if type(key) is not str:
-                raise refuse(
-                    ArgumentTypeError,
+                raise refuse_type(
                     f"a message with the key {show(key)} in {name}.",
                     "Keys of a message are texts.",
                     "Pass for instance {'step': 1}.",
@@ -154,8 +148,7 @@ def _check(name: str, value: Any, depth: int) -> None:
 
 
 def _refuse(name: str, value: Any) -> NoReturn:
-    raise refuse(
-        ArgumentTypeError,
+    raise refuse_type(
         f"a message with {name}={show(value)}.",
         "Fields of a message are a dict of texts, numbers, True, False, None, lists and dicts.",
         "Pass arrays in arrays, a tuple as a list, and a number of NumPy as value.item().",

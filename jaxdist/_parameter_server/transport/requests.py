@@ -16,7 +16,7 @@ import numpy as np
 from jaxdist._called import call_as, called, refuse
 from jaxdist._parameter_server.transport.channel import Channel, Handler
 from jaxdist._parameter_server.transport.message import Message
-from jaxdist.errors import ArgumentError, ProgramMismatchError, ShapeError
+from jaxdist.errors import ProgramMismatchError, ShapeError
 
 Array = np.ndarray
 
@@ -84,10 +84,10 @@ def read_message(kind: type[S], message: Message) -> S:
     value = msgspec.convert(message.fields, kind, dec_hook=find, str_keys=True)
     if len(taken) != len(arrays) or any(number >= len(arrays) for number in taken):
         raise refuse(
-            ShapeError,
             f"{len(arrays)} arrays.",
             f"Its fields describe {len(taken)}.",
             "Send one array for each that the fields describe.",
+            kind=ShapeError,
         )
     return value
 
@@ -147,7 +147,6 @@ def _make_handler(kind: type[Request[Any]], answer: Callable[[Any], Reply], task
             raise call_as(
                 method,
                 refuse,
-                ArgumentError,
                 f"fields that are not valid: {error}.",
                 f"Its fields are {fields}.",
                 f"{tasks} are of one version of jaxdist: compare `jaxdist --version`.",

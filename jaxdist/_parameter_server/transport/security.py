@@ -41,14 +41,12 @@ class Security:
         if (self.certificate is None) != (self.key is None):
             given, missing = ("key", "certificate") if self.key else ("certificate", "key")
             raise refuse(
-                ArgumentError,
                 f"a {given} and no {missing}.",
                 "A certificate and its private key belong together.",
                 f"Pass {missing}= too, or set {_VARIABLES[missing]}.",
             )
         if self.secret is not None and len(self.secret) < _SHORTEST_SECRET:
             raise refuse(
-                ArgumentError,
                 f"a secret of {len(self.secret)} characters.",
                 f"It has {_SHORTEST_SECRET} or more, so that nobody finds it by trying.",
                 "Make one: python -c 'import secrets; print(secrets.token_urlsafe())'",

@@ -87,10 +87,10 @@ def export_initial(
     found = tuple(closed.out_avals[0].shape)
     if found != tuple(shape):
         raise refuse(
-            ShapeError,
             f"an initial_value that makes the shape {list(found)}, and shape={list(shape)}.",
             "The function makes the value of the whole variable.",
             f"Let it return an array of shape {list(shape)}.",
+            kind=ShapeError,
         )
     constants = sum(int(np.size(x)) * x.dtype.itemsize for x in closed.consts)
     if constants > _MOST_CONSTANTS or closed.effects:

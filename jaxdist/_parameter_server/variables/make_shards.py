@@ -80,7 +80,6 @@ def make_shards(
     """
     if initial_value is None:
         raise refuse(
-            ArgumentError,
             "no initial_value.",
             "A variable has a value from the start, also where a variable_partitioner cuts it.",
             "Pass an array, a number, or a function that makes one.",
@@ -198,9 +197,9 @@ def _as_whole(name: str, value: Any) -> Any:
 @called(lambda name: f"Variable {name!r}")
 def _make_shape_error(name: str, wanted: tuple[int, ...], found: tuple[int, ...]) -> ShapeError:
     return refuse(
-        ShapeError,
         f"an initial_value of shape {list(found)}, and what it fills has the shape {list(wanted)}.",
         "The initial value has the shape of the variable; a function with partition_shape or "
         "shard_info may return the rows of one shard.",
         f"Return an array of shape {list(wanted)}.",
+        kind=ShapeError,
     )

@@ -11,7 +11,7 @@ import numpy as np
 from jaxdist._called import refuse
 from jaxdist._validate import show
 from jaxdist._values import IndexedSlices, Scatter, get_elements
-from jaxdist.errors import ArgumentError, RowIndexError
+from jaxdist.errors import RowIndexError
 
 # The id of a change that is not for this shard. A negative id of a user is refused all the same.
 NO_ROW = int(np.iinfo(np.int32).min)
@@ -193,7 +193,6 @@ def _read_slice(given: slice, count: int) -> range:
         return range(*given.indices(count))
     except (TypeError, ValueError) as error:
         raise refuse(
-            ArgumentError,
             f"index={show(given)}: {error}.",
             "A slice has integers or None, and a step that is not 0.",
             "Pass for instance variable[0:2].",
@@ -205,10 +204,10 @@ def _count_from_start(rows: np.ndarray, count: int) -> np.ndarray:
     wrong = rows[(rows < -count) | (rows >= count)]
     if wrong.size:
         raise refuse(
-            RowIndexError,
             f"index={int(wrong.flat[0])} for dim 0, and the variable has {count} row(s).",
             "An index is a row from 0, or from the end, where the last one is -1.",
             f"Pass an index from {-count} to {count - 1}.",
+            kind=RowIndexError,
         )
     return np.where(rows < 0, rows + count, rows)
 

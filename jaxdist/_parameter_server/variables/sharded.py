@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Self, final
 import jax
 import numpy as np
 
-from jaxdist._called import call_as, called, refuse
+from jaxdist._called import call_as, called, refuse, refuse_type
 from jaxdist._parameter_server.variables import shard_rows
 from jaxdist._parameter_server.variables.shard_rows import read_index, split_slices
 from jaxdist._parameter_server.worker_protocol import Part
@@ -25,7 +25,7 @@ from jaxdist._values import (
     check_slices,
     check_value,
 )
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError, ShapeError
+from jaxdist.errors import ArgumentTypeError, ReplicaValueError, ShapeError
 
 # What each shard has; `read_rows(ids)` beside them is used where it is there.
 PROTOCOL = (
@@ -301,10 +301,10 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
         parameter = "value" if change is Change.ASSIGN else "delta"
         if isinstance(value, DistributedValues):
             raise refuse(
-                ReplicaValueError,
                 f"{parameter}={show(value)}.",
                 "A sharded variable has one value for all replicas.",
                 "Combine the values first: strategy.reduce('MEAN', value, axis=None).",
+                kind=ReplicaValueError,
             )
         given = value if hasattr(value, "dtype") and is_array(value) else None
         given = as_array(parameter, value) if given is None else given
@@ -371,33 +371,28 @@ def list_shards(variable: Any) -> Sequence[Any]:
     return variable.variables if isinstance(variable, ShardedVariable) else [variable]
 
 
-@called("ShardedVariable")
 def _check_shards(given: Any) -> tuple[Any, ...]:
     remedy = "Pass for instance [jaxdist.Variable(rows), jaxdist.Variable(more_rows)]."
     is_list = isinstance(given, (list, tuple))
     if not is_list or not given or not all(all(hasattr(v, n) for n in PROTOCOL) for v in given):
-        raise refuse(
-            ArgumentTypeError, f"variables={show(given)}.", f"variables is {_SHARDS}.", remedy
-        )
+        raise refuse_type(f"variables={show(given)}.", f"variables is {_SHARDS}.", remedy)
     shapes, dtypes = [tuple(v.shape) for v in given], [str(v.dtype) for v in given]
     if len(set(dtypes)) > 1:
         raise refuse(
-            ArgumentError,
             f"variables of the dtypes {dtypes}.",
             "The shards are rows of one array, which has one dtype.",
             f"Make all of them with dtype={dtypes[0]!r}.",
         )
     if () in shapes or len({shape[1:] for shape in shapes}) > 1:
         raise refuse(
-            ShapeError,
             f"variables of the shapes {list(map(list, shapes))}.",
             "The shards are rows of one array: each has a dim of rows, and their other dims are "
             "the same.",
             f"Give all of them the shape [rows, {', '.join(map(str, shapes[0][1:]))}].",
+            kind=ShapeError,
         )
     if len(set(map(id, given))) < len(given):
         raise refuse(
-            ArgumentError,
             f"{len(given)} variables, and {len(given) - len(set(map(id, given)))} of them more "
             "than once.",
             "Each shard has its own rows.",

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxdist._called import refuse
 from jaxdist._validate import format_lines, show
-from jaxdist.errors import ArgumentError, NotFoundError
+from jaxdist.errors import NotFoundError
 
 _MAIN = "__main__"
 
@@ -42,7 +42,6 @@ def list_names(function: Any) -> list[str]:
     if names:
         return list(dict.fromkeys(names))
     raise refuse(
-        ArgumentError,
         f"{show(function)}.",
         "The workers are other processes. They call a dataset function by its name, so it is "
         "defined by `def` at the top of a module or of the script: no lambda, no function inside "
@@ -62,7 +61,6 @@ def check_modules(modules: Sequence[str]) -> None:
         reason = _find_fault(name)
         if reason is not None:
             raise refuse(
-                ArgumentError,
                 f"the module {name!r}, and {reason}.",
                 "A worker imports the modules whose dataset functions it may call.",
                 "Look at the name, as `import` takes it: my_package.my_data. Install the package, "

@@ -78,12 +78,12 @@ def join(addresses: Sequence[str], index: int) -> Process:
         return Process(index, count)
     if _joined or is_connected():
         raise refuse(
-            ContextError,
             f"a cluster of {count} processes, and this process has joined "
             f"{f'one of {len(_joined[0][0])}' if _joined else 'a job'} already.",
             "A process joins one cluster, once.",
             "Use one cluster for all strategies of a process; or leave out what joins first "
             "(jax.distributed.initialize, experimental_connect_to_cluster).",
+            kind=ContextError,
         )
     if have_backends_started():
         raise BackendStartedError(

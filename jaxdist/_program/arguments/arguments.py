@@ -11,7 +11,7 @@ from flax import nnx
 from jax.tree_util import PyTreeDef, keystr, register_pytree_node
 
 from jaxdist import _compat
-from jaxdist._called import name_call, refuse
+from jaxdist._called import name_call, refuse_type
 from jaxdist._integers import check_all_fit, has_cut_off
 from jaxdist._program.arguments.exact import exact
 from jaxdist._program.arguments.opaque import find_array, hidden_array_message
@@ -278,8 +278,7 @@ def check_dtypes(flat: Flat) -> None:
     """Raise for an array whose elements are not numbers, such as strings or Python objects."""
     for number, leaf in enumerate(flat.dynamic):
         if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "OSUmM":
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"{flat.name(number)}, an array of {leaf.dtype} with shape {list(leaf.shape)}.",
                 "Arrays in a step hold numbers or bools: JAX has no text, dates or Python objects.",
                 "Pass numbers, such as ids in the place of text, or a tuple of the values, which "
@@ -298,8 +297,7 @@ def check_dtypes(flat: Flat) -> None:
 
 def _iterator_error(name: str, value: Any) -> ArgumentTypeError:
     kind = type(value).__name__
-    return refuse(
-        ArgumentTypeError,
+    return refuse_type(
         f"{name}, an iterator ({kind}).",
         "What is no array and no pytree becomes part of the program: the step would take one "
         "element when it is traced, and every later call would compute with that one.",
@@ -315,8 +313,7 @@ def check_no_bare_variable(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     named += [(f"kwargs[{k!r}]", v) for k, v in kwargs.items()]
     for name, value in named:
         if isinstance(value, nnx.Variable):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"{name}, a {type(value).__name__} by itself.",
                 "JAX takes it for its value, so a step could read it, and what the step writes to "
                 "it would be lost.",

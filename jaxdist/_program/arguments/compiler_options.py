@@ -8,11 +8,11 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from jaxdist._called import call_as, called, name_call, refuse
+from jaxdist._called import call_as, called, name_call, refuse, refuse_type
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import log_without_effect, show
 from jaxdist._values import current_binding
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
+from jaxdist.errors import ArgumentError, ContextError
 
 CompilerOption = bool | int | float | str | bytes
 # Sorted by name, and hashable: they are part of the key of a program.
@@ -65,14 +65,12 @@ def as_compiler_options(given: Any) -> CompilerOptions:
             _refuse_pair(name, value)
         if not name or name != name.strip().lstrip("-"):
             raise refuse(
-                ArgumentError,
                 f"compiler_options with the name {name!r}.",
                 _RULE,
                 f"Pass {name.strip().lstrip('-') or 'the name of an option'!r}.",
             )
         if name in found:
             raise refuse(
-                ArgumentError,
                 f"{name} twice in compiler_options, as {found[name]!r} and {value!r}.",
                 "An option has one value.",
                 "Leave one of them out.",
@@ -88,23 +86,13 @@ def _list_pairs(given: Any) -> Sequence[tuple[Any, Any]]:
         isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in given
     ):
         return [(name, value) for name, value in given]
-    raise refuse(
-        ArgumentTypeError,
-        f"compiler_options={show(given)}.",
-        _RULE,
-        f"Pass for instance {_EXAMPLE}.",
-    )
+    raise refuse_type(f"compiler_options={show(given)}.", _RULE, f"Pass for instance {_EXAMPLE}.")
 
 
 def _refuse_pair(name: Any, value: Any) -> NoReturn:
     is_name = isinstance(name, str)
     shown = f"{name} = {show(value)}" if is_name else f"the name {show(name)}"
-    raise refuse(
-        ArgumentTypeError,
-        f"compiler_options with {shown}.",
-        _RULE,
-        f"Pass for instance {_EXAMPLE}.",
-    )
+    raise refuse_type(f"compiler_options with {shown}.", _RULE, f"Pass for instance {_EXAMPLE}.")
 
 
 def format_options(options: CompilerOptions) -> str:
@@ -145,7 +133,6 @@ def add_options(
             else "With deterministic=True, XLA keeps the order of sums"
         )
         raise refuse(
-            ArgumentError,
             f"compiler_options {option}={_format_value(value)}.",
             f"{why}, which needs {option}={_format_value(wanted)}.",
             f"Leave {option} out.",
@@ -173,7 +160,6 @@ def refuse_option(error: Exception, asked: CompilerOptions, name: str) -> Argume
         return None
     said = "A value has another type than the option" if is_type else text
     return refuse(
-        ArgumentError,
         f"compiler_options {format_options(asked)}, and XLA's compiler does not accept them: "
         f"{said}",
         f"Each platform has its own options, and this is JAX {jax.__version__}. {_RULE}",

@@ -39,11 +39,11 @@ def deleted_arguments_error(step: str, names: list[str], donated: tuple[int, ...
     """Return the error for arguments whose buffers are deleted."""
     numbers = donated or (0,)
     return refuse(
-        DonationError,
         f"{len(names)} array(s) whose buffers are gone:\n{format_lines(names, 4)}",
         "A step with donate_argnums gives the buffers of those arguments to its results, so they "
         "hold nothing afterwards.",
         "Pass what the step returned: state = strategy.run(step, (state, batch), options). To use "
         "the old arrays again, copy them before (jax.tree.map(jnp.copy, state)), or leave the "
         f"argument out of RunOptions(donate_argnums={numbers}).",
+        kind=DonationError,
     )

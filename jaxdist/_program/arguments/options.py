@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from jaxdist._called import call_as, called, refuse
+from jaxdist._called import call_as, called, refuse, refuse_type
 from jaxdist._program.arguments.compiler_options import (
     CompilerOption,
     CompilerOptions,
     as_compiler_options,
 )
 from jaxdist._validate import as_flag, as_list, as_path, show
-from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
 class RunOptions(NamedTuple):
@@ -69,8 +68,7 @@ def check_options(options: Any) -> RunOptions:
     if not isinstance(options, RunOptions):
         raise call_as(
             "strategy.run",
-            refuse,
-            ArgumentTypeError,
+            refuse_type,
             f"options={show(options)}.",
             "options is a jaxdist.RunOptions.",
             "Pass options=jaxdist.RunOptions(donate_argnums=(0,)).",
@@ -113,15 +111,13 @@ def _check_xla_options(given: Any) -> None:
         return
     raise call_as(
         "RunOptions",
-        refuse,
-        ArgumentTypeError,
+        refuse_type,
         f"experimental_xla_options={show(given)}.",
         "It is a jaxdist.tpu.XLAOptions, as tf.distribute documents it, and has no effect here.",
         "Leave it out; options of XLA's compiler are RunOptions(compiler_options={...}).",
     )
 
 
-@called("RunOptions")
 def _as_tuple_of(name: str, given: Any, kind: type, example: str) -> tuple[Any, ...]:
     """Return one value or several values as a tuple of `kind`."""
     several = (given,) if isinstance(given, (str, kind)) else given
@@ -131,7 +127,7 @@ def _as_tuple_of(name: str, given: Any, kind: type, example: str) -> tuple[Any, 
     what = f"one {kind.__name__}, or a tuple of several"
     held = tuple(as_list(name, several, what, remedy))
     if not all(type(x) is kind for x in held):
-        raise refuse(ArgumentTypeError, f"{name}={show(given)}.", f"{name} is {what}.", remedy)
+        raise refuse_type(f"{name}={show(given)}.", f"{name} is {what}.", remedy)
     return held
 
 
@@ -141,11 +137,8 @@ def check_names(given: Any) -> tuple[str, ...]:
     several = (given,) if isinstance(given, str) else given
     names = as_list("static_argnames", several, "a list of names of parameters", remedy)
     if not all(isinstance(n, str) for n in names):
-        raise refuse(
-            ArgumentTypeError,
-            f"static_argnames={show(given)}.",
-            "Each entry is the name of a parameter.",
-            remedy,
+        raise refuse_type(
+            f"static_argnames={show(given)}.", "Each entry is the name of a parameter.", remedy
         )
     return tuple(names)
 
@@ -172,7 +165,6 @@ def find_static_numbers(fn: Callable[..., Any], names: tuple[str, ...]) -> froze
     unknown = [n for n in names if n not in known]
     if unknown and not takes_any:
         raise refuse(
-            ArgumentError,
             f"static_argnames={names}, and the function has no parameter {unknown}.",
             f"static_argnames are names of its parameters: {known}.",
             f"{_suggest_names(names, known)}",

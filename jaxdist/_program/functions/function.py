@@ -153,7 +153,6 @@ class Function:
         with _compat.check_constants(traces_anew=_compat.is_inside_trace()):
             return self._fn(*args, **kwargs)
 
-    @called("jaxdist.function")
     def _improve_error(self, error: BaseException, flat: Flat, draws: Draws) -> Exception | None:
         """Return a better error for a call that failed, or None."""
         if isinstance(error, jax.errors.UnexpectedTracerError):

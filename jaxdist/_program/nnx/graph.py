@@ -12,7 +12,7 @@ from flax import nnx
 from jax.tree_util import PyTreeDef, treedef_is_leaf
 
 from jaxdist import _compat
-from jaxdist._called import called, name_call, refuse
+from jaxdist._called import called, name_call, refuse_type
 from jaxdist._program.arguments.exact import exact
 from jaxdist._values import is_leaked, is_sharded, list_arrays, make_leak_error
 from jaxdist.errors import ArgumentTypeError, ContextError, StateDivergenceError
@@ -216,8 +216,7 @@ class CachedGraph:
         is_known = isinstance(around, (nnx.Pytree, dict, list)) and path in places
         if is_known and isinstance(places[path], jax.Array):
             return nnx.Variable(places[path]), around, path[-1]
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             "NNX objects that hold arrays outside variables: "
             f"{self.shape.name(self.shape.paths.index(path))}.",
             "Only variables, and arrays of JAX in attributes, dicts and lists, can be updated in "

@@ -202,10 +202,10 @@ def _check_shapes(requests: Sequence[Collective]) -> None:
     kinds = {tuple((x.dtype, x.shape) for x in b.operands) for b in requests}
     if len(kinds) > 1:
         raise refuse(
-            ShapeError,
             f"different shapes or dtypes on different replicas.\n{_describe_by_replica(requests)}",
             "This collective needs one shape and one dtype on all replicas.",
             f"{_suggest_one_kind(requests)}",
+            kind=ShapeError,
         )
 
 

@@ -8,7 +8,6 @@ import jax
 from jax.sharding import AbstractMesh
 
 from jaxdist import _compat
-from jaxdist._called import called
 from jaxdist._integers import check_fits, has_cut_off
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Flat
@@ -78,7 +77,6 @@ def update_state(rebuilt: Any, cached_graph: CachedGraph | None, variables: Lift
     return result
 
 
-@called("strategy.run")
 def read(flat: Flat, cached_graph: CachedGraph | None, layout: ReplicaMesh) -> Call:
     """Check every leaf, and move it to where the program needs it.
 

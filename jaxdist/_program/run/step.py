@@ -231,7 +231,6 @@ class Step:
         check_no_bare_variable(args, kwargs)
         return read(flat, self._graphs.of(flat), self._layout)
 
-    @called("strategy.run")
     def _inside_trace(self, call: Call, around: Any) -> Any:
         virtual.check_inside_trace(self._layout)
         program = self._programs.find_or_trace(call)

@@ -9,10 +9,10 @@ import jax
 import optax
 from flax import nnx
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse_type
 from jaxdist._compat import ROW_NUMBERS_TAG, are_row_numbers
 from jaxdist._values import is_sharded, make_arithmetic_error
-from jaxdist.errors import ArgumentTypeError, JaxdistError, MissingNameError, ReplicaValueError
+from jaxdist.errors import JaxdistError, MissingNameError, ReplicaValueError
 
 # Libraries that a transformation of optax calls, and that are not the cause.
 _BENEATH = frozenset({"jax", "jaxlib", "numpy", "jaxdist", "flax"})
@@ -115,8 +115,7 @@ def find_better_error(error: Exception, names: Sequence[str]) -> JaxdistError | 
     said = first if isinstance(error, JaxdistError) else " ".join(text.split())
     held = f"{len(names)} argument(s) are in pieces, such as {names[0]}."
     if "__jax_array__" in text:
-        return refuse(
-            ArgumentTypeError,
+        return refuse_type(
             f"an array in pieces: {first}",
             held,
             "Gather it before, jaxdist.partition.gather(value), or use jax.numpy, which gathers.",

@@ -89,10 +89,10 @@ def check_same_gather(ops: Sequence[Op], shapes: Sequence[tuple[int, ...]], grou
     raise call_as(
         f"An all_gather at {_compat.find_source(ops[0].eqn)}",
         refuse,
-        ShapeError,
         f"different shapes on different replicas:\n{_describe_operands(ops, groups)}",
         f"Values that are concatenated on dim {dim} may differ in dim {dim} only.",
         "Gather on the dim that differs, or pad the others first.",
+        kind=ShapeError,
     )
 
 
@@ -151,11 +151,11 @@ def _make_shape_error(ops: Sequence[Op], groups: Groups) -> ShapeError:
     return call_as(
         f"A {ops[0].name} at {_compat.find_source(ops[0].eqn)}",
         refuse,
-        ShapeError,
         f"different shapes on different replicas:\n{_describe_operands(ops, groups)}",
         "Values that are combined element by element have one shape on all replicas.",
         "Reduce them over the dim that differs first (a sum and a count), or bring them together "
         "with get_replica_context().all_gather(value, axis).",
+        kind=ShapeError,
     )
 
 

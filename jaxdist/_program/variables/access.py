@@ -163,7 +163,6 @@ def _other_strategy_error(
 def _mapped_value_error(variable: Variable, what: str) -> ArgumentError:
     """Return the error for an assignment of a value that `jax.vmap` maps over."""
     return refuse(
-        ArgumentError,
         f"a value that jax.vmap maps over, and the variable is one {variable.dtype}"
         f"{list(variable.shape)}.",
         "Under vmap there is one value for each example, and the variable has room for one.",

@@ -21,7 +21,6 @@ from jaxdist._values import (
     get_own_value,
     make_ambiguous_sum_error,
 )
-from jaxdist.errors import ArgumentError
 
 
 def aggregate_value(
@@ -80,7 +79,6 @@ def _aggregate_mirrored(variable: Variable, change: Change, given: Any, layout: 
     is_constant = not isinstance(given, jax.core.Tracer)
     if how is VariableAggregation.SUM and is_constant:
         raise refuse(
-            ArgumentError,
             f"{given!r} inside a replica, and the variable has VariableAggregation.SUM.",
             "The sum is over a value that each replica computes; a constant is none of them, and "
             f"whether {layout.num_replicas} times the constant is meant cannot be told.",

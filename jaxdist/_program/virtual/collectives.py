@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist import _compat
-from jaxdist._called import called, refuse
+from jaxdist._called import refuse
 from jaxdist._collectives import reduce_by_tree
 from jaxdist._program.op_by_op import move_to_one_axis
 from jaxdist._program.virtual.values import Own, Same, VirtualDevice, barrier
@@ -37,7 +37,6 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@called("strategy.run of a strategy with deterministic=True")
 def run_collective(eqn: Any, held: Sequence[Same | Own], device: VirtualDevice) -> list[Same | Own]:
     """Return the results of one collective over the replica axis.
 
@@ -66,11 +65,11 @@ def run_collective(eqn: Any, held: Sequence[Same | Own], device: VirtualDevice) 
         if name in _MOVES:
             return _move(eqn, held, device)
     raise refuse(
-        UnsupportedError,
         f"a step that has a {name} at {_compat.find_source(eqn)}.",
         "Virtual replicas have psum, pmean, pmax, pmin, all_gather, psum_scatter, all_to_all and "
         "ppermute.",
         "Write it with all_gather, or leave deterministic out.",
+        kind=UnsupportedError,
     )
 
 

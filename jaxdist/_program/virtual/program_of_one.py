@@ -195,12 +195,12 @@ class _Run:
         if op.name in LOOPS:
             return LOOPS[op.name](op.eqn, held, differs, self.device, run_virtually)
         raise refuse(
-            UnsupportedError,
             f"a step that has a {op.name} with a collective in it, at "
             f"{_compat.find_source(op.eqn)}.",
             "There a collective may be in scan, while_loop, fori_loop, cond, switch, jit and "
             "checkpoint.",
             "Take the collective out of it, or leave deterministic out.",
+            kind=UnsupportedError,
         )
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.tree_util import keystr
 
 from jaxdist import _collectives
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse_type
 from jaxdist._collectives import ReduceOp, Request
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import Frame, HasLayout, ReplicaContext, enter_frame
@@ -30,7 +30,6 @@ from jaxdist._values import (
     get_own_values,
     is_per_replica,
 )
-from jaxdist.errors import ArgumentTypeError
 
 
 def run(
@@ -99,8 +98,7 @@ def broadcast(value: PyTree) -> PyTree:
     @called("broadcast_to")
     def check_leaf(path: Any, leaf: Any) -> Any:
         if isinstance(leaf, PerReplica):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"tensor{keystr(path)}, which is a PerReplica.",
                 "It has a value for each replica already.",
                 "Reduce it first: strategy.reduce('MEAN', value, axis=None).",

@@ -102,10 +102,10 @@ def _get_values_of_all(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any,
     if len(values) != count:
         held = f"{len(values)} values" if values else "values on the devices of other processes"
         raise refuse(
-            ReplicaValueError,
             f"a value in a merge function that has {held}, and the strategy has {count} replicas.",
             "A merge function is traced once for all replicas, and lists the values of all.",
             "Pass the value as an argument of the step and of merge_call.",
+            kind=ReplicaValueError,
         )
     return values
 

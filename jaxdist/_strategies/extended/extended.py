@@ -8,7 +8,7 @@ import jax
 from jax.tree_util import keystr
 
 from jaxdist import _collectives, _replica
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._collectives import ReduceOp
 from jaxdist._devices import runtime
 from jaxdist._strategies.across import in_merge as merged
@@ -26,7 +26,7 @@ from jaxdist._validate import (
     show,
 )
 from jaxdist._values import Variable, copy_if_writable, put, refuse_leaked
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
+from jaxdist.errors import ContextError
 
 _INSIDE = (
     "Inside a replica use jaxdist.get_replica_context().all_reduce, or call it in a merge_call."
@@ -50,8 +50,7 @@ class StrategyExtended(ExtendedV1):
     def __init__(self, strategy: Any) -> None:
         # An `isinstance` check would need `Strategy`, whose module imports this one.
         if not hasattr(strategy, "run"):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"strategy={show(strategy)}.",
                 "It belongs to a strategy, which makes it.",
                 "Use strategy.extended.",
@@ -371,7 +370,6 @@ class StrategyExtended(ExtendedV1):
         given = colocate_with_variable
         if not isinstance(given, Variable) or given.distribute_strategy is not self._strategy:
             raise refuse(
-                ArgumentError,
                 f"colocate_with_variable={show(given)}.",
                 f"It takes a variable that was made in the scope of this {name}.",
                 "Make it there, or leave colocate_vars_with out: all variables of a strategy are "

@@ -4,18 +4,17 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxdist._called import refuse
+from jaxdist._called import refuse, refuse_type
 from jaxdist._typing import PyTree
 from jaxdist._validate import log_without_effect
 from jaxdist.data import DistributedIterator, Examples, InputContext, InputReplicationMode
-from jaxdist.errors import ArgumentError, ArgumentTypeError, OutOfRangeError
+from jaxdist.errors import OutOfRangeError
 
 
 def check_iterator(name: str, iterator: Any) -> None:
     """Raise an error if `iterator` is not an iterator of a distributed dataset."""
     if not isinstance(iterator, DistributedIterator):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"{name}={iterator!r:.200}, of type {type(iterator).__name__}.",
             "Its batches have to be shared out over the replicas.",
             "Pass iter(strategy.experimental_distribute_dataset(dataset)), or "
@@ -27,7 +26,6 @@ def check_per_worker(mode: Any) -> None:
     """Raise an error for a replication mode other than PER_WORKER."""
     if mode is not InputReplicationMode.PER_WORKER:
         raise refuse(
-            ArgumentError,
             f"replication_mode={mode!r}.",
             f"It knows {InputReplicationMode.PER_WORKER} alone, as in tf.distribute.",
             "For a dataset of each replica use distribute_datasets_from_function with "

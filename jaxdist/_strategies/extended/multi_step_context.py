@@ -3,9 +3,9 @@
 from typing import Any
 
 from jaxdist import _collectives, _replica
-from jaxdist._called import called, name_call, refuse
+from jaxdist._called import called, name_call, refuse_type
 from jaxdist._collectives import ReduceOp
-from jaxdist.errors import ArgumentTypeError, ContextError
+from jaxdist.errors import ContextError
 
 
 class MultiStepContext:
@@ -85,8 +85,7 @@ class MultiStepContext:
 
     def _check(self, name: Any) -> None:
         if not isinstance(name, str):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"the name {name!r}, of type {type(name).__name__}.",
                 "Outputs are found by their names.",
                 "Pass a string.",

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jaxdist import _replica
-from jaxdist._called import called, name_call, refuse
+from jaxdist._called import called, name_call, refuse, refuse_type
 from jaxdist._devices import runtime
 from jaxdist._program import UpdateOfCopies
 from jaxdist._strategies.contexts.where_called import CALL_BEFORE_RUN, check_across
@@ -18,7 +18,6 @@ from jaxdist._typing import PyTree
 from jaxdist._validate import CallerRename, ErrorNote, as_flag, check_call_arguments, check_callable
 from jaxdist._values import Variable
 from jaxdist.data import DistributedIterator, Examples
-from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +96,6 @@ class ExtendedV1:
             is_ours = set(devices) == strategy.layout.device_set
         if not is_ours:
             raise refuse(
-                ArgumentError,
                 f"colocate_with={given!r}.",
                 f"State of a {type(strategy).__name__} is on all its devices, "
                 f"{list(strategy.extended.worker_devices)}.",
@@ -188,8 +186,7 @@ class ExtendedV1:
         input_v1.check_iterator("iterator", iterator)
         _check_iterations(iterations)
         if not isinstance(initial_loop_values, (Mapping, type(None))):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"initial_loop_values={initial_loop_values!r}, of type "
                 f"{type(initial_loop_values).__name__}.",
                 "initial_loop_values are the first outputs, by their names.",
@@ -284,15 +281,13 @@ class ExtendedV1:
 
 def _check_iterations(iterations: Any) -> None:
     if not isinstance(iterations, int) or isinstance(iterations, bool):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"iterations={iterations!r}, of type {type(iterations).__name__}.",
             "iterations is a number of batches, an integer from 0 up.",
             "Pass for instance iterations=1.",
         )
     if iterations < 0:
         raise refuse(
-            ArgumentError,
             f"iterations={iterations}.",
             "iterations is a number of batches, an integer from 0 up.",
             "Pass for instance iterations=1.",

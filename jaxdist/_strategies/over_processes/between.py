@@ -15,7 +15,7 @@ from jaxdist._called import called, refuse
 from jaxdist._compat import is_ready
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import LaterCalls
-from jaxdist.errors import ArgumentError, OtherProcessError
+from jaxdist.errors import OtherProcessError
 
 _LOG = logging.getLogger("jaxdist")
 # More than jaxdist lets a loop have in flight.
@@ -137,7 +137,6 @@ def check_limit(seconds: float | None) -> None:
     most = _processes.get_settings().collective_seconds
     if seconds is not None and seconds > most:
         raise refuse(
-            ArgumentError,
             f"timeout_seconds={seconds:g}, and collectives of this job end after {most:g} s.",
             "XLA has one limit for all collectives, which is set when the processes join.",
             f"Pass at most {most:g}, or set JAXDIST_COLLECTIVE_SECONDS={seconds:g} for all "

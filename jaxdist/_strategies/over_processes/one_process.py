@@ -34,12 +34,12 @@ def check_one_process(layout: ReplicaMesh, *, were_chosen: bool) -> None:
     others = sorted({*layout.device_owners.values()} - {me})
     if others:
         raise refuse(
-            SeveralProcessesError,
             f"devices of process(es) {others}, and this is process {me} of {count}.",
             f"{name_call()} works on the devices of one process: datasets, variables and values "
             "that each process makes for itself would differ between them.",
             f"{_INSTEAD}or, for a strategy of this process alone, its own devices: "
             f"{_format_own_devices()}.",
+            kind=SeveralProcessesError,
         )
     # With default devices, every process would train its own model without an error.
     if not were_chosen:

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from jaxdist import _compat
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_flag, as_integer, show
 from jaxdist._values.replicas.distributed import DistributedValues
@@ -79,8 +79,7 @@ class PerReplica(DistributedValues):
         # A mapping or string is iterable, too, but its elements are not values of replicas.
         is_many = isinstance(values, Iterable) and getattr(values, "ndim", 1) != 0
         if isinstance(values, (str, bytes, dict, set, PerReplica)) or not is_many:
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"values={show(values)}.",
                 "values is a sequence with one value for each replica.",
                 "Pass for instance PerReplica([1.0, 2.0]). To split one array over the replicas, "
@@ -89,14 +88,13 @@ class PerReplica(DistributedValues):
         held = tuple(values)
         if not held:
             raise refuse(
-                ReplicaValueError,
                 f"values={show(values)}, which is empty.",
                 "values has one value for each replica, in replica order.",
                 "Pass for instance PerReplica([1.0, 2.0]) for two replicas.",
+                kind=ReplicaValueError,
             )
         if any(map(_compat.is_mutable, held)):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"values={show(values)}, with a jax.Ref.",
                 "A PerReplica holds values, and a jax.Ref can change.",
                 "Pass its value, ref[...]; for state that steps change use jaxdist.Variable.",
@@ -135,8 +133,7 @@ class PerReplica(DistributedValues):
             [2.0, 3.0]
         """
         if not hasattr(array, "shape") or not hasattr(array, "dtype"):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"array={show(array)}.",
                 "array is one global array with the rows of all replicas.",
                 "Pass jax.device_put(x, strategy.per_replica_sharding), or PerReplica([...]) with "
@@ -147,12 +144,12 @@ class PerReplica(DistributedValues):
         num_rows = array.shape[0] if array.shape else 0
         if num_rows % replicas_per_shard or replicas_per_shard > max(num_rows, MAX_PER_SHARD):
             raise refuse(
-                ReplicaValueError,
                 f"replicas_per_shard={replicas_per_shard} and an array of {num_rows} rows, "
                 f"{array.dtype}{[*array.shape]}.",
                 "The rows are split over the shards, and those of a shard over its replicas, so "
                 "replicas_per_shard divides their number.",
                 f"Pass {_suggest_divisors(num_rows)}, or leave it out.",
+                kind=ReplicaValueError,
             )
         return hold_global(
             copy_if_writable(array),
@@ -221,10 +218,10 @@ class PerReplica(DistributedValues):
             return self._data
         if isinstance(self._data, jax.core.Tracer) or not isinstance(self._data, jax.Array):
             raise refuse(
-                ReplicaValueError,
                 f"is a {type(self._data).__name__}, which is on no devices.",
                 "The devices of the rows decide which replica they belong to.",
                 "Pass it to strategy.run, strategy.reduce or strategy.gather, which know.",
+                kind=ReplicaValueError,
             )
         shards = shards_by_replica(self._data)
         if self._form is Form.SCALARS:

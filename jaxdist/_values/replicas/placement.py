@@ -363,7 +363,6 @@ def _find_way(value: Any) -> str:
     return "Pass it as a plain argument instead."
 
 
-@called("A PerReplica")
 def _as_array(name: object, replica: int, value: Any) -> Any:
     # NumPy arrays stay NumPy arrays, so that each value is copied straight to its own device.
     # A class such as `np.float32` has these attributes, too.

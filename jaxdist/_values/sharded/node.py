@@ -134,7 +134,6 @@ def _refuse_arguments_of_orbax(held: Any, cut: Cut) -> None:
     """
     if type(held).__module__.startswith("orbax.") and type(held).__name__.endswith("Args"):
         raise refuse(
-            UnsupportedError,
             f"a pytree with an array in pieces, a jaxdist.Sharded that is cut along dim {cut.dim} "
             f"of {cut.size} elements.",
             "Orbax knows arrays, and a Sharded is a pytree node.",
@@ -143,6 +142,7 @@ def _refuse_arguments_of_orbax(held: Any, cut: Cut) -> None:
             "if isinstance(x, jaxdist.Sharded) else x, tree, is_leaf=lambda x: isinstance(x, "
             "jaxdist.Sharded)); and place what it restores: jaxdist.partition.place(strategy, "
             "restored, rules).",
+            kind=UnsupportedError,
         )
 
 

@@ -9,7 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdist import _compat
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse_type
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_integer, show
 from jaxdist._values.access import get_call_context
@@ -21,7 +21,6 @@ from jaxdist._values.sharded.cuts import Cut
 from jaxdist._values.sharded.piece_marks import OPEN, PIECE
 from jaxdist.errors import (
     ArgumentError,
-    ArgumentTypeError,
     MissingNameError,
     ReplicaValueError,
     ShapeError,
@@ -100,8 +99,7 @@ class Sharded(Arithmetic):
         dim = as_integer("dim", dim, least=0)
         size = as_integer("size", size, least=1, remedy="Leave an array without elements as it is.")
         if not hasattr(array, "shape") and not isinstance(array, int):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"array={show(array)}.",
                 "array is the padded array over all replicas, or in a step the piece of one.",
                 "Pass an array of jax or numpy.",
@@ -110,8 +108,7 @@ class Sharded(Arithmetic):
         if axes is not None and not (
             isinstance(axes, tuple) and axes and all(isinstance(a, str) for a in axes)
         ):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"axes={show(axes)}.",
                 "axes is a tuple of names of replica axes.",
                 "Pass for instance axes=('replica',), or leave it out for all of them.",
@@ -311,8 +308,7 @@ class Sharded(Arithmetic):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         operand = self._operand()
         if isinstance(operand, jax.core.Tracer):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"{self!r} inside a step.",
                 "A step is traced, and NumPy needs numbers.",
                 "Use jax.numpy, which brings the pieces together: jnp.asarray(value).",

@@ -183,9 +183,9 @@ def _refuse_plain_jit(variable: Any, what: str) -> None:
 @called(lambda variable, change: f"Variable {variable.label!r}.{change.value}")
 def _make_traced_value_error(variable: Any, change: Change | Scatter) -> ContextError:
     return refuse(
-        ContextError,
         "a traced value outside strategy.run.",
         "A variable outlives the trace that the value belongs to.",
         "Return the value from the transformed function and assign it afterwards; inside "
         "strategy.run variables may be assigned under jax.grad.",
+        kind=ContextError,
     )

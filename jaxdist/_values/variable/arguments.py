@@ -6,10 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._called import call_as, name_call, refuse
+from jaxdist._called import call_as, name_call, refuse, refuse_type
 from jaxdist._validate import as_array, check_instance, log_without_effect, show
 from jaxdist._values.replicas.per_replica import PerReplica
-from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 _INDICES = (
     "An index is what an array of JAX takes: integers, slices, None, ..., arrays of integers or of "
@@ -46,8 +45,7 @@ def check_ids(name: str, ids: Any, table: Any) -> Any:
     """
     rule = "They are numbers of rows: integers from 0."
     if isinstance(ids, PerReplica):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"{name}={show(ids)}.",
             "Outside of strategy.run rows are read for all replicas at once.",
             f"Call it in the function that strategy.run runs, with {name} as an argument.",
@@ -64,19 +62,13 @@ def check_ids(name: str, ids: Any, table: Any) -> Any:
         is_empty = isinstance(ids, (list, tuple)) and not given.size
         found = np.asarray(given, np.int32) if is_empty else np.asarray(given)
     if getattr(found.dtype, "kind", "") not in "iu":
-        raise refuse(
-            ArgumentTypeError,
-            f"{name} of dtype {found.dtype}.",
-            rule,
-            f"Pass {name}.astype('int32').",
-        )
+        raise refuse_type(f"{name} of dtype {found.dtype}.", rule, f"Pass {name}.astype('int32').")
     if is_traced:
         return found
     count = int(table.shape[0])
     wrong = found[(found < 0) | (found >= count)]
     if wrong.size:
         raise refuse(
-            ArgumentError,
             f"{name} with the row {int(wrong[0])}, and its table has {count} rows: {table.dtype}"
             f"{list(table.shape)}.",
             rule,
@@ -90,8 +82,7 @@ def get_elements(array: jax.Array, index: Any) -> jax.Array:
     parts = index if isinstance(index, tuple) else (index,)
     for part in parts:
         if isinstance(part, PerReplica) or not _is_index(part):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"index={show(part)}.",
                 _INDICES,
                 f"Pass for instance variable[0]{', or jnp.array(index)' * isinstance(part, list)}.",
@@ -105,7 +96,6 @@ def get_elements(array: jax.Array, index: Any) -> jax.Array:
         raise
     except (IndexError, TypeError, ValueError, OverflowError) as error:
         raise refuse(
-            ArgumentError,
             f"index={show(index)}, and the variable is {array.dtype}{list(array.shape)}: {error}",
             _INDICES,
             f"Pass an index for {array.ndim} dim(s).",
@@ -155,7 +145,6 @@ def _check_places(array: jax.Array, dim: int, part: Any) -> None:
     wrong = found[(found < -size) | (found >= size)]
     if wrong.size:
         raise refuse(
-            ArgumentError,
             f"index={int(wrong[0])} for dim {dim}, and the variable is {array.dtype}"
             f"{list(array.shape)}.",
             f"Its dim {dim} has {size} element(s).",

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist import _compat, _integers
-from jaxdist._called import call_as, called, name_call, refuse
+from jaxdist._called import call_as, called, name_call, refuse, refuse_type
 from jaxdist._validate import as_array, is_array, show, spell_dtype
 from jaxdist._values.refs import refuse_ref
 from jaxdist._values.replicas.owned import copy_if_writable
@@ -29,14 +29,12 @@ def check_modes(name: str, synchronization: Any, aggregation: Any, *, in_scope: 
     ):
         if not isinstance(given, kind):
             raise refuse(
-                ArgumentError,
                 f"{what}={given!r}, of type {type(given).__name__}.",
                 f"{what} is one of {', '.join(f'{kind.__name__}.{m.name}' for m in kind)}.",
                 f"Pass for instance {what}=jaxdist.{kind.__name__}.{next(iter(kind)).name}.",
             )
     if in_scope and synchronization is VariableSynchronization.NONE:
         raise refuse(
-            ArgumentError,
             "VariableSynchronization.NONE in the scope of a strategy.",
             "A strategy keeps the copies of its variables together, so there synchronization is "
             "AUTO, ON_WRITE or ON_READ.",
@@ -56,7 +54,6 @@ def check_aggregation(name: str, aggregation: VariableAggregation, dtype: Any) -
         return
     what = "floats" if needed is np.inexact else "numbers"
     raise refuse(
-        ArgumentError,
         f"VariableAggregation.{aggregation.name}.",
         f"{aggregation.name} is for {what}: the result has the dtype of the variable.",
         "Give it a dtype that fits (dtype='float32'), or another aggregation.",
@@ -76,10 +73,10 @@ def check_may_make(name: str) -> None:
     """
     if IN_DATASET_FUNCTION.get():
         raise refuse(
-            InputContextError,
             "to create_per_worker_dataset.",
             "Each worker calls it, again whenever it was lost, so it would make many.",
             "Make the variable before, in strategy.scope().",
+            kind=InputContextError,
         )
 
 
@@ -88,23 +85,20 @@ def make_initial_array(name: str, initial_value: Any, dtype: Any, shape: Any) ->
     """Return the first value of a variable, in its dtype and not weakly typed."""
     if initial_value is None:
         raise refuse(
-            ArgumentError,
             "no initial_value.",
             "A variable has a value from the start.",
             "Pass an array, a number, or a function without arguments that makes one.",
         )
     value = initial_value() if callable(initial_value) else initial_value
     if isinstance(value, PerReplica):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"a PerReplica as initial_value: {value!r}.",
             "All copies of a variable start from one value.",
             "Pass that value; give each replica its own later: variable.assign(per_replica), with "
             "synchronization=VariableSynchronization.ON_READ.",
         )
     if isinstance(value, jax.core.Tracer):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"a traced initial_value: {value!r}.",
             "A variable outlives the trace that the value belongs to.",
             "Make the variable before strategy.run or jax.jit, and use it in there.",
@@ -132,8 +126,7 @@ def _check_dtype(name: str, dtype: Any) -> Any:
     except (TypeError, ValueError):
         is_known = False
     if not is_known:
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"dtype={show(dtype)}.",
             "dtype is a type of numbers or of bool, as arrays have it.",
             "Pass for instance dtype=jnp.float32 or dtype='int32', or leave it out.",
@@ -147,17 +140,16 @@ def _check_declared_shape(name: str, declared: Any, found: tuple[int, ...]) -> N
         return
     if not isinstance(declared, (tuple, list)) or not all(isinstance(d, int) for d in declared):
         raise refuse(
-            ArgumentError,
             f"shape={declared!r}.",
             "Shapes are fixed when a step is compiled, so a variable has one shape of integers.",
             f"Pass shape={list(found)}, or leave it out.",
         )
     if tuple(declared) != found:
         raise refuse(
-            ShapeError,
             f"shape={list(declared)} and an initial_value of shape {list(found)}.",
             "The initial value has the shape of the variable.",
             f"Pass shape={list(found)}, or leave it out.",
+            kind=ShapeError,
         )
 
 
@@ -210,18 +202,17 @@ def check_fits(
         raise call_as(
             f"Variable {name!r}.{name_call()}",
             refuse,
-            ShapeError,
             f"{parameter}={given.dtype}{list(found)}, and what it changes is {dtype}{list(shape)}.",
             "A new value has the shape of the old one; nothing is broadcast.",
             f"Pass jnp.broadcast_to({parameter}, {list(shape)}) if that is what is meant.",
+            kind=ShapeError,
         )
     if given.dtype == dtype or 0 < _cast_rank(given.dtype) <= _cast_rank(dtype):
         return
     if getattr(given.dtype, "kind", "") in "OSUMm":
         raise call_as(
             f"Variable {name!r}.{name_call()}",
-            refuse,
-            ArgumentTypeError,
+            refuse_type,
             f"{parameter} of dtype {given.dtype}.",
             "A variable holds arrays of numbers.",
             f"Pass an array of numbers, of dtype {dtype}.",
@@ -232,8 +223,7 @@ def check_fits(
         )
     raise call_as(
         f"Variable {name!r}.{name_call()}",
-        refuse,
-        ArgumentTypeError,
+        refuse_type,
         f"{parameter} of dtype {given.dtype}, and the variable is {dtype}.",
         "Values are cast where that loses no more than precision: integers to floats, not the "
         "other way.",
@@ -249,8 +239,7 @@ def check_is_real(name: str, given: Any, dtype: Any) -> None:
 
 
 def _make_complex_error(parameter: str, given: Any, dtype: Any) -> ArgumentTypeError:
-    return refuse(
-        ArgumentTypeError,
+    return refuse_type(
         f"{parameter} of dtype {given}, and the variable is {dtype}.",
         "A cast would drop the imaginary parts.",
         "Pass the real parts (x.real) if that is what is meant, or make the variable with dtype="

@@ -93,10 +93,10 @@ class DocumentedNames:
         )
         if not fits:
             raise refuse(
-                ShapeError,
                 f"shape={list(wanted)}, and the variable has the shape {list(self.shape)}.",
                 "A variable keeps its shape.",
                 "Make another variable for another shape.",
+                kind=ShapeError,
             )
 
     @called("is_initialized")

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._called import call_as, name_call, refuse
+from jaxdist._called import call_as, name_call, refuse, refuse_type
 from jaxdist._validate import as_array, show
 from jaxdist._values.indexed_slices import as_indexed_slices
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.variable.checks import check_fits, parameter_name
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.errors import ArgumentError, ShapeError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +102,7 @@ def _check_places(variable: Any, indices: Any) -> Any:
     if isinstance(indices, PerReplica):
         raise call_as(
             f"Variable {variable.label!r}.{name_call()}",
-            refuse,
-            ArgumentTypeError,
+            refuse_type,
             f"indices={show(indices)}.",
             "Outside of strategy.run indices are the same for all replicas.",
             f"Call {name_call()} in the function that strategy.run runs, where each replica has "
@@ -113,8 +112,7 @@ def _check_places(variable: Any, indices: Any) -> Any:
     if not jnp.issubdtype(places.dtype, np.integer):
         raise call_as(
             f"Variable {variable.label!r}.{name_call()}",
-            refuse,
-            ArgumentTypeError,
+            refuse_type,
             f"indices of dtype {places.dtype}.",
             "They are places in the variable: integers.",
             "Pass indices.astype('int32').",
@@ -123,11 +121,11 @@ def _check_places(variable: Any, indices: Any) -> Any:
         raise call_as(
             f"Variable {variable.label!r}.{name_call()}",
             refuse,
-            ShapeError,
             f"indices of shape {list(places.shape)}, and the variable is {variable.dtype}"
             f"{list(variable.shape)}.",
             "The last dim of indices is one place: up to as many numbers as the variable has dims.",
             f"Pass indices [..., {max(variable.ndim, 1)}] for single elements.",
+            kind=ShapeError,
         )
     # Traced indices are unknown; for those, updates that are out of bounds are dropped.
     if not isinstance(places, jax.core.Tracer):
@@ -138,7 +136,6 @@ def _check_places(variable: Any, indices: Any) -> Any:
             raise call_as(
                 f"Variable {variable.label!r}.{name_call()}",
                 refuse,
-                ArgumentError,
                 f"indices with the place {found[wrong][0].tolist()}, and the variable is "
                 f"{variable.dtype}{list(variable.shape)}.",
                 "Places are numbered from 0.",

@@ -101,7 +101,6 @@ def _check_rows(variable: Any, kind: Scatter, indices: Any) -> None:
     wrong = found[(found < 0) | (found >= count)]
     if wrong.size:
         raise refuse(
-            ArgumentError,
             f"the row {int(wrong[0])}, and the variable has {count} rows: {variable.dtype}"
             f"{list(variable.shape)}.",
             "Rows are numbered from 0.",

@@ -8,7 +8,6 @@ from jaxdist import _launching
 from jaxdist._called import called, refuse
 from jaxdist._validate import as_path
 from jaxdist.cli._launch_command.files import print_task_file
-from jaxdist.errors import ArgumentError
 
 # Options of jobs whose processes are all alike.
 _ONLY_ALIKE = {
@@ -97,7 +96,6 @@ def is_cluster(arguments: argparse.Namespace) -> bool:
         if not given:
             return False
         raise refuse(
-            ArgumentError,
             f"{given[0]}, and no --ps.",
             f"{given[0]} belongs to a job with parameter servers.",
             "Pass for instance: jaxdist launch --ps 1 --workers 2 script.py",
@@ -105,7 +103,6 @@ def is_cluster(arguments: argparse.Namespace) -> bool:
     for name, what in (("ps", "parameter servers"), ("workers", "workers")):
         if getattr(arguments, name) is None:
             raise refuse(
-                ArgumentError,
                 f"no number of {what}.",
                 "A job with parameter servers has --ps and --workers.",
                 "Pass for instance: jaxdist launch --ps 1 --workers 2 script.py",
@@ -113,14 +110,12 @@ def is_cluster(arguments: argparse.Namespace) -> bool:
     wrong = [o for name, o in _ONLY_ALIKE.items() if getattr(arguments, name) is not None]
     if wrong:
         raise refuse(
-            ArgumentError,
             f"--ps {arguments.ps} and {wrong[0]}.",
             f"{wrong[0]} belongs to jobs whose processes are all alike.",
             f"Leave out {wrong[0]}.",
         )
     if arguments.module and not arguments.plain_servers:
         raise refuse(
-            ArgumentError,
             f"--module {arguments.module[0]}, and no --plain-servers.",
             "Workers that run the script have the functions of the script, and the modules that "
             "it gives to jaxdist.Server.",
@@ -140,7 +135,6 @@ def launch_with_servers(arguments: argparse.Namespace, program: "_launching.Prog
     if arguments.evaluator and (program.is_training or arguments.target or arguments.on):
         other = "train" if program.is_training else f"--print {arguments.target}"
         raise refuse(
-            ArgumentError,
             f"--evaluator and {other if not arguments.on else '--on ray'}.",
             "An evaluator is started on this machine, for a script that calls "
             "estimator.train_and_evaluate.",
@@ -151,7 +145,6 @@ def launch_with_servers(arguments: argparse.Namespace, program: "_launching.Prog
     if arguments.snapshot_seconds is not None:
         if not is_plain:
             raise refuse(
-                ArgumentError,
                 f"--snapshot-seconds {arguments.snapshot_seconds:g}, and parameter servers run "
                 "the script.",
                 "The script makes its own jaxdist.Server.",

@@ -4,7 +4,6 @@ import argparse
 
 from jaxdist._called import called, refuse
 from jaxdist._launching import TARGETS, ClusterJob, Program, Request, TaskRequest, say
-from jaxdist.errors import ArgumentError
 
 _OPTIONS = ("name", "gpu", "image", "install", "cpus", "memory", "hosts", "partition", "time")
 _ONLY_HERE = ("elastic", "report_seconds", "grace_seconds", "on")
@@ -51,14 +50,12 @@ def check_options(arguments: argparse.Namespace) -> None:
         given = f"{option} {value}"
         if prints:
             raise refuse(
-                ArgumentError,
                 f"--print {arguments.target} and {given}.",
                 f"{option} belongs to processes that the launcher itself starts, and --print "
                 "starts none.",
                 f"Leave out {option}.",
             )
         raise refuse(
-            ArgumentError,
             f"{given}, and no --print.",
             f"{option} goes into a file for a cluster.",
             f"Add --print {' or --print '.join(TARGETS)}, or leave out {option}.",
@@ -88,7 +85,6 @@ def print_task_file(arguments: argparse.Namespace, program: Program, job: Cluste
     """
     if arguments.hosts is not None:
         raise refuse(
-            ArgumentError,
             f"--ps {job.ps} --workers {job.workers} and --hosts {arguments.hosts}.",
             "Tasks of several kinds need different amounts, and the cluster chooses their "
             "machines.",

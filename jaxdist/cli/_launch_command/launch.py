@@ -9,7 +9,6 @@ from jaxdist._called import call_as, called, refuse
 from jaxdist._examples import find_config
 from jaxdist.cli._launch_command.cluster import add_cluster_options, is_cluster, launch_with_servers
 from jaxdist.cli._launch_command.files import add_file_options, check_options, print_file
-from jaxdist.errors import ArgumentError
 
 _TRAIN = "train"
 _WITH_SERVERS = "parameter_server"
@@ -115,7 +114,6 @@ def launch_processes(arguments: argparse.Namespace, parse: ParseArguments) -> in
         raise call_as(
             f"jaxdist launch {given}",
             refuse,
-            ArgumentError,
             "no script.",
             "After the options come a script, -m and a module, or train and a configuration.",
             f"Pass for instance: jaxdist launch {given} script.py",
@@ -159,7 +157,6 @@ def _make_program(
         if not has_servers:
             options, others = others, options
         raise refuse(
-            ArgumentError,
             f"{options}, and strategy.kind of {given.config} is {kind!r}.",
             "Parameter servers and workers are for the kind 'parameter_server', and equal "
             "processes for the other kinds.",
@@ -176,7 +173,6 @@ def _read_numbers(count: int | None, elastic: str | None) -> tuple[int | None, i
     """Return the least number of processes, if there is one, and how many to start."""
     if count is not None and elastic is not None:
         raise refuse(
-            ArgumentError,
             f"-n {count} and --elastic {elastic}.",
             "--elastic LEAST:MOST has the number of processes too: it starts MOST.",
             f"Leave out one of the two, for instance: jaxdist launch --elastic {elastic} script.py",
@@ -184,7 +180,6 @@ def _read_numbers(count: int | None, elastic: str | None) -> tuple[int | None, i
     if elastic is None:
         if count is None:
             raise refuse(
-                ArgumentError,
                 "no number of processes.",
                 "-n N starts N processes; --elastic LEAST:MOST goes on when some of them are lost.",
                 "Pass for instance: jaxdist launch -n 2 script.py",
@@ -193,7 +188,6 @@ def _read_numbers(count: int | None, elastic: str | None) -> tuple[int | None, i
     least, colon, most = elastic.partition(":")
     if not (colon and least.isdecimal() and most.isdecimal()):
         raise refuse(
-            ArgumentError,
             f"--elastic {elastic}.",
             "--elastic has two numbers: with how many processes the job goes on at least, and how "
             "many are started.",

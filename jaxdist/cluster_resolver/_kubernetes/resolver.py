@@ -20,7 +20,7 @@ from jaxdist.cluster_resolver._resolver import (
     find_own_master,
     read_environ,
 )
-from jaxdist.errors import ArgumentError, ClusterError, MissingExtraError
+from jaxdist.errors import ClusterError, MissingExtraError
 
 _CALLER = "KubernetesClusterResolver"
 _DEFAULT = {"worker": ["job-name=tensorflow"]}
@@ -110,7 +110,6 @@ class KubernetesClusterResolver(ClusterResolver):
         check_task(None, None, rpc_layer)
         if not isinstance(executable_location, KubernetesExecutableLocation):
             raise refuse(
-                ArgumentError,
                 f"executable_location={show(executable_location)}.",
                 "executable_location is a member of KubernetesExecutableLocation.",
                 "Pass KubernetesExecutableLocation.WITHIN_CLUSTER in a pod, OFF_CLUSTER elsewhere.",
@@ -132,7 +131,6 @@ class KubernetesClusterResolver(ClusterResolver):
             self._client = _make_client(executable_location)
         elif not hasattr(override_client, "list_pod_for_all_namespaces"):
             raise refuse(
-                ArgumentError,
                 f"override_client={show(override_client)}.",
                 "override_client is a client of Kubernetes with list_pod_for_all_namespaces.",
                 "Pass kubernetes.client.CoreV1Api().",
@@ -184,7 +182,6 @@ class KubernetesClusterResolver(ClusterResolver):
         return pods
 
 
-@called(_CALLER)
 def _check_mapping(mapping: Any) -> None:
     what = "a dict from jobs to lists of selectors of labels"
     remedy = "Pass for instance {'worker': ['job-name=train']}."

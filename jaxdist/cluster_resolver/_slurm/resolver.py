@@ -151,28 +151,26 @@ class SlurmClusterResolver(ClusterResolver):
     def _describe_source(self) -> str:
         return f"SLURM_PROCID={self._step.rank}"
 
-    @called(_CALLER)
     def _check_tasks(self) -> None:
         asked, count = sum(self._jobs.values()), len(self._step.places)
         if asked != count:
             raise refuse(
-                ClusterError,
                 f"jobs={self._jobs!r}, which are {asked} tasks, and Slurm has started {count}.",
                 "Each task of the step is a task of one job.",
                 f"Pass jobs with {count} tasks, for instance jobs={{'worker': {count}}}, or start "
                 f"`srun --ntasks={asked}`.",
+                kind=ClusterError,
             )
         last = self._port_base + self._step.most_on_one_host - 1
         if last > 65535:
             raise refuse(
-                ClusterError,
                 f"port_base={self._port_base}, and the last task of a host would have the port "
                 f"{last}.",
                 "Ports end at 65535.",
                 f"Pass port_base={65536 - self._step.most_on_one_host} or less.",
+                kind=ClusterError,
             )
 
-    @called(_CALLER)
     def _divide_gpus(self, per_node: int | None, per_task: int | None) -> None:
         tasks = self._step.most_on_one_host
         bound = self._environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
@@ -192,11 +190,11 @@ class SlurmClusterResolver(ClusterResolver):
         needed = tasks * self._gpus_per_task
         if needed > count:
             raise refuse(
-                ClusterError,
                 f"gpus_per_task={self._gpus_per_task}, so {tasks} tasks of a host need {needed} "
                 f"GPUs, and it has {count}.",
                 "A GPU belongs to one task.",
                 f"Pass gpus_per_task={count // tasks} or less.",
+                kind=ClusterError,
             )
         # A shared host shows only the GPUs of this job, whose numbers need not begin at 0.
         if visible is None and _VISIBLE in self._environ:
@@ -206,7 +204,6 @@ class SlurmClusterResolver(ClusterResolver):
             self._gpus = visible or [str(i) for i in range(count)]
 
 
-@called(_CALLER)
 def _check_numbers(name: str, numbers: Any, least: int) -> None:
     example = {"jobs": "{'worker': 4}", "tasks_per_node": "{'node1': 2, 'node2': 2}"}[name]
     what = "a dict from texts to numbers of tasks, with one entry or more"

@@ -9,14 +9,14 @@ import jax
 import numpy as np
 from jax.tree_util import keystr
 
-from jaxdist._called import call_as, called, name_call, refuse
+from jaxdist._called import call_as, called, name_call, refuse, refuse_type
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, as_integer, show
 from jaxdist.data._reading.ahead import HasRowsAhead, RowsAhead
 from jaxdist.data._reading.cardinality import INFINITE_CARDINALITY
 from jaxdist.data._reading.elements import check_not_traced
 from jaxdist.data._reading.host import copy_rows
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.errors import ArgumentTypeError, ShapeError
 
 
 class BatchesState(TypedDict):
@@ -306,7 +306,6 @@ def _join_slices(parts: Sequence[slice], start: int) -> slice | np.ndarray:
 def _check_state(own_state: BatchesState, state: Any) -> None:
     if not isinstance(state, dict) or set(state) != set(own_state):
         raise refuse(
-            ArgumentError,
             f"state={show(state)}.",
             f"A state of data.batches is a dict with {sorted(own_state)}.",
             "Pass what get_state() returned.",
@@ -317,7 +316,6 @@ def _check_state(own_state: BatchesState, state: Any) -> None:
         found = ", ".join(f"{k}={state[k]!r}" for k in differing)
         here = ", ".join(f"{k}={own_state[k]!r}" for k in differing)  # type: ignore[literal-required]
         raise refuse(
-            ArgumentError,
             f"a state that was taken with {found}, and this dataset has {here}.",
             "A state belongs to one dataset and to one order of its examples.",
             "Build the dataset as it was when the state was saved, or start from the beginning.",
@@ -327,7 +325,6 @@ def _check_state(own_state: BatchesState, state: Any) -> None:
     is_sound = isinstance(epoch, int) and isinstance(index, int)
     if not is_sound or epoch < 0 or not 0 <= index <= most:
         raise refuse(
-            ArgumentError,
             f"a damaged state: epoch={epoch!r}, index={index!r}, for {most} examples.",
             f"epoch is an integer from 0 up, and index one from 0 to {most}.",
             "Start from the beginning of an epoch: index=0.",
@@ -343,8 +340,7 @@ def check_arrays(arrays: PyTree, name: str = "arrays") -> int:
         # `np.asarray` would read all of an array on disk, so prefer its own dtype.
         dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
         if getattr(dtype, "hasobject", False):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"{place}={show(leaf)}, an array of objects.",
                 "Examples are rows of numbers, and devices hold no Python objects.",
                 "Pass an array of numbers, of bools or of text: np.asarray(rows, 'float32').",
@@ -362,10 +358,10 @@ def _no_common_count_error(
 ) -> ShapeError:
     if not shapes:
         return refuse(
-            ShapeError,
             f"{name} without an array.",
             f"{name} is a pytree of arrays with rows of examples.",
             "Pass at least one array.",
+            kind=ShapeError,
         )
     found = "\n".join(f"  {name} has shape {list(shape)}" for name, shape in shapes.items())
     rest = (
@@ -375,25 +371,24 @@ def _no_common_count_error(
         "that the shorter ones miss."
     )
     return refuse(
-        ShapeError,
         f"{name} that differ in the number of examples on dim 0:\n{found}",
         "Row i of every array is example i, so all have the same dim 0.",
         rest,
+        kind=ShapeError,
     )
 
 
-@called("data.batches")
 def _too_few_error(num_examples: int, batch_size: int) -> ShapeError:
     if num_examples == 0:
         return refuse(
-            ShapeError,
             "arrays with 0 examples on dim 0.",
             "A dataset has one example or more.",
             "Pass arrays with rows.",
+            kind=ShapeError,
         )
     return refuse(
-        ShapeError,
         f"{num_examples} examples, batch_size={batch_size} and drop_remainder=True.",
         "With drop_remainder=True a dataset needs at least one full batch.",
         f"Use a batch size of at most {num_examples}, or drop_remainder=False.",
+        kind=ShapeError,
     )

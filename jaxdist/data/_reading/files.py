@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxdist._called import call_as, called, refuse
+from jaxdist._called import call_as, called, refuse, refuse_type
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, as_integer, check_callable, show
 from jaxdist._values import PerReplica
 from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY
 from jaxdist.data._reading.files_iterator import FilesIterator
-from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 Path = str | os.PathLike[str]
 
@@ -72,8 +71,7 @@ def from_files(
     # A set has no order, and all processes need the same order.
     no_list = (str, bytes, os.PathLike, set, frozenset, Mapping, PerReplica)
     if isinstance(paths, no_list) or not _can_iterate(paths):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"paths={show(paths)}.",
             "paths is a list of paths.",
             "Pass for instance sorted(pathlib.Path('data').glob('*.npz')).",
@@ -81,15 +79,13 @@ def from_files(
     listed = tuple(paths)
     for path in listed:
         if not isinstance(path, (str, os.PathLike)):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"{show(path)} among its paths.",
                 "Each path is a text or a pathlib.Path.",
                 "Pass the paths of the files.",
             )
     if not listed:
         raise refuse(
-            ArgumentError,
             "0 paths.",
             "A dataset has one file or more.",
             "Check the folder and the pattern that the paths come from.",
@@ -97,10 +93,7 @@ def from_files(
     twice = next((p for p, count in Counter(map(str, listed)).items() if count > 1), None)
     if twice is not None:
         raise refuse(
-            ArgumentError,
-            f"the path {twice!r} twice.",
-            "An epoch has each file once.",
-            "Pass each path once.",
+            f"the path {twice!r} twice.", "An epoch has each file once.", "Pass each path once."
         )
     check_callable(read, "read")
     as_integer("batch_size", batch_size, least=1)

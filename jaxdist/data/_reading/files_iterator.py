@@ -180,7 +180,6 @@ def _stack(examples: Sequence[PyTree]) -> PyTree:
 def _check_state(own: FilesState, state: Any) -> None:
     if not isinstance(state, dict) or set(state) != set(own) or not isinstance(state["read"], dict):
         raise refuse(
-            ArgumentError,
             f"state={show(state)}.",
             f"A state of data.from_files is a dict with {sorted(own)}.",
             "Pass what get_state() returned.",
@@ -191,7 +190,6 @@ def _check_state(own: FilesState, state: Any) -> None:
         found = ", ".join(f"{k}={state[k]!r}" for k in differing)
         here = ", ".join(f"{k}={own[k]!r}" for k in differing)  # type: ignore[literal-required]
         raise refuse(
-            ArgumentError,
             f"a state that was taken with {found}, and this dataset has {here}.",
             "A state belongs to one list of files and to one order of them.",
             "Build the dataset as it was when the state was saved, or start from the beginning.",
@@ -201,7 +199,6 @@ def _check_state(own: FilesState, state: Any) -> None:
     counts = [epoch, *(n + 1 for n in read.values())] if _are_counts(epoch, read) else [ALL_READ]
     if not set(read) <= numbers or min(counts) < 0:
         raise refuse(
-            ArgumentError,
             f"a damaged state: epoch={show(epoch)}, read={show(read)}.",
             "epoch is an integer from 0 up, and read has the examples read of files 0 to "
             f"{own['num_files'] - 1}, or {ALL_READ} for all.",

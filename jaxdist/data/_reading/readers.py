@@ -9,7 +9,7 @@ import jax
 from jaxdist._called import called, refuse
 from jaxdist.data._reading.ahead import HasRowsAhead, RowsAhead
 from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY
-from jaxdist.errors import ArgumentError, ArgumentTypeError, JaxdistError
+from jaxdist.errors import ArgumentTypeError, JaxdistError
 
 Snapshot = Callable[[Any], Any]
 
@@ -97,7 +97,6 @@ class SingleReader:
             raise
         except Exception as error:
             raise refuse(
-                ArgumentError,
                 f"a state that {self._kind} refused: {position!r:.200}. It raised "
                 f"{type(error).__name__}: {error}",
                 "A state belongs to the dataset that it was taken from.",
@@ -143,7 +142,6 @@ class ListIterator(Iterator[Any], HasRowsAhead):
         """Continue after `state` elements."""
         if not 0 <= state <= len(self._elements):
             raise refuse(
-                ArgumentError,
                 f"the position {state}, and the list has {len(self._elements)} elements.",
                 f"A position in this list is a number from 0 to {len(self._elements)}.",
                 "Pass what get_state of an iterator over the same data returned.",
@@ -273,18 +271,15 @@ class _Ended:
 ENDED = _Ended()
 
 
-@called("DistributedIterator.set_state")
 def _check_position(position: Any, length: int) -> Any:
     if not isinstance(position, dict) or set(position) != {"elements", "state"}:
         raise refuse(
-            ArgumentError,
             f"a state whose source is {position!r:.200}.",
             "The source of a state of this dataset is a dict with 'elements' and 'state'.",
             "Pass what get_state() returned.",
         )
     if position["elements"] != length:
         raise refuse(
-            ArgumentError,
             f"a state of a dataset of {position['elements']} elements, and this one has {length}.",
             "A state belongs to the dataset that it was taken from.",
             "Build the dataset as it was when the state was saved, or start from the beginning.",

@@ -5,7 +5,6 @@ from typing import Any
 
 from jaxdist._called import called, refuse
 from jaxdist.data._reading.assemble import SPLIT_CALLER
-from jaxdist.errors import ArgumentError
 
 
 class AutoShardPolicy(enum.IntEnum):
@@ -71,7 +70,6 @@ def choose_policy(
     name = type(dataset).__name__
     if policy is AutoShardPolicy.HINT:
         raise refuse(
-            ArgumentError,
             f"auto_shard_policy=HINT and a {name}.",
             "HINT replaces tf.data's marks, dataset.shard(tf.data.experimental.SHARD_HINT, ...), "
             "by the number of the process. Only tf.data can replace them.",
@@ -80,7 +78,6 @@ def choose_policy(
         )
     if policy is AutoShardPolicy.FILE and num_files is None:
         raise refuse(
-            ArgumentError,
             f"auto_shard_policy=FILE and a {name}.",
             "FILE gives each process a share of the files, and this dataset does not say which "
             "files it reads.",
@@ -101,7 +98,6 @@ def choose_policy(
         else f"a batch of {sum(rows)} row(s), of which the {count} processes take {[*rows]}"
     )
     raise refuse(
-        ArgumentError,
         f"auto_shard_policy=FILE and {found}.",
         "With FILE every process reads one file or more, and takes rows of each batch.",
         f"Give {count} files or more and a larger batch, or use DATA.",

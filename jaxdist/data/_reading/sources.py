@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._called import called, name_call, refuse
+from jaxdist._called import called, name_call, refuse_type
 from jaxdist._validate import show
 from jaxdist._values import PerReplica
 from jaxdist.data._reading.batches import Batches
@@ -97,8 +97,7 @@ class Source:
             return ListIterator(data)
         dataset = data if isinstance(data, Iterable) else data()
         if not isinstance(dataset, Iterable):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"dataset={show(data)}, and calling it gave {show(dataset)}.",
                 "A dataset is an iterable of batches, or a function that makes one for each pass.",
                 "Pass for instance jaxdist.data.batches(arrays, 32).",
@@ -121,8 +120,7 @@ def check_dataset(dataset: Any, name: str) -> None:
     # Arrays, mappings and tuples are iterable, so the loop would run over rows, keys or leaves.
     if isinstance(dataset, (np.ndarray, jax.Array, Mapping, tuple, PerReplica)):
         what = f"{type(dataset).__name__}"
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"{name}={show(dataset)}.",
             f"{name} is an iterable of batches; this {what} could be one batch, or all the data, "
             "or a sequence of batches.",
@@ -130,8 +128,7 @@ def check_dataset(dataset: Any, name: str) -> None:
             "batches that exist already, a list of them.",
         )
     if isinstance(dataset, (str, bytes)) or not (_is_container(dataset) or callable(dataset)):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"{name}={show(dataset)}.",
             f"{name} is an iterable of batches.",
             "Pass a list of batches, an object with __iter__ (a loader, a tf.data or Grain "
@@ -147,8 +144,7 @@ def _check_needs_no_arguments(function: Callable[..., Any]) -> None:
     except ValueError:  # a builtin without a signature
         return
     except TypeError as error:
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"the function {getattr(function, '__name__', function)!r}, which takes arguments: "
             f"{error}.",
             "A function that makes a dataset is called without arguments for each pass.",

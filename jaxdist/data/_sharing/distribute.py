@@ -30,7 +30,7 @@ from jaxdist.data._sharing.group import GroupAssembler
 from jaxdist.data._sharing.own_rows import Cut, GrainBatches, OwnBatches, find_grain_batches
 from jaxdist.data._sharing.share import PieceReader, ShareReader, cut_evenly
 from jaxdist.data._sharing.split import GlobalAssembler, LocalAssembler
-from jaxdist.errors import ArgumentError, ContextError
+from jaxdist.errors import ContextError
 
 _LOG = logging.getLogger("jaxdist")
 _HAS_CALLBACK: list[bool] = []
@@ -79,7 +79,6 @@ def check_policy(options: InputOptions, dataset: Any, layout: ReplicaMesh) -> Au
     if given in (None, AutoShardPolicy.AUTO, AutoShardPolicy.DATA):
         return AutoShardPolicy.DATA
     raise refuse(
-        ArgumentError,
         f"auto_shard_policy={given.name}, and a replica of the strategy has devices of several "
         "processes.",
         "All processes of a replica read the rows of that replica, so each reads every batch.",

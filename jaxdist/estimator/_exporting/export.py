@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxdist._called import called, name_call, refuse
+from jaxdist._called import called, name_call, refuse, refuse_type
 from jaxdist._checkpoints import Checkpoints
 from jaxdist._validate import as_path, is_array, show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError
+from jaxdist.errors import CheckpointError
 from jaxdist.estimator._model import Built
 from jaxdist.training import require_extra
 
@@ -157,15 +157,13 @@ def check_features(features: Any, *, any_batch: bool) -> None:
     leaves = jax.tree.leaves(features)
     for leaf in leaves:
         if not (is_array(leaf) and hasattr(leaf, "dtype")):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"features with {show(leaf)}.",
                 "Example features are arrays, or jax.ShapeDtypeStructs.",
                 "Pass for instance np.zeros((1, 4), 'float32').",
             )
     if not leaves or (any_batch and not all(leaf.shape for leaf in leaves)):
         raise refuse(
-            ArgumentError,
             f"features={show(features)}.",
             "Example features are arrays [b, ...], as those that model_fn gets.",
             "Pass for instance np.zeros((1, 4), 'float32').",

@@ -6,10 +6,9 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxdist._called import call_as, called, name_call, refuse
+from jaxdist._called import call_as, called, name_call, refuse, refuse_type
 from jaxdist._checkpoints import read_dict, replace_file
 from jaxdist._validate import as_integer, check_callable, check_instance, check_text, show
-from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 _BEST = "best.json"
 
@@ -270,8 +269,7 @@ def check_exporters(exporters: Any) -> tuple[Exporter, ...]:
         return ()
     listed: Sequence[Any] = [exporters] if isinstance(exporters, Exporter) else exporters
     if not isinstance(listed, (list, tuple)):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"exporters={show(exporters)}.",
             "exporters is an exporter, or a list of exporters.",
             "Pass for instance [jaxdist.estimator.FinalExporter('final', make_features)].",
@@ -282,7 +280,6 @@ def check_exporters(exporters: Any) -> tuple[Exporter, ...]:
         check_instance("exporters", exporter, Exporter, "a list of exporters", remedy)
         if exporter.name in names:
             raise refuse(
-                ArgumentError,
                 f"two exporters with the name {exporter.name!r}.",
                 "An exporter writes into the folder that has its name.",
                 "Give each of them another name.",

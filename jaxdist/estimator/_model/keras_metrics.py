@@ -4,12 +4,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxdist._called import called, refuse
+from jaxdist._called import refuse
 from jaxdist._keras import keras_module
 from jaxdist.errors import UnsupportedError
 
 
-@called("estimator.Estimator")
 def check_metrics(model: Any) -> None:
     """Check that each metric of `compile` is a mean over rows.
 
@@ -29,10 +28,10 @@ def check_metrics(model: Any) -> None:
             else f"metrics for {count} outputs"
         )
         raise refuse(
-            UnsupportedError,
             f"the Keras model {model.name!r} with {why}.",
             "An evaluation of an Estimator takes the mean of a value of each row of one output.",
             "Leave it out of compile, or evaluate with the model's own evaluate.",
+            kind=UnsupportedError,
         )
 
 

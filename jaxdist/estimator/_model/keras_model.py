@@ -31,7 +31,6 @@ def is_keras_object(given: Any) -> bool:
     return any(kind.__module__.split(".")[0] == "keras" for kind in type(given).__mro__)
 
 
-@called(_CALLER)
 def check_keras_model(model: Any) -> None:
     """Check that a Keras object is a model that JAX can call as a pure function.
 
@@ -41,7 +40,6 @@ def check_keras_model(model: Any) -> None:
     """
     if not isinstance(model, keras_module("models.model").Model):
         raise refuse(
-            ArgumentError,
             f"a {type(model).__name__} of Keras as model_fn.",
             "A Keras model is a keras.Model, such as keras.Sequential.",
             "Pass keras.Sequential([keras.Input(shape), layer]).",
@@ -50,11 +48,11 @@ def check_keras_model(model: Any) -> None:
     if config.backend() != "jax" or config.is_nnx_enabled():
         found = "KERAS_NNX_ENABLED" if config.backend() == "jax" else repr(config.backend())
         raise refuse(
-            UnsupportedError,
             f"the Keras model {model.name!r}, and Keras uses {found}.",
             "Strategies of jaxdist train models of the JAX backend. Keras reads its backend once, "
             "when it is imported.",
             "Start the program with KERAS_BACKEND=jax, and KERAS_NNX_ENABLED=false.",
+            kind=UnsupportedError,
         )
 
 
@@ -145,27 +143,26 @@ def _build(model: Any, mode: str, features: Any, labels: Any, *, is_own: bool) -
     _check_layers(model)
     if not model.variables:
         raise refuse(
-            ShapeError,
             f"the Keras model {model.name!r}, which has no variables.",
             "There is nothing to train.",
             "Add a layer with weights, such as keras.layers.Dense(1).",
+            kind=ShapeError,
         )
     return _Values(model)
 
 
-@called(_CALLER)
 def _check_layers(model: Any) -> None:
     """Refuse layers with statistics over the rows of all replicas: batches may differ in size."""
     for layer in model._flatten_layers():
         if getattr(layer, "synchronized", False):
             raise refuse(
-                UnsupportedError,
                 f"the Keras model {model.name!r}, whose layer {layer.name!r} has "
                 "synchronized=True.",
                 "The replicas of an Estimator have batches of their own, and each normalizes with "
                 "its own statistics.",
                 "Leave synchronized out, or train the model with its own fit in the strategy's "
                 "scope.",
+                kind=UnsupportedError,
             )
 
 

@@ -7,12 +7,11 @@ import numpy as np
 import optax
 
 from jaxdist import _keras_servers
-from jaxdist._called import called, refuse
+from jaxdist._called import refuse
 from jaxdist._keras import keras_module
 from jaxdist.errors import UnsupportedError
 
 
-@called("estimator.Estimator")
 def check_optimizer(name: str, optimizer: Any) -> None:
     """Check that an optimizer of Keras is a function of its state and the gradients.
 
@@ -31,10 +30,10 @@ def check_optimizer(name: str, optimizer: Any) -> None:
     what = "a LossScaleOptimizer" if scales else "an optimizer with use_ema=True"
     instead = "mixed_bfloat16, which needs no scaling" if scales else "optax.ema in an optax chain"
     raise refuse(
-        UnsupportedError,
         f"the Keras model {name!r} with {what}.",
         "An Estimator passes gradients to the optimizer, and saves the weights that it returns.",
         f"Use {instead}, or train the model with its own fit in the strategy's scope.",
+        kind=UnsupportedError,
     )
 
 

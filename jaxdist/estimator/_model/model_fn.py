@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import check_callable, check_instance, is_array, show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.errors import ArgumentError, ShapeError
 from jaxdist.estimator._model.keras_model import (
     check_keras_model,
     is_keras_object,
@@ -27,7 +27,6 @@ ModelFn: TypeAlias = Callable[[Any, Any, str, Any, Any], Any]
 _NAMES = ("features", "labels", "mode", "params", "config")
 
 
-@called(_CALLER)
 def make_model_fn(
     given: Any,
     params: Mapping[str, Any] | None,
@@ -64,7 +63,6 @@ def make_model_fn(
     for name, value in of_module.items():
         if value is not None:
             raise refuse(
-                ArgumentError,
                 f"a model function and {name}={show(value)}.",
                 f"A model function returns its own {name} in an EstimatorSpec; {name}= belongs to "
                 "a module.",
@@ -73,7 +71,6 @@ def make_model_fn(
     return _adapt(given, params)
 
 
-@called(_CALLER)
 def _adapt(given: Callable[..., Any], params: Mapping[str, Any] | None) -> ModelFn:
     """Return a function of five arguments that passes on those that `given` takes."""
     try:
@@ -91,7 +88,6 @@ def _adapt(given: Callable[..., Any], params: Mapping[str, Any] | None) -> Model
     ]
     if "features" not in names or others:
         raise refuse(
-            ArgumentError,
             f"model_fn, which takes ({', '.join(found)}).",
             "A model function takes features, and may take labels, mode, params and config, by "
             "these names.",
@@ -99,7 +95,6 @@ def _adapt(given: Callable[..., Any], params: Mapping[str, Any] | None) -> Model
         )
     if params is not None and "params" not in names:
         raise refuse(
-            ArgumentError,
             f"params={show(dict(params))}, and model_fn takes ({', '.join(found)}).",
             "params are for the model function.",
             "Add the argument params to model_fn, or leave params out.",
@@ -118,7 +113,6 @@ def _adapt(given: Callable[..., Any], params: Mapping[str, Any] | None) -> Model
     return call
 
 
-@called(_CALLER)
 def _check_parts(what: str, loss: Any, optimizer: Any, metrics: Mapping[str, Any] | None) -> None:
     """Check the arguments that belong to a module.
 
@@ -135,7 +129,7 @@ def _check_parts(what: str, loss: Any, optimizer: Any, metrics: Mapping[str, Any
         example = f"{example[:-1]}, or none of them and a model that was compiled."
     for name, value in (("loss", loss), ("optimizer", optimizer)):
         if value is None:
-            raise refuse(ArgumentError, f"{what}, and no {name}.", rule, example)
+            raise refuse(f"{what}, and no {name}.", rule, example)
     check_callable(loss, "loss", example)
     check_transformation("optimizer", optimizer, example)
     if metrics is not None:
@@ -179,8 +173,7 @@ def _make_from_module(
 def _take_mean_of_rows(losses: Any) -> Any:
     """Return a scalar, or one value for each row."""
     if not is_array(losses):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"loss, which returned {show(losses)}.",
             "loss(predictions, labels) returns an array.",
             "Pass for instance loss=optax.l2_loss.",

@@ -158,7 +158,6 @@ def make_module(needed: NeedsModule, seed: int) -> Any:
     made = needed.factory(nnx.Rngs(seed))
     if not isinstance(made, nnx.Pytree) or isinstance(made, nnx.Optimizer):
         raise refuse(
-            ArgumentError,
             f"a factory that returned {type(made).__name__} for {needed.name!r}.",
             "A module of a model is a Flax NNX module.",
             "Pass for instance lambda rngs: nnx.Linear(4, 2, rngs=rngs).",

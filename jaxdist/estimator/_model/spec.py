@@ -109,7 +109,6 @@ class EstimatorSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.mode, str) or self.mode not in _MODES:
             raise refuse(
-                ArgumentError,
                 f"mode={show(self.mode)}.",
                 f"mode is one of {', '.join(map(repr, _MODES))}.",
                 "Pass the mode that the model function was called with.",
@@ -117,7 +116,6 @@ class EstimatorSpec:
         for name in _NEEDS[self.mode]:
             if getattr(self, name) is None:
                 raise refuse(
-                    ArgumentError,
                     f"mode={self.mode!r}, and no {name}.",
                     f"For this mode a model function returns {' and '.join(_NEEDS[self.mode])}.",
                     f"Pass {name}={_EXAMPLES[name]}.",
@@ -133,7 +131,6 @@ class EstimatorSpec:
                 listed = as_list(name, given, "a list of hooks", example, kind=SessionRunHook)
                 object.__setattr__(self, name, tuple(listed))
 
-    @called(_CALLER)
     def _check_metrics(self) -> None:
         metrics = self.eval_metric_ops
         if metrics is None:
@@ -143,7 +140,6 @@ class EstimatorSpec:
         for name in metrics:
             if not isinstance(name, str) or name in ("loss", "global_step", ""):
                 raise refuse(
-                    ArgumentError,
                     f"eval_metric_ops with the name {name!r}.",
                     "The result of an evaluation has the metrics by name, and also 'loss' and "
                     "'global_step'.",

@@ -2,11 +2,11 @@
 
 from typing import Any, NamedTuple
 
-from jaxdist._called import call_as, refuse
+from jaxdist._called import call_as, refuse, refuse_type
 from jaxdist._parameter_server import ParameterServerStrategy
 from jaxdist._strategies import Strategy
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from jaxdist.errors import UnsupportedError
 
 
 class DistributeConfig(NamedTuple):
@@ -46,8 +46,7 @@ def read_strategies(
     """
     if both is not None:
         if not isinstance(both, DistributeConfig):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"experimental_distribute={show(both)}.",
                 "experimental_distribute is a DistributeConfig.",
                 "Pass jaxdist.contrib.DistributeConfig(train_distribute=strategy).",
@@ -55,7 +54,6 @@ def read_strategies(
         for name, value in (("train_distribute", train), ("eval_distribute", evaluation)):
             if value is not None:
                 raise refuse(
-                    ArgumentError,
                     f"{name} and experimental_distribute.",
                     "Both have the strategies.",
                     f"Pass one of them, for instance {name}=strategy.",
@@ -78,15 +76,13 @@ def _check_strategies(train: Any, evaluation: Any) -> None:
     for name, value in (("train_distribute", train), ("eval_distribute", evaluation)):
         if isinstance(value, ParameterServerStrategy):
             raise refuse(
-                ArgumentError,
                 f"{name}=ParameterServerStrategy, that of version 2.",
                 "It needs a coordinator, which an Estimator does not have: each worker runs the "
                 "script.",
                 "Use jaxdist.compat.v1.experimental.ParameterServerStrategy().",
             )
         if value is not None and not isinstance(value, Strategy):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"{name}={show(value)}.",
                 f"{name} is a strategy, or None.",
                 f"Pass for instance {name}=jaxdist.MirroredStrategy().",
@@ -96,14 +92,13 @@ def _check_strategies(train: Any, evaluation: Any) -> None:
 def _refuse_remote(cluster: Any, *, has_cluster: bool) -> None:
     if has_cluster:
         raise refuse(
-            ArgumentError,
             f"remote_cluster={show(cluster)}, and TF_CONFIG has a cluster.",
             "There is one cluster.",
             "Leave remote_cluster out.",
         )
     raise refuse(
-        UnsupportedError,
         f"remote_cluster={show(cluster)}.",
         "One client cannot run a whole cluster: every task runs the script.",
         "Leave it out, and start the tasks: jaxdist launch --ps 1 --workers 2 script.py.",
+        kind=UnsupportedError,
     )

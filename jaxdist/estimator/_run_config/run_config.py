@@ -163,7 +163,6 @@ class RunConfig:
         unknown = sorted(set(kwargs) - set(_FIELDS))
         if unknown:
             raise refuse(
-                ArgumentError,
                 f"{unknown[0]}={show(kwargs[unknown[0]])}.",
                 f"It replaces {', '.join(_FIELDS)}. The task is that of TF_CONFIG.",
                 "Pass for instance model_dir='runs/b'.",
@@ -186,7 +185,6 @@ class RunConfig:
         return f"RunConfig(model_dir={self.model_dir!r}, task={self.task_type} {self.task_id})"
 
 
-@called(_CALLER)
 def _read_times(steps: Any, seconds: Any) -> tuple[Any, Any]:
     if steps is _DEFAULT and seconds is _DEFAULT:
         return None, _SECONDS
@@ -194,7 +192,6 @@ def _read_times(steps: Any, seconds: Any) -> tuple[Any, Any]:
     seconds = None if seconds is _DEFAULT else seconds
     if steps is not None and seconds is not None:
         raise refuse(
-            ArgumentError,
             f"save_checkpoints_steps={show(steps)} and save_checkpoints_secs={show(seconds)}.",
             "A checkpoint is saved after a number of steps, or after some time.",
             "Pass one of the two.",
@@ -202,24 +199,18 @@ def _read_times(steps: Any, seconds: Any) -> tuple[Any, Any]:
     return steps, seconds
 
 
-@called(_CALLER)
 def _make_range_error(name: str, value: Any) -> ArgumentError:
     return refuse(
-        ArgumentError,
-        f"{name}={value}.",
-        f"{name} is a number above 0.",
-        f"Pass for instance {name}=600.",
+        f"{name}={value}.", f"{name} is a number above 0.", f"Pass for instance {name}=600."
     )
 
 
-@called(_CALLER)
 def _read_folder(given: Any, of_task: str | None) -> str | None:
     if given is None:
         return of_task
     folder = as_path("model_dir", given, "runs/a")
     if of_task is not None and of_task != folder:
         raise refuse(
-            ArgumentError,
             f"model_dir={folder!r}, and TF_CONFIG has {of_task!r}.",
             "A model has one folder.",
             "Pass it in one of the two places.",

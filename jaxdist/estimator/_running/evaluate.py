@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._called import called, refuse
+from jaxdist._called import refuse
 from jaxdist._strategies import Strategy, get_replica_context
 from jaxdist._values import PerReplica
 from jaxdist.errors import ShapeError
@@ -57,7 +57,6 @@ def run_evaluation(
     return result
 
 
-@called("Estimator.evaluate")
 def _divide(totals: Sequence[Any]) -> dict[str, float]:
     sums: dict[str, tuple[float, float]] = {}
     for total in totals:
@@ -68,10 +67,10 @@ def _divide(totals: Sequence[Any]) -> dict[str, float]:
     if empty or not sums:
         found = f"weights of {empty[0]!r} that are all 0" if empty else "no rows"
         raise refuse(
-            ShapeError,
             f"input_fn, whose dataset has {found}.",
             "Each result is a mean over the rows.",
             "Let input_fn return a dataset with at least one row whose weight is above 0.",
+            kind=ShapeError,
         )
     return {name: value / weight for name, (value, weight) in sums.items()}
 

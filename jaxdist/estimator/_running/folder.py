@@ -103,10 +103,10 @@ class CheckpointChoice:
         leaves = self.read_leaves()
         if name not in leaves:
             raise refuse(
-                CheckpointError,
                 f"name={name!r}, and {self.path} has no such variable.",
                 f"It has {', '.join(sorted(leaves))}.",
                 "Pass one of these names.",
+                kind=CheckpointError,
             )
         with Checkpoints(self.folder) as checkpoints:
             return checkpoints.restore(self.step, like=leaves).state[name]

@@ -11,7 +11,6 @@ from jaxdist._called import call_as, name_call, refuse
 from jaxdist._strategies import Strategy
 from jaxdist._validate import CallerRename, check_callable, show
 from jaxdist._values import is_per_replica
-from jaxdist.errors import ArgumentError
 
 InputFn: TypeAlias = Callable[[data.InputContext], Any]
 _NAMES = ("mode", "params", "config", "input_context")
@@ -39,7 +38,6 @@ def make_input_fn(input_fn: Any, *, mode: str, params: Any, config: Any) -> Inpu
     ]
     if others:
         raise refuse(
-            ArgumentError,
             f"input_fn, which takes ({', '.join(found)}).",
             f"input_fn may take {', '.join(_NAMES)}, by these names.",
             example,
@@ -54,7 +52,6 @@ def make_input_fn(input_fn: Any, *, mode: str, params: Any, config: Any) -> Inpu
             raise call_as(
                 caller,
                 refuse,
-                ArgumentError,
                 f"input_fn, which returned {show(made)}.",
                 "input_fn returns a dataset, each element of which is the batch of one replica.",
                 "End it with return; for instance return jaxdist.data.batches(arrays, 32).",

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxdist._called import called, refuse
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentError, ShapeError
+from jaxdist.errors import ShapeError
 from jaxdist.estimator._hooks import HookChain, Session, SessionRunHook, SessionRunValues
 from jaxdist.estimator._model import Built, count_rows
 from jaxdist.estimator._running.input import split_batch
@@ -75,7 +75,6 @@ def _choose(predictions: Any, keys: Sequence[str] | None) -> Any:
         return predictions
     if not isinstance(predictions, Mapping):
         raise refuse(
-            ArgumentError,
             f"predict_keys={show(keys)}, and model_fn returned predictions={show(predictions)}.",
             "Only a dict has keys.",
             "Leave predict_keys out.",
@@ -83,7 +82,6 @@ def _choose(predictions: Any, keys: Sequence[str] | None) -> Any:
     missing = [key for key in keys if key not in predictions]
     if missing:
         raise refuse(
-            ArgumentError,
             f"predict_keys={show(keys)}, and model_fn has no predictions {missing[0]!r}.",
             f"The predictions are {', '.join(predictions)}.",
             "Pass some of these.",

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jaxdist._called import called, refuse
+from jaxdist._called import refuse
 from jaxdist._parameter_server import WorkerStrategy
 from jaxdist._strategies import Strategy
 from jaxdist.data import InputOptions, PartialBatch
@@ -71,7 +71,6 @@ class Training:
         return bool(self.strategy.extended.should_checkpoint)
 
 
-@called("Estimator.train")
 def run_training(training: Training) -> int:
     """Train, and return the global step at the end.
 
@@ -90,17 +89,16 @@ def run_training(training: Training) -> int:
         if first is None:
             replicas = strategy.num_replicas_in_sync
             raise refuse(
-                ShapeError,
                 f"input_fn, whose dataset has not one batch for each of {replicas} replica(s).",
                 "Each element of the dataset is the batch of one replica, and a last step with "
                 "fewer batches than replicas is left out.",
                 f"Let input_fn return a dataset with at least {replicas} element(s).",
+                kind=ShapeError,
             )
         state = _make_state(training, take_local(strategy, first))
         return _Loop(training, state, chain, saver).run(first, batches)
 
 
-@called("Estimator.train")
 def _open_input(training: Training) -> Any:
     # A mean over a batch that only some replicas have would weight its rows differently.
     is_one = training.strategy.num_replicas_in_sync == 1

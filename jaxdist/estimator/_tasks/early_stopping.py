@@ -17,7 +17,6 @@ from jaxdist._validate import (
     check_text,
     show,
 )
-from jaxdist.errors import ArgumentError
 from jaxdist.estimator._estimator import Estimator
 from jaxdist.estimator._hooks import (
     Session,
@@ -114,7 +113,6 @@ def _make_hook(estimator: Any, should_stop_fn: Any, seconds: Any, steps: Any) ->
     check_callable(should_stop_fn, "should_stop_fn")
     if (seconds is None) == (steps is None):
         raise refuse(
-            ArgumentError,
             f"run_every_secs={show(seconds)} and run_every_steps={show(steps)}.",
             "The function is called after some time, or after a number of steps.",
             "Pass one of the two, and None for the other.",
@@ -203,7 +201,6 @@ def _find_folder(estimator: Estimator, given: Any) -> Any:
 def _read(values: dict[str, float], name: str) -> float:
     if name not in values:
         raise refuse(
-            ArgumentError,
             f"metric_name={name!r}, and an evaluation has {', '.join(sorted(values))}.",
             "It watches one result of the evaluations.",
             "Pass one of these names.",

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxdist._called import refuse
+from jaxdist._called import refuse_type
 from jaxdist._validate import as_list
-from jaxdist.errors import ArgumentTypeError
 
 Logs = Mapping[str, float]
 
@@ -176,8 +175,7 @@ def _check_states(callback: Callback) -> None:
     ]
     if len(own) == 1:
         missing = "set_state" if own == ["get_state"] else "get_state"
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"the callback {type(callback).__name__}, which has {own[0]} and no {missing}.",
             "set_state of a resumed training gets what get_state returned.",
             f"Give it a {missing} as well.",

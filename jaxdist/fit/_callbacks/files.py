@@ -16,7 +16,7 @@ import jax
 from jaxdist._called import called, refuse
 from jaxdist._devices import chips
 from jaxdist._validate import as_flag, as_integer, as_path
-from jaxdist.errors import ArgumentError, BackendStartedError
+from jaxdist.errors import BackendStartedError
 from jaxdist.fit._callbacks.base import Callback, Logs
 from jaxdist.training import require_extra
 
@@ -85,7 +85,6 @@ class CSVLogger(_EpochLog):
         super().__init__(filename, "log.csv", append)
         if not isinstance(separator, str) or len(separator) != 1:
             raise refuse(
-                ArgumentError,
                 f"separator={separator!r}.",
                 "It is one character.",
                 "Pass for instance separator=','.",

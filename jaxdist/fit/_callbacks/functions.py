@@ -5,7 +5,6 @@ from typing import Any
 
 from jaxdist._called import called, refuse
 from jaxdist._validate import check_callable
-from jaxdist.errors import ArgumentError
 from jaxdist.fit._callbacks.base import Callback
 
 _METHODS = tuple(name for name in vars(Callback) if name.startswith("on_"))
@@ -34,7 +33,6 @@ class LambdaCallback(Callback):
         wrong = sorted(set(functions) - set(_METHODS))
         if wrong:
             raise refuse(
-                ArgumentError,
                 f"{', '.join(wrong)}.",
                 f"The methods of a callback are {', '.join(_METHODS)}.",
                 "Pass functions by these names.",

@@ -9,7 +9,6 @@ import jax
 
 from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, as_number, check_callable, show
-from jaxdist.errors import ArgumentError
 from jaxdist.fit._callbacks.base import Callback, Logs
 from jaxdist.fit._callbacks.monitor import Monitor
 
@@ -81,7 +80,6 @@ class ReduceLROnPlateau(Callback):
         self._factor = as_number("factor", factor, least=0.0, example=0.1)
         if self._factor >= 1:
             raise refuse(
-                ArgumentError,
                 f"factor={show(factor)}.",
                 "The rate is multiplied by it and becomes lower, so it is below 1.",
                 "Pass for instance factor=0.1.",

@@ -6,7 +6,6 @@ from typing import Any
 
 from jaxdist._called import called, name_call, refuse
 from jaxdist._validate import as_number, check_text, show
-from jaxdist.errors import ArgumentError
 from jaxdist.fit._callbacks.base import Callback
 from jaxdist.fit._callbacks.functions import LambdaCallback
 
@@ -29,7 +28,6 @@ class Monitor:
         check_text("monitor", name, "val_loss")
         if not isinstance(mode, str) or mode not in ("auto", "min", "max"):
             raise refuse(
-                ArgumentError,
                 f"mode={show(mode)}.",
                 "It says whether the best value is the smallest or the largest.",
                 "Pass 'min', 'max', or 'auto', which decides by the name.",
@@ -54,7 +52,6 @@ class Monitor:
             if self.name.startswith("val_") and (validates_every or 1) > 1:
                 return None
             raise refuse(
-                ArgumentError,
                 f"monitor={self.name!r}, and the epoch has {', '.join(logs) or 'no values'}.",
                 "Values that begin with val_ are there after a validation.",
                 "Pass one of these names, or validation_data to fit.",
@@ -70,7 +67,6 @@ class Monitor:
         """
         if self.name.startswith("val_"):
             raise refuse(
-                ArgumentError,
                 f"monitor={self.name!r}, and fit has neither validation_data nor validation_split.",
                 "Values that begin with val_ are there after a validation.",
                 "Pass validation_data=(x, y) or validation_split=0.1 to fit, or monitor="

@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._checkpoints import Checkpoints, make_step_error, read_notes_without_orbax
 from jaxdist._processes import get_current_process
 from jaxdist._validate import as_flag, as_integer, as_path, show
 from jaxdist.errors import (
-    ArgumentError,
-    ArgumentTypeError,
     CheckpointError,
     DamagedCheckpointError,
 )
@@ -122,7 +120,6 @@ class ModelCheckpoint(Callback):
         self._every = _as_save_freq(save_freq)
         if self._every is not None and self._only_best:
             raise refuse(
-                ArgumentError,
                 f"save_best_only=True and save_freq={self._every}.",
                 "Which state is the best is known after an epoch.",
                 "Leave out one of them, or pass two ModelCheckpoints with two directories.",
@@ -158,8 +155,7 @@ class ModelCheckpoint(Callback):
             CheckpointError: The checkpoint is of another model. `model` then does not change.
         """
         if not callable(getattr(model, "objects", None)):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"model={show(model)}.",
                 "It is a compiled fit.Model.",
                 "Pass the model whose checkpoints these are.",
@@ -327,15 +323,14 @@ class ModelCheckpoint(Callback):
         given = "'epoch'" if self._every is None else str(self._every)
         other = "100 (any number of steps)" if kind == "steps" else "'epoch'"
         return refuse(
-            CheckpointError,
             f"save_freq={given} and {self._checkpoints.directory}, whose checkpoints are numbered "
             f"by {kind}.",
             "All checkpoints of a directory are numbered by epochs, or all by steps.",
             f"Pass save_freq={other}, or choose another directory.",
+            kind=CheckpointError,
         )
 
 
-@called(_CALLER)
 def _as_save_freq(given: Any) -> int | None:
     """Return the number of steps between saves; None to save after each epoch."""
     if isinstance(given, str) and given == "epoch":

@@ -5,7 +5,6 @@ from typing import Any
 from jaxdist._called import called, refuse
 from jaxdist._reports import as_text, find_screen_width
 from jaxdist._validate import as_flag, as_integer, as_number, show
-from jaxdist.errors import ArgumentError
 from jaxdist.fit._callbacks.base import Callback, Logs
 from jaxdist.fit._callbacks.monitor import Monitor
 
@@ -146,7 +145,6 @@ def _as_verbose(verbose: Any) -> int | None:
     if isinstance(verbose, (bool, int)) and verbose in (0, 1, 2):
         return int(verbose)
     raise refuse(
-        ArgumentError,
         f"verbose={show(verbose)}.",
         "1 and 2 print what was best and restored, 0 does not; 'auto' follows verbose of fit.",
         "Pass 'auto', 0, 1 or 2.",

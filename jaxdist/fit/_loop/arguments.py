@@ -8,11 +8,11 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._integers import check_fits
 from jaxdist._validate import as_integer, as_number, check_instance, format_lines, show
 from jaxdist.data import Batches, DistributedDataset, batches
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.errors import ShapeError
 
 BATCH_SIZE = 32  # as in Keras
 MOST = 2**31 - 1  # of epochs and steps
@@ -47,7 +47,6 @@ class Examples:
         first = int(self.count * (1.0 - fraction))
         if not 0 < first < self.count:
             raise refuse(
-                ArgumentError,
                 f"validation_split={fraction} and {self.count} example(s).",
                 f"Both parts need an example; this one would leave {first} to train on.",
                 "Pass another validation_split, or validation_data=(x, y).",
@@ -71,22 +70,19 @@ def read_examples(x: Any, y: Any, weight: Any, *, needs_y: bool = False) -> "Exa
         given = [n for n, v in (("y", y), ("sample_weight", weight)) if v is not None]
         if given:
             raise refuse(
-                ArgumentError,
                 f"a dataset as x, and {' and '.join(given)}.",
                 "The batches of a dataset contain them: (x, y) or (x, y, sample_weight).",
                 f"Leave out {' and '.join(given)}.",
             )
         return None
     if x is None:
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             "x=None.",
             "x is an array [N, ...], a dict or tuple of arrays, or a dataset of batches.",
             "Pass x.",
         )
     if y is None and needs_y:
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             "no y, and the loss compares the outputs of the model with it.",
             "x and y are arrays [N, ...], or dicts or tuples of them.",
             "Pass y; a model that predicts its own input takes y=x.",
@@ -94,15 +90,13 @@ def read_examples(x: Any, y: Any, weight: Any, *, needs_y: bool = False) -> "Exa
     parts = {"x": x, "y": y, "sample_weight": weight}
     for name, part in parts.items():
         if part is not None and not jax.tree.leaves(part):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"{name}={show(part)}, which has no arrays.",
                 f"{name} has at least one array, [N, ...].",
                 f"Pass {name} with an array.",
             )
     if isinstance(weight, (dict, tuple)):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"sample_weight={show(weight)}.",
             "It is one array: the weights of the examples, [N], or of the values of the loss.",
             "Pass for instance sample_weight=np.ones(len(y)).",
@@ -117,10 +111,10 @@ def read_examples(x: Any, y: Any, weight: Any, *, needs_y: bool = False) -> "Exa
     if len(counts) != 1 or 0 in counts:
         lines = [f"{name}: {list(shape)}" for name, shape in sizes]
         raise refuse(
-            ShapeError,
             f"arrays with different numbers of examples, or none:\n{format_lines(lines)}",
             "Dim 0 of all arrays is the examples.",
             "Pass arrays of one length, with at least one example.",
+            kind=ShapeError,
         )
     return Examples(arrays["x"], arrays["y"], arrays["sample_weight"], counts.pop())
 
@@ -143,8 +137,7 @@ def _as_arrays(name: str, tree: Any) -> Any:
     def convert(path: Any, leaf: Any) -> np.ndarray | jax.Array:
         array = leaf if isinstance(leaf, (np.ndarray, jax.Array)) else np.asarray(leaf)
         if array.dtype.kind in "USOMm":
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"{name}{keystr(path)}={show(leaf)}.",
                 "Its leaves are arrays of numbers, [N, ...].",
                 f"Convert it first: np.asarray({name}, np.float32), or numbers for texts.",
@@ -156,8 +149,7 @@ def _as_arrays(name: str, tree: Any) -> Any:
     if isinstance(tree, list):
         if any(getattr(entry, "ndim", 0) for entry in tree):
             parts = "arguments of the module" if name == "x" else "targets of several outputs"
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"{name}={show(tree)}, a list of arrays.",
                 f"It could be the {parts}, or examples.",
                 f"Pass tuple({name}) for the {parts}, or np.stack({name}) for examples.",
@@ -190,15 +182,13 @@ def unpack_validation(data: Any) -> tuple[Any, Any, Any]:
     if isinstance(data, (tuple, list)) and not is_dataset(data):
         if not 2 <= len(data) <= 3:
             raise refuse(
-                ArgumentError,
                 f"validation_data with {len(data)} entries.",
                 "It is (x, y), (x, y, sample_weight), or a dataset.",
                 "Pass validation_data=(x, y).",
             )
         return data[0], data[1], data[2] if len(data) == 3 else None
     if not is_dataset(data):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"validation_data={show(data)}.",
             "It is (x, y), (x, y, sample_weight), or a dataset.",
             "Pass validation_data=(x, y).",
@@ -213,7 +203,6 @@ def as_batch_size(batch_size: Any, examples: Examples | None) -> int:
     size = as_integer("batch_size", batch_size, least=1, example=BATCH_SIZE)
     if examples is None:
         raise refuse(
-            ArgumentError,
             f"batch_size={size} and a dataset.",
             "A dataset has batches of its own size.",
             "Leave out batch_size.",

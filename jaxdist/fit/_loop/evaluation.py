@@ -145,8 +145,8 @@ def _fetch_rows(strategy: Strategy, outputs: Any, mask: Any) -> Any:
 
 def _make_empty_error() -> ShapeError:
     return refuse(
-        ShapeError,
         "x, a dataset without batches.",
         "It needs at least one example. A generator can be read only once.",
         "Pass arrays, or a dataset that starts again at each iter().",
+        kind=ShapeError,
     )

@@ -19,7 +19,6 @@ from jaxdist._reports import (
     print_line,
 )
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentError
 from jaxdist.fit._loop.totals import Totals
 
 _SECONDS_BETWEEN_DRAWINGS = 0.1
@@ -33,7 +32,6 @@ def as_verbose(verbose: Any) -> int:
     if isinstance(verbose, (bool, int)) and verbose in (0, 1, 2):
         return int(verbose)
     raise refuse(
-        ArgumentError,
         f"verbose={show(verbose)}.",
         "1 shows a bar, 2 prints a line for each epoch, 0 nothing; 'auto' is 1 on a terminal and "
         "in a notebook, and else 2.",

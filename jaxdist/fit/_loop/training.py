@@ -12,7 +12,6 @@ from jaxdist._checkpoints import Interrupts
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer, as_number, show
 from jaxdist._values import PerReplica, is_per_replica
-from jaxdist.errors import ArgumentError
 from jaxdist.fit._callbacks.base import Callback, CallbackList, Logs
 from jaxdist.fit._callbacks.monitor import check_watched
 from jaxdist.fit._callbacks.saving import ModelCheckpoint, Position
@@ -74,7 +73,6 @@ class FitArguments:
         fraction = as_number("validation_split", self.validation_split, least=0.0)
         if fraction >= 1:
             raise refuse(
-                ArgumentError,
                 f"validation_split={fraction}.",
                 "It is the fraction of the examples that is held out, below 1.",
                 "Pass for instance validation_split=0.1.",
@@ -92,7 +90,6 @@ def fit(model: Any, given: FitArguments) -> History:
     if given.validation_split and held_out is None:
         if examples is None:
             raise refuse(
-                ArgumentError,
                 f"validation_split={given.validation_split} and a dataset.",
                 "Only examples in memory can be split.",
                 "Pass validation_data=another dataset.",
@@ -314,7 +311,6 @@ def _make_validation(
         raise call_as(
             _CALLER,
             refuse,
-            ArgumentError,
             f"validation_batch_size={given.validation_batch_size} and a dataset as "
             "validation_data.",
             "A dataset has batches of its own size.",
@@ -337,7 +333,6 @@ def count_examples(method: str, x: Any, y: Any, weight: Any) -> int:
     examples = read_examples(x, y, weight)
     if examples is None:
         raise refuse(
-            ArgumentError,
             f"x={show(x)}, a dataset.",
             "It takes one batch.",
             "Pass arrays, or call fit, evaluate or predict with the dataset.",
@@ -345,7 +340,6 @@ def count_examples(method: str, x: Any, y: Any, weight: Any) -> int:
     return examples.count
 
 
-@called("fit.Model.train_on_batch")
 def train_on_batch(
     model: Any, x: Any, y: Any, weight: Any, class_weight: Mapping[int, float] | None
 ) -> dict[str, float]:

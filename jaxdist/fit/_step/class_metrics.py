@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import as_integer, check_text, is_array, show
-from jaxdist.errors import ArgumentTypeError, ShapeError
+from jaxdist.errors import ShapeError
 from jaxdist.fit._step.metrics import Mean
 
 _MOST_CLASSES = 2**31 - 1
@@ -76,8 +76,7 @@ def _labels_of(name: str, y_true: Any, y_pred: Any) -> jax.Array:
     """Return the class of each example; `[b, ...]`."""
     for what, value in (("targets", y_true), ("predictions", y_pred)):
         if not is_array(value):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"{what} that are {show(value)}.",
                 "It compares one array of outputs with one of classes.",
                 "Pass a function (y_true, y_pred) -> [b] that takes what it needs of them.",
@@ -89,10 +88,10 @@ def _labels_of(name: str, y_true: Any, y_pred: Any) -> jax.Array:
         return jnp.argmax(y_true, axis=-1)
     if y_true.shape != y_pred.shape[:-1]:
         raise refuse(
-            ShapeError,
             f"targets of shape {list(given)} and predictions of shape {list(y_pred.shape)}.",
             "Targets have the dims of the predictions without the last one, or are one-hot.",
             f"Pass targets of shape {list(y_pred.shape[:-1])}.",
+            kind=ShapeError,
         )
     return y_true.astype(jnp.int32)
 
@@ -101,11 +100,11 @@ def _labels_of(name: str, y_true: Any, y_pred: Any) -> jax.Array:
 def _is_right(y_true: Any, y_pred: Any) -> jax.Array:
     if is_array(y_pred) and (y_pred.ndim < 2 or y_pred.shape[-1] == 1):
         raise refuse(
-            ShapeError,
             f"predictions of shape {list(y_pred.shape)}.",
             "It compares the largest output of each example, [b, class], with the target.",
             "For one output pass fit.BinaryAccuracy(0.0) for logits, or fit.BinaryAccuracy(0.5) "
             "for probabilities.",
+            kind=ShapeError,
         )
     labels = _labels_of("accuracy", y_true, y_pred)
     return jnp.argmax(y_pred, axis=-1) == labels

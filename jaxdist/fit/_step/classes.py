@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import is_array, show
-from jaxdist.errors import ArgumentTypeError, ShapeError
+from jaxdist.errors import ShapeError
 
 # Classes in ascending order, and their weights.
 ClassWeights = tuple[np.ndarray, np.ndarray]
@@ -47,16 +47,15 @@ def weigh_classes(classes: Any, y: Any, outputs: Any, weight: Any) -> jax.Array:
     shared = min(found.ndim, weight.ndim)
     if found.shape[:shared] != weight.shape[:shared]:
         raise refuse(
-            ShapeError,
             f"sample_weight of local shape {list(weight.shape)}, and class_weight with classes of "
             f"local shape {list(found.shape)}.",
             "The weight of an example is that of its class, times its own.",
             "Pass sample_weight with the dims of the classes, or [N].",
+            kind=ShapeError,
         )
     return parts[0] * parts[1]
 
 
-@called("fit.Model")
 def _find_labels(y: Any, outputs: Any) -> jax.Array:
     """Return the classes of the targets.
 
@@ -65,8 +64,7 @@ def _find_labels(y: Any, outputs: Any) -> jax.Array:
             binary decision, both `[b]` or `[b, 1]`.
     """
     if not is_array(y):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"class_weight, and targets y that are {show(y)}.",
             "Weights of classes need one array of classes.",
             "Pass sample_weight instead.",
@@ -81,9 +79,9 @@ def _find_labels(y: Any, outputs: Any) -> jax.Array:
     if y.shape in (outputs.shape, outputs.shape[:-1]):
         return y
     raise refuse(
-        ShapeError,
         f"class_weight, targets y of local shape {list(y.shape)}, and outputs of the model of "
         f"local shape {list(outputs.shape)}.",
         "Targets have the dims of the outputs without the last one, or are one-hot.",
         "Pass y as classes, or sample_weight instead of class_weight.",
+        kind=ShapeError,
     )

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdist._called import refuse
+from jaxdist._called import refuse, refuse_type
 from jaxdist._validate import check_callable, is_array, show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.errors import ArgumentTypeError, ShapeError
 from jaxdist.fit._step.class_metrics import Accuracy
 from jaxdist.fit._step.losses import find_loss, shapes_of_twice
 from jaxdist.fit._step.metrics import Mean, Metric, RootMeanSquaredError
@@ -49,7 +49,6 @@ def find_metrics(name: str, metrics: Sequence[Any]) -> list[Metric]:
         if isinstance(entry, str):
             if entry not in _BY_NAME:
                 raise refuse(
-                    ArgumentError,
                     f"{name}[{index}]={entry!r}.{_name_near(entry)}",
                     f"Metrics with a name are {', '.join(_BY_NAME)}.",
                     "Pass one of these, a function (y_true, y_pred) -> [b], or a fit.Metric.",
@@ -58,8 +57,7 @@ def find_metrics(name: str, metrics: Sequence[Any]) -> list[Metric]:
         elif isinstance(entry, Metric):
             found.append(entry)
         elif isinstance(entry, type) and issubclass(entry, Metric):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"{name}[{index}]={show(entry)}, a class.",
                 f"Entries of {name} are names, functions, and objects of fit.Metric.",
                 f"Make an object: fit.{entry.__name__}(...).",
@@ -72,7 +70,6 @@ def find_metrics(name: str, metrics: Sequence[Any]) -> list[Metric]:
     twice = sorted({n for n in names if names.count(n) > 1 or n == "loss"})
     if twice:
         raise refuse(
-            ArgumentError,
             f"{name} with the names {names}.",
             "Each metric has its own name, and 'loss' is the loss.",
             f"Give another name to {', '.join(twice)}: fit.Mean(function, 'another name').",

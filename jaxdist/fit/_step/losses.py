@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdist._called import called, name_call, refuse
+from jaxdist._called import called, name_call, refuse, refuse_type
 from jaxdist._validate import check_callable, is_array, show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.errors import ArgumentTypeError, ShapeError
 
 Loss = Callable[[Any, Any], Any]
 
@@ -63,8 +63,7 @@ def find_loss(loss: Any) -> Loss:
     if isinstance(loss, str):
         return _find_by_name(loss)
     if loss is None:
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             "no loss.",
             f"A loss is a name, {', '.join([*_SHORT, *_BY_NAME])}, or a function (y_true, y_pred) "
             "-> [b], or one of optax.",
@@ -100,12 +99,10 @@ def _compare_classes(y_true: Any, y_pred: Any) -> Any:
     return jnp.where(is_class, losses, jnp.nan)
 
 
-@called(CALLER)
 def _find_by_name(name: str) -> Loss:
     name = _SHORT.get(name, name)
     if name in _OF_LOGITS:
         raise refuse(
-            ArgumentError,
             f"loss={name!r}.",
             "That name means a loss of probabilities in Keras. A Flax model usually returns "
             "logits, and jaxdist cannot see which of the two it gets.",
@@ -113,7 +110,6 @@ def _find_by_name(name: str) -> Loss:
         )
     if name not in _BY_NAME:
         raise refuse(
-            ArgumentError,
             f"loss={name!r}.",
             f"Losses with a name are {', '.join([*_SHORT, *_BY_NAME])}.",
             "Pass one of these, or a function (y_true, y_pred) -> [b], or one of optax.",

@@ -149,12 +149,12 @@ def fit_weight(name: str, values: jax.Array, weight: jax.Array) -> jax.Array:
         weight = jnp.mean(weight, axis=tuple(range(values.ndim, weight.ndim)))
     if weight.shape != values.shape[: weight.ndim]:
         raise refuse(
-            ShapeError,
             f"sample_weight of local shape {list(weight.shape)}, and the metric {name!r} has "
             f"values of local shape {list(values.shape)}.",
             "A weight belongs to an example, [N], or has the first dims of the values of each of "
             "the weighted_metrics.",
             "Pass sample_weight [N], or give this metric as metrics instead.",
+            kind=ShapeError,
         )
     return weight
 

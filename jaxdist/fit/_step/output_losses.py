@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import as_number, show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.errors import ArgumentError, ShapeError
 from jaxdist.fit._step.losses import CALLER, Loss, align, find_loss, measure_examples, sum_weighted
 
 # The key of an output in the dict, list or tuple that the model returns.
@@ -82,7 +82,6 @@ def find_losses(loss: Any, loss_weights: Any) -> Losses:
     if entries is None:
         if loss_weights is not None:
             raise refuse(
-                ArgumentError,
                 f"loss_weights={show(loss_weights)} and one loss.",
                 "loss_weights has a number for each loss of a model with several outputs.",
                 "Multiply in the loss, or pass loss={'a': ..., 'b': ...}.",
@@ -91,7 +90,6 @@ def find_losses(loss: Any, loss_weights: Any) -> Losses:
     found = {key: find_loss(entry) for key, entry in entries.items() if entry is not None}
     if not found:
         raise refuse(
-            ArgumentError,
             f"loss={show(loss)}.",
             "At least one output has a loss; None is for those without.",
             "Pass for instance loss={'a': 'mse'}.",
@@ -115,15 +113,13 @@ def _find_weights(
         return dict.fromkeys(found, 1.0)
     given = _entries_of(loss_weights)
     if given is None:
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"loss_weights={show(loss_weights)}.",
             "It is a dict or a list of numbers, as loss.",
             f"Pass for instance loss_weights={dict.fromkeys(found, 1.0)}.",
         )
     if given.keys() not in (found.keys(), entries.keys()):
         raise refuse(
-            ArgumentError,
             f"loss_weights of the outputs {list(given)}, and losses of {list(found)}.",
             "Each output with a loss has a weight, and no other one.",
             f"Pass for instance loss_weights={dict.fromkeys(found, 1.0)}.",
@@ -155,7 +151,6 @@ def pick(what: str, where: str, tree: Any, key: Key) -> Any:
     return entries[key]
 
 
-@called("fit.Model")
 def _fit(what: str, losses: jax.Array, weight: jax.Array) -> jax.Array:
     """Return weights for the values of a loss.
 
@@ -166,10 +161,10 @@ def _fit(what: str, losses: jax.Array, weight: jax.Array) -> jax.Array:
         weight = weight[..., 0]
     if weight.shape != losses.shape[: weight.ndim]:
         raise refuse(
-            ShapeError,
             f"sample_weight of local shape {list(weight.shape)}, and {what} has values of local "
             f"shape {list(losses.shape)}.",
             "A weight belongs to an example, [N], or has the first dims of the values of the loss.",
             f"Pass sample_weight with {losses.ndim} dims or fewer, such as [N].",
+            kind=ShapeError,
         )
     return weight

@@ -5,9 +5,8 @@ from typing import Any, final
 
 import jax
 
-from jaxdist._called import refuse
+from jaxdist._called import refuse_type
 from jaxdist._validate import as_list, show
-from jaxdist.errors import ArgumentTypeError
 from jaxdist.fit._step.find_metrics import find_metrics
 from jaxdist.fit._step.metrics import Metric, Sums
 from jaxdist.fit._step.output_losses import Key, name_output, pick
@@ -53,8 +52,7 @@ def find_output_metrics(name: str, metrics: Any, loss: Any) -> list[Metric]:
         _check_length(name, metrics, loss)
         given = dict(enumerate(metrics))
     elif isinstance(loss, Mapping) and metrics:
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"losses of the outputs {list(loss)}, and {name}={show(metrics)}.",
             f"With a dict of losses, {name} is a dict from outputs to metrics.",
             f"Pass for instance {name}={{{next(iter(loss), 'a')!r}: ['mae']}}.",
@@ -73,8 +71,7 @@ def find_output_metrics(name: str, metrics: Any, loss: Any) -> list[Metric]:
 
 def _check_length(name: str, metrics: Sequence[Any], loss: Sequence[Any]) -> None:
     if len(metrics) != len(loss):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"{len(loss)} losses, and {len(metrics)} entries of {name}.",
             f"With a list of losses, {name} has the metrics of each output; None or [] is none.",
             f"Pass for instance {name}={[['mae'], *[[]] * (len(loss) - 1)]}.",

@@ -13,12 +13,12 @@ import numpy as np
 from flax import nnx
 
 from jaxdist import _compat
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._collectives import ReduceOp, current_log, fresh_trace_key
 from jaxdist._strategies import get_replica_context
 from jaxdist._validate import show
 from jaxdist._values import is_sharded
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.errors import ShapeError
 from jaxdist.fit._step.classes import weigh_classes
 from jaxdist.fit._step.find_metrics import measure_sums
 from jaxdist.fit._step.metrics import Metric
@@ -63,7 +63,6 @@ def split_batch(batch: Any) -> tuple[Any, Any, Any]:
         return batch, None, None
     if not 1 <= len(batch) <= 3:
         raise refuse(
-            ArgumentError,
             f"a dataset whose batches are {type(batch).__name__}s of {len(batch)} entries.",
             "A batch is x, (x,), (x, y) or (x, y, sample_weight).",
             "If x has several arrays, put them into a dict or a tuple of their own: ((a, b), y).",
@@ -86,8 +85,7 @@ def check_targets(x: Any, y: Any) -> None:
         first, *_, last = x
         what = f"no y: its batches are dicts with {list(x)}, which are all x"
         remedy = f"Pass [(b[{first!r}], b[{last!r}]) for b in dataset], or what is x and y there."
-    raise refuse(
-        ArgumentTypeError,
+    raise refuse_type(
         f"{what}, and the loss compares the outputs of the model with it.",
         "A batch is (x, y) or (x, y, sample_weight).",
         remedy,
@@ -100,10 +98,10 @@ def count_rows(x: Any) -> int:
     leaves = jax.tree.leaves(x)
     if not leaves or jnp.ndim(leaves[0]) == 0:
         raise refuse(
-            ShapeError,
             f"x={show(x)}.",
             "x is an array [N, ...], or a dict or tuple of such arrays.",
             "Add a dim for the examples: x[None].",
+            kind=ShapeError,
         )
     return int(leaves[0].shape[0])
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse_type
 from jaxdist._program import as_compiler_options
 from jaxdist._validate import (
     ErrorNote,
@@ -90,8 +90,7 @@ def load_config(
     caller = "jobs.load_config"
     given: Any = schema
     if not isinstance(given, type) or not dataclasses.is_dataclass(given):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"schema={show(schema)}.",
             "schema is a frozen dataclass of sections.",
             "Pass for instance schema=jobs.DigitsConfig.",

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args, get_type_hints
 
 from msgspec import Meta
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._program import CompilerOptions, as_compiler_options
 from jaxdist._validate import check_instance, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
@@ -43,10 +43,10 @@ def check_choice(name: str, given: Any, known: Sequence[str]) -> str:
         return given
     kind = ArgumentError if isinstance(given, str) else ArgumentTypeError
     raise refuse(
-        kind,
         f"{name}={show(given)}.",
         f"{name} is one of {', '.join(known)}.",
         f"Pass for instance {name}={known[0]!r}.",
+        kind=kind,
     )
 
 
@@ -89,8 +89,7 @@ def entry(
     if only_if is not None:
         is_pair = isinstance(only_if, tuple) and len(only_if) == 2
         if not is_pair or not isinstance(only_if[0], str) or "." not in only_if[0]:
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"only_if={show(only_if)}.",
                 "only_if is the name of another entry and a value of it.",
                 'Pass for instance only_if=("optimizer.update", "compressed").',
@@ -122,8 +121,7 @@ def section(kind: type[Any], **defaults: Any) -> Any:
     """
     given: Any = kind
     if not isinstance(given, type) or not dataclasses.is_dataclass(given):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"kind={show(kind)}.",
             "kind is the class of a section, a frozen dataclass.",
             "Pass for instance kind=jobs.TrainingConfig.",
@@ -132,7 +130,6 @@ def section(kind: type[Any], **defaults: Any) -> Any:
     for name, value in defaults.items():
         if name not in names:
             raise refuse(
-                ArgumentError,
                 f"{name}={show(value)}.",
                 f"{given.__name__} has the entries {', '.join(names)}.",
                 "Pass defaults of these.",
@@ -323,7 +320,6 @@ class JobConfig:
             # A class without a name of its own has the name that the file gives: "module:Class".
             elif not isinstance(given, str) or (field.default and given != field.default):
                 raise refuse(
-                    ArgumentError,
                     f"{field.name}={show(given)}.",
                     f"{field.name} is {field.default or 'module:Class'!r}.",
                     f"Leave {field.name} out.",

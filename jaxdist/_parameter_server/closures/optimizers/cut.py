@@ -21,14 +21,14 @@ from jax import export
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from jaxdist import _compat
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._parameter_server.closures.optimizers.optimizer_trace import CALLER, OptimizerTrace
 from jaxdist._parameter_server.closures.optimizers.row_pieces import RowInterpreter
 from jaxdist._parameter_server.protocol import RegisterUpdate, as_array
 from jaxdist._parameter_server.server import compute_digest
 from jaxdist._typing import PyTree
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from jaxdist.errors import UnsupportedError
 from jaxdist.training import require_extra
 
 
@@ -111,8 +111,7 @@ def cut_update(
     """
     require_extra("grpcio", "export the update of an optimizer")
     if not isinstance(tx, optax.GradientTransformation):
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"the optimizer {show(tx)}.",
             "An optimizer is an optax.GradientTransformation.",
             "Pass for instance optax.adam(1e-3); of optax.MultiSteps its "
@@ -151,7 +150,6 @@ def _check_shards(
         if not shape or sum(rows) != shape[0] or min(rows, default=0) < 0:
             there = "no parameter" if shape is None else f"of shape {list(shape)}"
             raise refuse(
-                ArgumentError,
                 f"shards of {list(rows)} rows for {name!r}, which is {there}.",
                 "Shards are along dim 0, and have its rows together.",
                 f"The parameters are {', '.join(traced.names[:10])}.",

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._parameter_server.closures.optimizers.cut import VariableUpdate, cut_update
 from jaxdist._parameter_server.protocol import Read
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
@@ -15,8 +15,6 @@ from jaxdist._parameter_server.variables.sharded import ShardedVariable, list_sh
 from jaxdist._validate import as_array, is_array, show
 from jaxdist._values import DistributedValues, IndexedSlices
 from jaxdist.errors import (
-    ArgumentError,
-    ArgumentTypeError,
     MixedStrategyError,
     ReplicaValueError,
     ShapeError,
@@ -74,8 +72,7 @@ class ServerOptimizer:
     @called(_CALLER)
     def __init__(self, tx: optax.GradientTransformation, variables: Iterable[Any]) -> None:
         if not isinstance(tx, optax.GradientTransformation):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"tx={show(tx)}.",
                 "tx is an optax.GradientTransformation.",
                 "Pass for instance optax.adam(1e-3).",
@@ -155,8 +152,7 @@ class ServerOptimizer:
         try:
             pairs = [(gradient, variable) for gradient, variable in given]
         except (TypeError, ValueError):
-            raise refuse(
-                ArgumentTypeError,
+            raise refuse_type(
                 f"grads_and_vars={show(given)}.",
                 "It takes pairs of a gradient and its variable.",
                 f"Call {_PAIRS}.",
@@ -168,7 +164,6 @@ class ServerOptimizer:
             if not is_own or id(variable) in seen:
                 what = "twice" if is_own else "which is none of its variables"
                 raise refuse(
-                    ArgumentError,
                     f"a gradient of {show(variable)} in grads_and_vars, {what}.",
                     f"The optimizer updates each of the {len(self._ops)} variable(s) or shard(s) "
                     "that it was made for, once for each call.",
@@ -195,32 +190,31 @@ def _check_gradient(gradient: Any, variable: Any) -> Any:
     name = variable.label
     if isinstance(gradient, IndexedSlices):
         raise refuse(
-            UnsupportedError,
             f"IndexedSlices as the gradient of {name!r}.",
             "A transformation of optax updates all rows of a variable.",
             "Subtract the rows: variable.scatter_sub(slices); or pass a dense gradient.",
+            kind=UnsupportedError,
         )
     if isinstance(gradient, DistributedValues):
         raise refuse(
-            ReplicaValueError,
             f"{show(gradient)} as the gradient of {name!r}.",
             "A variable has one gradient.",
             "Combine the values first: strategy.reduce('MEAN', gradient, axis=None).",
+            kind=ReplicaValueError,
         )
     is_plain = hasattr(gradient, "dtype") and is_array(gradient)
     array = gradient if is_plain else as_array("grads_and_vars", gradient)
     if tuple(array.shape) != tuple(variable.shape):
         raise refuse(
-            ShapeError,
             f"a gradient of shape {list(array.shape)} for {name!r}, whose shape is "
             f"{list(variable.shape)}, in grads_and_vars.",
             "A gradient has the shape of its variable.",
             f"Call {_PAIRS}, with gradients in the order of the variables.",
+            kind=ShapeError,
         )
     return array.astype(variable.dtype)
 
 
-@called(_CALLER)
 def _check_variables(variables: Any) -> list[Any]:
     """Return variables of one strategy with servers, each of them once."""
     is_one = isinstance(variables, ServerVariable | ShardedVariable)
@@ -232,24 +226,22 @@ def _check_variables(variables: Any) -> list[Any]:
     wrong = [s for s in shards if not isinstance(s, ServerVariable)]
     if not given or wrong:
         found = f"{show(wrong[0])} in variables" if wrong else f"variables={show(variables)}"
-        raise refuse(
-            ArgumentTypeError,
+        raise refuse_type(
             f"{found}.",
             "It updates variables that are on parameter servers.",
             "Pass a list of variables that were made in the scope of a ParameterServerStrategy.",
         )
     if len(set(map(id, shards))) < len(shards):
         raise refuse(
-            ArgumentError,
             f"{len(given)} variables, and one of them more than once.",
             "The state of an optimizer belongs to one variable.",
             "Pass each variable once.",
         )
     if len({id(s.distribute_strategy) for s in shards}) > 1:
         raise refuse(
-            MixedStrategyError,
             "variables of several strategies.",
             "The servers of one strategy hold the state beside their variables.",
             "Make an optimizer for the variables of each strategy.",
+            kind=MixedStrategyError,
         )
     return given

@@ -14,7 +14,6 @@ from jaxdist._strategies import StrategyExtended
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_list, check_instance
 from jaxdist._values import Variable
-from jaxdist.errors import ArgumentError
 
 
 def name_task(task: Task) -> str:
@@ -89,7 +88,6 @@ class WorkerExtended(StrategyExtended):
             check_instance(name, variable, Variable, "a jaxdist.Variable", remedy)
         if not listed:
             raise refuse(
-                ArgumentError,
                 "var_list=[].",
                 "With parameter servers the state of no variable is where the first variable is.",
                 remedy,
@@ -203,7 +201,6 @@ class WorkerExtended(StrategyExtended):
             return destinations
         if (found["job"], int(found["task"] or 0)) != (self._task.job, self._task.index):
             raise refuse(
-                ArgumentError,
                 f"the destination {destinations!r}, and this process is {name_task(self._task)}.",
                 "Workers are not in step with each other, so a value of one of them stays with "
                 "it. Values reach a parameter server by a change of a variable.",

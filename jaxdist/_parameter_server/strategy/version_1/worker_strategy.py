@@ -152,10 +152,10 @@ class WorkerStrategy(ServerStrategy):
             raise call_as(
                 f"{name}.distribute_datasets_from_function",
                 refuse,
-                UnsupportedError,
                 "InputReplicationMode.PER_REPLICA.",
                 "A worker reads one dataset, whose batches go to its replicas in turn.",
                 "Leave experimental_replication_mode out.",
+                kind=UnsupportedError,
             )
         if task is None or self._is_alone:
             return dataset_fn

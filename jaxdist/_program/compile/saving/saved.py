@@ -28,7 +28,7 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.compiler_options import format_options
 from jaxdist._program.compile.same_program import describe_flags
 from jaxdist._validate import as_path
-from jaxdist.errors import ArgumentError, SavedProgramError, UnsupportedError
+from jaxdist.errors import SavedProgramError, UnsupportedError
 
 _LOG = logging.getLogger("jaxdist")
 _FORMAT = b"jaxdist program 1 "
@@ -108,7 +108,6 @@ def check_path(name: str, given: Any) -> pathlib.Path:
         is_folder, has_folder = path.is_dir(), path.parent.is_dir()
     except OSError as error:
         raise refuse(
-            ArgumentError,
             f"{name}={str(path)!r}: {error}.",
             f"{name} is a file in a directory that exists.",
             "Pass another path.",
@@ -117,7 +116,6 @@ def check_path(name: str, given: Any) -> pathlib.Path:
         found = str(path) if is_folder else str(path.parent)
         is_there = "is a directory" if is_folder else "is not a directory"
         raise refuse(
-            ArgumentError,
             f"{name}={str(path)!r}, and {found!r} {is_there}.",
             f"{name} is a file in a directory that exists.",
             "Make the directory, or pass another path.",
@@ -234,11 +232,11 @@ class SavedProgram:
             return None
         if is_other:
             raise refuse(
-                SavedProgramError,
                 f"saved_program={str(self.path)!r}, which holds another program: "
                 f"{self.header.name} has the same inputs and other operations.",
                 "A saved program replaces the compiled step, so both must be the same program.",
                 "Save it again from the program as it is now, or leave saved_program out.",
+                kind=SavedProgramError,
             )
         return self._unpickle(identity)
 
@@ -257,12 +255,12 @@ class SavedProgram:
         # Pickle and plugins raise any class; nothing of the user runs here.
         except Exception as error:
             raise refuse(
-                SavedProgramError,
                 f"saved_program={str(self.path)!r}, which JAX {jax.__version__} cannot load on "
                 f"{identity.layout.platform}: {_first_line(error)}",
                 "Versions, devices and flags are those of the file, so this is a limit of JAX or "
                 "its plugin.",
                 "Leave saved_program out, to compile here.",
+                kind=SavedProgramError,
             ) from error
         return loaded
 
@@ -286,10 +284,10 @@ class SavedProgram:
         if lines:
             found = f"saved_program={str(self.path)!r}, which was compiled for something else:"
             raise refuse(
-                SavedProgramError,
                 "\n".join([found, *lines]),
                 "An executable runs with the versions, devices and flags that it was compiled for.",
                 "Save it again for these, or leave saved_program out, to compile here.",
+                kind=SavedProgramError,
             )
 
 
