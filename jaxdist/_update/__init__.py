@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from jaxdist._late import open_late as _open_late
 
 if TYPE_CHECKING:
-    from jaxdist._update.compressed import CompressedUpdate as CompressedUpdate
     from jaxdist._update.compressed import CompressionErrors as CompressionErrors
     from jaxdist._update.compressed import compressed_update as compressed_update
     from jaxdist._update.nested import REDUCED as REDUCED
+    from jaxdist._update.nested import ReducingUpdate as ReducingUpdate
     from jaxdist._update.nested import mark_wrapper as mark_wrapper
     from jaxdist._update.saved_errors import divide_errors as divide_errors
     from jaxdist._update.saved_errors import find_moved_pairs as find_moved_pairs

@@ -31,7 +31,7 @@ from jaxdist._update.checks import (
     check_real_replicas,
 )
 from jaxdist._update.init import wrap_in_variables
-from jaxdist._update.nested import COMPRESSED, check_nesting, mark_wrapper
+from jaxdist._update.nested import COMPRESSED, ReducingUpdate, check_nesting, mark_wrapper
 from jaxdist._validate import show
 from jaxdist._values import Cut, Sharded, cut_and_place, from_state
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
@@ -57,7 +57,7 @@ class CompressionErrors(NamedTuple):
     summed: Any
 
 
-class CompressedUpdate(optax.GradientTransformationExtraArgs):
+class CompressedUpdate(ReducingUpdate):
     """An optax transformation that all-reduces the gradients itself; see `compressed_update`.
 
     Example:
@@ -157,11 +157,11 @@ class _Update:
     @called(CALLER)
     def init(self, params: PyTree) -> PyTree:
         """Return errors of zero and the state of the transformation."""
-        check_nesting(self.op)
+        check_nesting(CALLER, self.op)
         call_as(f"{CALLER}: init", check_arrays, "params", params)
         frame = _replica.current_frame()
         strategy = self.strategy if frame is None else frame.strategy
-        with mark_wrapper():
+        with mark_wrapper(CALLER):
             inner = self.tx.init(params)
         how = None if strategy is None else self._compressed_sum(strategy.layout)
         if how is None:
@@ -188,7 +188,7 @@ class _Update:
     def __call__(
         self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, PyTree]:
-        check_nesting(self.op)
+        check_nesting(CALLER, self.op)
         if not isinstance(state, tuple) or len(state) != 2:
             raise call_as(
                 f"{CALLER}: update",
@@ -217,7 +217,7 @@ class _Update:
         elif frame is not None:
             layout: ReplicaMesh = frame.strategy.layout
             updates = _collectives.all_reduce(self.op, updates, layout)
-        with mark_wrapper():
+        with mark_wrapper(CALLER):
             updates, inner = self.tx.update(updates, inner, params, **extra)
         return updates, (errors, inner)
 

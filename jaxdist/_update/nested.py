@@ -3,8 +3,10 @@
 import contextlib
 from contextvars import ContextVar
 
+import optax
+
 from jaxdist import _compat
-from jaxdist._called import call_as, name_call, refuse
+from jaxdist._called import call_as, refuse
 from jaxdist._collectives import ReduceOp
 
 SHARDED, COMPRESSED = "sharded_update", "compressed_update"
@@ -15,22 +17,29 @@ REDUCED = "training.reduce_and_update"
 _WRAPPER: ContextVar[str | None] = ContextVar("jaxdist_update", default=None)
 
 
-def mark_wrapper() -> contextlib.AbstractContextManager[None]:
-    """Mark that the block calls the transformation that `caller` wraps."""
-    caller = name_call()
-    return _compat.set_in_block(_WRAPPER, caller)
+class ReducingUpdate(optax.GradientTransformationExtraArgs):
+    """A transformation that takes the gradients of one replica, and reduces them itself.
+
+    `training.reduce_and_update` sets the reduce op: `update` is a dataclass with a field `op`.
+    """
+
+    __slots__ = ()
 
 
-def check_nesting(op: ReduceOp) -> None:
+def mark_wrapper(wrapper: str) -> contextlib.AbstractContextManager[None]:
+    """Mark that the block calls the transformation that `wrapper` wraps."""
+    return _compat.set_in_block(_WRAPPER, wrapper)
+
+
+def check_nesting(own: str, op: ReduceOp) -> None:
     """Check that no outer transformation has already reduced the gradients.
 
     A `sharded_update` that takes the mean may be inside a `compressed_update`. Both may take
     gradients that are already reduced, if they take the mean.
     """
     # The mean of gradients that are equal on all replicas is those gradients.
-    caller = name_call()
     outer = _WRAPPER.get()
-    if outer is None or ((outer, caller, op) == (COMPRESSED, SHARDED, ReduceOp.MEAN)):
+    if outer is None or ((outer, own, op) == (COMPRESSED, SHARDED, ReduceOp.MEAN)):
         return
     if outer == REDUCED:
         if op is ReduceOp.MEAN:
@@ -38,21 +47,21 @@ def check_nesting(op: ReduceOp) -> None:
         raise call_as(
             outer,
             refuse,
-            f"an optimizer in which there is a {caller} with reduce_op='sum', inside another "
+            f"an optimizer in which there is a {own} with reduce_op='sum', inside another "
             "transformation.",
             "The gradients are summed over the replicas before the optimizer gets them, so they "
             "would be multiplied by the number of replicas.",
-            f"Put it outside: {caller}(optax.chain(...)), or leave out reduce_op='sum'.",
+            f"Put it outside: {own}(optax.chain(...)), or leave out reduce_op='sum'.",
         )
-    remedy = f"Leave the {caller} inside out: {outer}(tx) of the transformation itself."
-    if outer == SHARDED and caller == COMPRESSED:
+    remedy = f"Leave the {own} inside out: {outer}(tx) of the transformation itself."
+    if outer == SHARDED and own == COMPRESSED:
         remedy = f"For both, put them the other way round: {COMPRESSED}({SHARDED}(tx))."
-    if caller == SHARDED and outer == COMPRESSED:
+    if own == SHARDED and outer == COMPRESSED:
         remedy = f"Leave reduce_op='sum' of the {SHARDED} inside out, and give it to {COMPRESSED}."
     raise call_as(
         outer,
         refuse,
-        f"a transformation in which there is a {caller}.",
+        f"a transformation in which there is a {own}.",
         "Each of them reduces the gradients of all replicas, and they would be reduced twice.",
         remedy,
     )

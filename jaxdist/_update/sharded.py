@@ -18,7 +18,7 @@ from jaxdist._update import checks
 from jaxdist._update.cuts import Cuts
 from jaxdist._update.init import init_outside, shard_in_step, shard_outside, wrap_in_variables
 from jaxdist._update.leaves import Leaves
-from jaxdist._update.nested import check_nesting, mark_wrapper
+from jaxdist._update.nested import ReducingUpdate, check_nesting, mark_wrapper
 from jaxdist._update.run import CALLER, Step
 from jaxdist._validate import CallerRename, check_has_arrays, check_size
 from jaxdist._values import Sharded, find_layout_of_pieces, gather_whole, is_sharded, whole_array
@@ -26,7 +26,7 @@ from jaxdist._values import Sharded, find_layout_of_pieces, gather_whole, is_sha
 _WHY_REAL = "Sums in pieces have another order than the sums of virtual replicas."
 
 
-class ShardedUpdate(optax.GradientTransformationExtraArgs):
+class ShardedUpdate(ReducingUpdate):
     """An optax transformation whose update the replicas divide; see `sharded_update`.
 
     `init(params)` and `update(grads, state, params, **extra)` are those of optax. `update` takes
@@ -89,9 +89,9 @@ class _Update:
     @called(CALLER)
     def init(self, params: PyTree) -> PyTree:
         """Return the initial state."""
-        check_nesting(self.op)
+        check_nesting(CALLER, self.op)
         call_as(f"{CALLER}: init", checks.check_arrays, "params", params)
-        with mark_wrapper():
+        with mark_wrapper(CALLER):
             return wrap_in_variables(self._init_state(params), params)
 
     @called(CALLER)
@@ -115,7 +115,7 @@ class _Update:
         self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, PyTree]:
         step = self._make_step(updates, state, params, "updates")
-        with mark_wrapper():
+        with mark_wrapper(CALLER):
             if step is None:
                 return self._run_on_one_replica(updates, state, params, extra, "updates")
             with self._explain_errors(updates, state, params, "updates"):
@@ -127,7 +127,7 @@ class _Update:
     ) -> tuple[PyTree, PyTree]:
         """Return new parameters and the new state; see `ShardedUpdate.apply_gradients`."""
         step = self._make_step(grads, state, params, "grads")
-        with mark_wrapper():
+        with mark_wrapper(CALLER):
             if step is None:
                 updates, state = self._run_on_one_replica(grads, state, params, extra, "grads")
                 return optax.apply_updates(params, updates), state
@@ -140,7 +140,7 @@ class _Update:
     @called(CALLER)
     def _make_step(self, grads: PyTree, state: PyTree, params: PyTree, name: str) -> Step | None:
         """Return the update to run, or None for one replica."""
-        check_nesting(self.op)
+        check_nesting(CALLER, self.op)
         checks.check_gradients(grads, params, name)
         frame = _replica.current_frame()
         if frame is None:

@@ -92,7 +92,7 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
     return context.all_reduce(ReduceOp.SUM, sums)
 
 
-@called("training.evaluate", replaces="experimental_distribute_dataset")
+@called("training.evaluate")
 def evaluate(
     strategy: Strategy,
     sums_fn: Callable[[Any, Any, Any], dict[str, jax.Array]],
@@ -145,6 +145,7 @@ def evaluate(
     # Pad, so that a short last batch has the shape of the others and needs no second program.
     options = InputOptions(partial_batch=PartialBatch.PAD)
     with (
+        CallerRename("experimental_distribute_dataset", caller),
         iter(strategy.experimental_distribute_dataset(dataset, options)) as data,
         CallerRename("strategy.run was given args[0]", f"{caller} was given model"),
         CallerRename("strategy.run cannot take args[0]", f"{caller} cannot take model"),

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxdist._called import call_as, called, refuse, refuse_type
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._collectives import ReduceOp
 from jaxdist._strategies import get_replica_context
 from jaxdist._typing import PyTree
-from jaxdist._update import REDUCED, CompressedUpdate, ShardedUpdate, mark_wrapper
+from jaxdist._update import REDUCED, ReducingUpdate, mark_wrapper
 from jaxdist._validate import (
     CallerRename,
     as_array,
@@ -104,7 +104,7 @@ def reduce_and_update(
     check_has_arrays("sums", sums, "a pytree of arrays")
     total = _as_count(count)
     # These transforms all-reduce the gradients themselves. A second all-reduce would multiply them.
-    reduces_itself = isinstance(optimizer.tx, (ShardedUpdate, CompressedUpdate))
+    reduces_itself = isinstance(optimizer.tx, ReducingUpdate)
     with CallerRename("ReplicaContext.all_reduce", f"{caller}, for sums,"):
         if reduces_itself:
             total, sums = replica.all_reduce(ReduceOp.SUM, (total, sums))
@@ -113,14 +113,7 @@ def reduce_and_update(
     # If no replica has examples in a step, the gradients must be zero, not 0 / 0.
     divisor = jnp.where(total == 0, 1, total)
     grads = jax.tree.map(lambda g: (g / divisor).astype(g.dtype), grads)
-    with (
-        _take_sums(optimizer)
-        if reduces_itself
-        else call_as(
-            REDUCED,
-            mark_wrapper,
-        )
-    ):
+    with _take_sums(optimizer) if reduces_itself else mark_wrapper(REDUCED):
         optimizer.update(model, grads)
     return divisor, sums
 

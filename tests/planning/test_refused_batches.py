@@ -38,7 +38,7 @@ def test_inputs_with_other_numbers_of_rows_have_no_common_batch() -> None:
 def test_a_picture_needs_matplotlib(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with refused(MissingExtraError, "matplotlib is needed", "pip install matplotlib"):
         _reports.picture_path(tmp_path / "plan.png")
 

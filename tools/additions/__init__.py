@@ -1,4 +1,5 @@
-"""What a contributor touches to add a strategy, an all-reduce, a partition, a task or a primitive.
+"""What a contributor touches to add a strategy, an all-reduce, a partition, a task, a
+primitive or an optimizer update.
 
 Each `Addition` is a small one that works: the files below `jaxdist/` that are new, those that are
 edited, and a program that uses the result. `tests/test_additions.py` applies them to a copy of the
@@ -6,7 +7,7 @@ package and runs the programs. `make size` prints how many files each one touche
 """
 
 from tools.additions.addition import Addition as Addition
-from tools.additions.engine import ALL_REDUCE, PRIMITIVE, STRATEGY
+from tools.additions.engine import ALL_REDUCE, PRIMITIVE, STRATEGY, UPDATE
 from tools.additions.jobs import PARTITION, TASK
 
-ADDITIONS = (STRATEGY, ALL_REDUCE, PARTITION, TASK, PRIMITIVE)
+ADDITIONS = (STRATEGY, ALL_REDUCE, PARTITION, TASK, PRIMITIVE, UPDATE)

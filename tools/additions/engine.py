@@ -27,7 +27,7 @@ class FirstDevicesStrategy(Strategy):
         "_strategies/__init__.py": (
             (
                 "from jaxdist._strategies.mirrored import",
-                "from jaxdist._strategies.first_devices import FirstDevicesStrategy\n",
+                "from jaxdist._strategies.first_devices import FirstDevicesStrategy\n    ",
             ),
             ('    "GradientReport",\n', '    "FirstDevicesStrategy",\n'),
         )
@@ -164,4 +164,64 @@ differs = strategy.run(step, (rows,))
 assert [float(v) for v in differs.values] == [9.0 * r for r in range(8)]
 """,
     "not known to be equal",
+)
+
+UPDATE = Addition(
+    "an optimizer update",
+    {
+        "_update/largest.py": '''"""`largest_update`, which takes the largest gradient."""
+
+import jax
+import optax
+
+from jaxdist import _replica
+from jaxdist._update.nested import ReducingUpdate, check_nesting, mark_wrapper
+from jaxdist._collectives import ReduceOp
+
+
+def largest_update(tx: optax.GradientTransformation) -> ReducingUpdate:
+    """Return `tx` with the gradient of the largest norm in place of those of all replicas."""
+    inner = optax.with_extra_args_support(tx)
+
+    def update(grads, state, params=None, **extra):
+        check_nesting("largest_update", ReduceOp.MEAN)
+        replica = _replica.current_frame().replica
+        every = jax.tree.map(lambda g: replica.all_gather(g[None], axis=0), grads)
+        best = jax.numpy.argmax(jax.vmap(optax.global_norm)(every))
+        with mark_wrapper("largest_update"):
+            return inner.update(jax.tree.map(lambda g: g[best], every), state, params, **extra)
+
+    return ReducingUpdate(inner.init, update)
+'''
+    },
+    {
+        "_update/__init__.py": (
+            (
+                "from jaxdist._update.nested import REDUCED",
+                "from jaxdist._update.largest import largest_update\n    ",
+            ),
+        ),
+        "__init__.py": (
+            (
+                "from jaxdist._update import sharded_update",
+                "from jaxdist._update import largest_update as largest_update\n    ",
+            ),
+        ),
+        "_lint/flow/objects.py": (('"compressed_update")', '"largest_update", '),),
+    },
+    """
+import jax, jax.numpy as jnp, optax, jaxdist
+strategy = jaxdist.MirroredStrategy()
+tx = jaxdist.largest_update(optax.sgd(1.0))
+w = jnp.zeros(1)
+state = tx.init(w)
+def step(w, state, x):
+    updates, state = tx.update(jax.grad(lambda w: jnp.sum(w * x))(w), state, w)
+    return optax.apply_updates(w, updates)
+rows = jaxdist.PerReplica([jnp.full(1, float(n)) for n in range(8)])
+assert strategy.run(step, (w, state, rows)).tolist() == [-7.0]
+from jaxdist._lint.flow import UPDATES
+assert "largest_update" in UPDATES
+""",
+    "has no attribute 'largest_update'",
 )

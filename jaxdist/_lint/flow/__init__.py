@@ -9,4 +9,5 @@ from jaxdist._lint.flow.facts import Function as Function
 from jaxdist._lint.flow.facts import LocalMean as LocalMean
 from jaxdist._lint.flow.facts import Reduced as Reduced
 from jaxdist._lint.flow.facts import read_leaves as read_leaves
+from jaxdist._lint.flow.objects import UPDATES as UPDATES
 from jaxdist._lint.flow.reader import read_program as read_program

@@ -102,6 +102,10 @@ def _count_rows(node: ast.expr) -> int | None:
     return int(value) if isinstance(value, int | float) and len(node.args) < 3 else None
 
 
+# They reduce the gradients themselves.
+UPDATES = ("sharded_update", "compressed_update")
+
+
 def _read_update(node: ast.Call) -> Fact:
     ops = [k.value for k in node.keywords if k.arg == "reduce_op"]
     return ReducingUpdate(written(node), read_op(ops[0]) if ops else "mean")
@@ -119,8 +123,7 @@ def read_op(node: ast.expr | None) -> str:
 _OF_LIBRARY: dict[str, Callable[[ast.Call], Fact | None]] = {
     "InputOptions": _read_options,
     "batches": _read_batches,
-    "sharded_update": _read_update,
-    "compressed_update": _read_update,
+    **dict.fromkeys(UPDATES, _read_update),
     "Checkpoints": lambda _: Checkpoints(),
     "Variable": lambda _: Variable(),
 }

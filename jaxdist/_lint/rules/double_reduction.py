@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from jaxdist._lint.finding import Finding, Rule
-from jaxdist._lint.flow import Averaged, Reduced, Reduction, read_leaves
+from jaxdist._lint.flow import UPDATES, Averaged, Reduced, Reduction, read_leaves
 from jaxdist._lint.program import Program
 
 RULE = Rule(
@@ -12,7 +12,6 @@ RULE = Rule(
     "A gradient or loss is reduced over replicas once.",
     "docs/porting/coming-from-tf-distribute.md#gradients",
 )
-_UPDATES = {"sharded_update", "compressed_update"}
 
 
 def find(program: Program) -> Iterator[Finding]:
@@ -20,7 +19,7 @@ def find(program: Program) -> Iterator[Finding]:
     # Gradients of sharded parameters are shards; an all-reduce with "mean" does not change them.
     has_shards = program.uses("partition", "fsdp")
     for reduction in program.events.reductions:
-        is_harmless = reduction.call in _UPDATES and reduction.op == "mean" and has_shards
+        is_harmless = reduction.call in UPDATES and reduction.op == "mean" and has_shards
         for before in read_leaves(reduction.before):
             if isinstance(before, Reduced) and reduction.axes & before.axes:
                 # A step whose result is its next argument repeats the same reduction.
@@ -36,7 +35,7 @@ def _report_reduced(reduction: Reduction, before: Reduced) -> Finding:
         "sum": "A sum of equal values multiplies them by the number of replicas.",
         "mean": "A mean of equal values changes nothing, and costs one more reduction.",
     }.get(reduction.op, "The second reduction is not needed.")
-    if reduction.call in _UPDATES:
+    if reduction.call in UPDATES:
         fix = f"remove the reduction in line {before.line}: {reduction.call} reduces gradients."
     else:
         fix = f"keep the reduction in line {before.line}, and remove this one."
@@ -50,7 +49,7 @@ def _report_averaged(reduction: Reduction, before: Averaged) -> Finding:
         "divides by the size of the global batch. The result is too small by the number of "
         "replicas."
     )
-    if reduction.call in _UPDATES:
+    if reduction.call in UPDATES:
         fix = f'write {reduction.call}(..., reduce_op="sum").'
     else:
         fix = 'reduce with "sum" (psum) here.'
