@@ -176,11 +176,10 @@ def _describe(value: Any) -> str:
 
 def _as_reducible(path: Any, leaf: Any) -> Any:
     """Return a leaf as an array, after checking that it can be reduced."""
-    caller = name_call()
     name = "value" + jax.tree_util.keystr(path)
     _refuse_per_replica(name, leaf)
     # Before `jnp.asarray`: it would raise an `OverflowError` that names no leaf.
-    check_integer(f"{caller} cannot reduce {name}", leaf)
+    check_integer(f"cannot reduce {name}", leaf)
     check_numeric(name, leaf)
     return jnp.asarray(leaf)
 
@@ -214,7 +213,6 @@ def mean_over_replicas(array: jax.Array, axes: AxisNames) -> jax.Array:
 
 def all_gather(value: PyTree, axis: int, axes: AxisNames) -> PyTree:
     """Return every leaf of all replicas, concatenated on `axis` in replica order."""
-    caller = name_call()
     leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=stops(Stop.DISTRIBUTED))
     if any(is_container(leaf) for _, leaf in leaves):
         inner = open_containers(value, "value", is_leaf=stops(Stop.DISTRIBUTED))
@@ -222,8 +220,8 @@ def all_gather(value: PyTree, axis: int, axes: AxisNames) -> PyTree:
     named = {"value" + jax.tree_util.keystr(path): leaf for path, leaf in leaves}
     for name, leaf in named.items():
         _refuse_per_replica(name, leaf)
-        check_integer(f"{caller} cannot concatenate {name}", leaf)
-        check_supported(f"{caller} cannot concatenate {name}", leaf)
+        check_integer(f"cannot concatenate {name}", leaf)
+        check_supported(f"cannot concatenate {name}", leaf)
     named = {name: jnp.asarray(leaf) for name, leaf in named.items()}
     dims = [gather_dim(name, array, axis) for name, array in named.items()]
     note_collective(named, tuple(sorted(set(dims))))

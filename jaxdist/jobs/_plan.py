@@ -10,7 +10,7 @@ from jaxdist._called import called
 from jaxdist._planning import SLICES, Source, count_slices, list_logical_counts, make_target, plan
 from jaxdist._program import format_options
 from jaxdist._reports import Candidate, SlicePlan, Sweep
-from jaxdist._validate import as_integer, check_callable, check_instance
+from jaxdist._validate import CallerRename, as_integer, check_callable, check_instance
 from jaxdist.errors import JaxdistError
 from jaxdist.jobs._config.checks import MOST_ROWS, check_rules
 from jaxdist.jobs._partitions import find_partition
@@ -84,7 +84,7 @@ def plan_job(
     )
 
 
-@called("jobs.sweep_job", replaces="compile_for")
+@called("jobs.sweep_job")
 def sweep_job(
     job: Task[Any],
     topology: Any,
@@ -124,7 +124,8 @@ def sweep_job(
     """
     _check_arguments(job, report)
     asked = job.config.strategy.logical_devices if logical is None else logical
-    configured = make_target(topology, asked)
+    with CallerRename("compile_for", "jobs.sweep_job"):
+        configured = make_target(topology, asked)
     if global_batch is None:
         rows = job.rows_per_replica * configured.strategy.num_replicas_in_sync
     else:

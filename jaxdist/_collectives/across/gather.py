@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._called import call_as, name_call
+from jaxdist._called import name_call
 from jaxdist._collectives.across.bring_all import bring_all
 from jaxdist._collectives.across.kinds import (
     Function,
@@ -122,7 +122,7 @@ def gather_list(request: Request, name: str, value: PerReplica) -> Any:
     axis = request.axis
     value = bring_all(request, name, value)
     for v in value.values:
-        check_supported(f"{name_call()} cannot gather {name}", v)
+        check_supported(f"cannot gather {name}", v)
     arrays = [v if hasattr(v, "dtype") else np.asarray(v) for v in value.values]
     dim = min(gather_dim(name, a, axis) for a in arrays)
     check_gatherable({name: value}, axis)
@@ -159,4 +159,4 @@ def check_gatherable(named: Mapping[str, Any], axis: Any) -> None:
     """Refuse values that cannot be concatenated, and name all of them."""
     free = (axis.__index__(),) if hasattr(axis, "__index__") else ()
     remedy = "Gather on the dim that differs, or pad the others first."
-    call_as(f"{name_call()}(axis={axis})", check_together, named, free, remedy=remedy)
+    check_together(named, free, remedy=remedy, arguments=f"(axis={axis})")

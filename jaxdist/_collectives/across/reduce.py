@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jaxdist._called import call_as, called, name_call, refuse, refuse_type
+from jaxdist._called import call_as, called, refuse, refuse_type
 from jaxdist._collectives.across.bring_all import bring_all
 from jaxdist._collectives.across.kinds import Planned, Request, read_rows
 from jaxdist._collectives.across.plain import (
@@ -262,7 +262,7 @@ def check_reducible(named: Mapping[str, Any], axis: Any) -> None:
     remedy = "Reduce the other dims too, or pad them first."
     if axis is None:
         remedy = "Give axis=0 to reduce the rows of all replicas together."
-    call_as(f"{name_call()}(axis={shown_axis})", check_together, named, free, remedy=remedy)
+    check_together(named, free, remedy=remedy, arguments=f"(axis={shown_axis})")
 
 
 @called("Strategy.reduce")

@@ -35,9 +35,9 @@ def check_same_call(
         DeadlineExceededError: A process does not make the call in time.
         UnavailableError: A process has ended.
     """
-    caller = name_call()
     if not layout.is_shared:
         return
+    caller = name_call()
     own = {"method": caller, **{k: str(v) for k, v in arguments.items()}}
     own |= {name: _describe(leaf) for name, leaf in named.items()}
     texts = _processes.exchange(

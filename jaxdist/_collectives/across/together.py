@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._called import name_call, refuse
+from jaxdist._called import call_as, name_call, refuse
 from jaxdist._validate import format_lines
 from jaxdist._values import (
     IndexedSlices,
@@ -19,7 +19,11 @@ from jaxdist.errors import ReplicaValueError, ShapeError
 
 
 def check_together(
-    named: Mapping[str, Any], free: tuple[int, ...] = (), *, remedy: str = ""
+    named: Mapping[str, Any],
+    free: tuple[int, ...] = (),
+    *,
+    remedy: str = "",
+    arguments: str = "",
 ) -> None:
     """Refuse values whose shapes or dtypes differ between replicas, and name all of them.
 
@@ -27,12 +31,13 @@ def check_together(
         named: Values by their names. Only a `PerReplica` that is a list of values can differ.
         free: Dims that may differ.
         remedy: The advice for different shapes, where padding is not the best.
+        arguments: Arguments of the call that its name is shown with, such as "(axis=0)".
 
     Raises:
         ShapeError: Shapes or dtypes differ.
         ReplicaValueError: A Python integer does not fit into JAX's integer dtype.
     """
-    caller = name_call()
+    caller = ""
     wrong: list[str] = []
     shapes = dtypes = False
     for name, value in named.items():
@@ -41,6 +46,8 @@ def check_together(
         # `IndexedSlices` may have any number of rows on each replica.
         if any(isinstance(v, IndexedSlices) for v in value.values):
             continue
+        # Only for a list of values: it looks at all callers.
+        caller = caller or f"{name_call()}{arguments}"
         # Checked first: an integer that is too large has no dtype to compare.
         for replica, v in enumerate(value.values):
             check_integers(f"{caller}: {name}", replica, v)
@@ -59,7 +66,9 @@ def check_together(
     advice = ["Cast them to one dtype first (x.astype)."] if dtypes else []
     advice += [remedy or "Pad them to one shape first, with a mask."] if shapes else []
     but_for = f", but for dim {', '.join(map(str, free))}" if free else ""
-    raise refuse(
+    raise call_as(
+        caller,
+        refuse,
         f"{len(wrong)} value{'s' * (len(wrong) > 1)} that differ{'s' * (len(wrong) == 1)} between "
         f"replicas:\n{format_lines(wrong)}",
         f"All replicas must pass values of one dtype and one shape{but_for}.",

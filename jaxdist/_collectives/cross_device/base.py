@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._called import call_as, called, name_call, refuse
+from jaxdist._called import call_as, called, refuse
 from jaxdist._collectives.across.gather import gather_across
 from jaxdist._collectives.across.kinds import Request
 from jaxdist._collectives.across.together import check_together
@@ -347,15 +347,14 @@ class CrossDeviceOps:
 
 def _check_one(name: str, leaf: Any) -> None:
     """Refuse a leaf that is not one array."""
-    caller = name_call()
     if isinstance(leaf, PerReplica):
         raise refuse(
             f"{name}={leaf!r}, a PerReplica.",
             "What is broadcast is one value, and a PerReplica has one for each replica.",
             "Reduce it first: ops.reduce('MEAN', value, destinations).",
         )
-    check_integer(f"{caller} cannot broadcast {name}", leaf)
-    check_supported(f"{caller} cannot broadcast {name}", leaf)
+    check_integer(f"cannot broadcast {name}", leaf)
+    check_supported(f"cannot broadcast {name}", leaf)
 
 
 def _check_broadcast(what: str, result: Any, tensor: Any) -> None:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist import _compat
 from jaxdist._called import name_call
 from jaxdist._collectives.options.reduce_op import ReduceOp
 from jaxdist._integers import find_cut_off
@@ -70,26 +71,25 @@ def check_numeric(name: str, leaf: Any) -> None:
     """Refuse a leaf without a sum: random keys, strings, objects, and dtypes that JAX lacks."""
     # A Python integer that fits no integer dtype is an object to NumPy. Checked first, it gets the
     # better message.
-    caller = name_call()
-    check_integer(f"{caller} cannot reduce {name}", leaf)
+    check_integer(f"cannot reduce {name}", leaf)
     dtype = _dtype_of(leaf)
     extended = jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
     # NumPy counts timedelta64 ("m") among the signed integers.
     is_number = dtype == np.bool_ or (jnp.issubdtype(dtype, np.number) and dtype.kind != "m")
     if extended or not is_number:
         raise ArgumentTypeError(
-            f"{caller} cannot reduce {name}: it is {type(leaf).__name__} of dtype {dtype}.\n\n"
+            f"{name_call()} cannot reduce {name}: it is {type(leaf).__name__} of dtype {dtype}.\n\n"
             "Only numbers and booleans have a sum or a mean.\n\n"
             "Take it out of the structure, or gather it instead."
         )
-    check_supported(f"{caller} cannot reduce {name}", leaf)
+    check_supported(f"cannot reduce {name}", leaf)
 
 
 def check_supported(refused: str, leaf: Any) -> None:
     """Refuse a leaf of a dtype that JAX has no arrays of.
 
     Args:
-        refused: The beginning of the message: who cannot do what to which leaf.
+        refused: What the call cannot do to which leaf.
         leaf: An array, or a value that NumPy can make an array of.
     """
     dtype = _dtype_of(leaf)
@@ -125,7 +125,7 @@ def check_supported(refused: str, leaf: Any) -> None:
         )
     # Only now, since the text of a dtype takes as long as all these checks.
     found = found or f"it is {type(leaf).__name__} of dtype {dtype}"
-    raise ArgumentTypeError(f"{refused}: {found}.\n\n{rule}\n\n{remedy}")
+    raise ArgumentTypeError(f"{name_call()} {refused}: {found}.\n\n{rule}\n\n{remedy}")
 
 
 def is_below_a_byte(dtype: np.dtype[Any]) -> bool:
@@ -144,16 +144,18 @@ def check_integer(refused: str, leaf: Any) -> None:
         refused: As for `check_supported`.
         leaf: Anything.
     """
-    refuse_ref(refused, leaf)
+    if _compat.is_mutable(leaf):
+        refuse_ref(f"{name_call()} {refused}", leaf)
     if not isinstance(leaf, int) or isinstance(leaf, bool):
         found = find_cut_off(leaf)
         if found is not None:
-            raise ReplicaValueError(f"{refused}: it is {found.explain()}")
+            raise ReplicaValueError(f"{name_call()} {refused}: it is {found.explain()}")
         return
     bounds = np.iinfo(jax.dtypes.canonicalize_dtype(int))
     if not bounds.min <= leaf <= bounds.max:
         raise ReplicaValueError(
-            f"{refused}: it is the Python integer {leaf}, and {explain_too_large(leaf, bounds)}"
+            f"{name_call()} {refused}: it is the Python integer {leaf}, and "
+            f"{explain_too_large(leaf, bounds)}"
         )
 
 

@@ -272,10 +272,11 @@ class CachedGraph:
 
     def find_leak(self) -> ContextError | None:
         """Return the error for a variable that holds a tracer of an ended trace, or None."""
-        caller = name_call()
         for number, value in enumerate(list_arrays(self.read())):
             if is_leaked(value):
-                return make_leak_error(f"{caller} was given {self.shape.name(number)}, ", value)
+                return make_leak_error(
+                    f"{name_call()} was given {self.shape.name(number)}, ", value
+                )
         return None
 
     def write(self, values: Sequence[Any]) -> None:
