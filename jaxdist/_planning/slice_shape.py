@@ -54,7 +54,7 @@ def find_logical_shape(topology: Topology, num_slices: int, logical: Any) -> Box
             f"logical={logical!r}, and the slice has {_format_sizes(within)} in {', '.join(AXES)}"
             f": {'; '.join(bad)}.",
             "The shape of a replica divides the slice.",
-            f"{_suggest_shapes(within, count)}",
+            _suggest_shapes(within, count),
             kind=TopologyError,
         )
     return box
@@ -120,7 +120,7 @@ def _find_most_compact(within: Sequence[int], number: int) -> Box:
             f"{_format_sizes(within)} in {', '.join(AXES)}.",
             "The logical devices of a replica are a box of cores, and the slice is made of such "
             "boxes.",
-            f"{_suggest_shapes(within, number)}",
+            _suggest_shapes(within, number),
             kind=TopologyError,
         )
     # The cores of a chip come first, since they are closest. Then comes the box most like a cube,

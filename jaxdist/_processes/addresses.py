@@ -53,7 +53,7 @@ def split_address(address: str) -> tuple[str, int]:
     if found is None:
         raise refuse(
             f"the address {show(address)}.",
-            f"{describe_addresses()}",
+            describe_addresses(),
             "Write for instance 'worker0.example.com:12345' or '[::1]:12345'.",
             kind=ClusterError,
         )

@@ -74,7 +74,7 @@ class Slice:
             raise refuse(
                 f"shape={show(self.shape)}.",
                 f"shape is {_SHAPE[0]}.",
-                f"{_SHAPE[1]}",
+                _SHAPE[1],
                 kind=TopologyError,
             )
         sizes = [as_integer(f"shape[{i}]", n, least=1) for i, n in enumerate(three)]

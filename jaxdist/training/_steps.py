@@ -250,7 +250,7 @@ def _split_batch(batch: PyTree, count: int) -> PyTree:
             f"num_microbatches={count}, and cannot cut the batch so.\n{found}",
             "Inside a replica a batch has the rows of that replica, and their number must be a "
             f"multiple of {count}.",
-            f"{_suggest_counts(leaves)}",
+            _suggest_counts(leaves),
             kind=ShapeError,
         )
     cut = [jnp.reshape(x, (count, x.shape[0] // count, *x.shape[1:])) for _, x in leaves]

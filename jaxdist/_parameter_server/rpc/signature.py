@@ -163,7 +163,7 @@ def make_signature(given: Any) -> Signature:
         raise refuse_type(
             f"input_signature={show(given)}.",
             "input_signature is a list with one entry for each argument of func.",
-            f"{_suggest('input_signature')}",
+            _suggest("input_signature"),
         )
     structure, leaves = flatten("input_signature", tuple(given))
     return Signature(structure, tuple(read_spec(*leaf, is_for_jax=True) for leaf in leaves))
@@ -177,13 +177,13 @@ def read_spec(name: str, leaf: Any, *, is_for_jax: bool = False) -> LeafSpec:
         raise refuse_type(
             f"{name}={show(leaf)}.",
             "Each array is described by something with a shape and a dtype.",
-            f"{_suggest(name)}",
+            _suggest(name),
         ) from None
     if dtype not in get_names():
         raise refuse(
             f"{name} of dtype {dtype}.",
             "Arrays of a call are of numbers or bools.",
-            f"{_suggest(name)}",
+            _suggest(name),
         )
     if is_for_jax and jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise refuse(
@@ -204,5 +204,5 @@ def _read_dim(name: str, dim: Any) -> int | str:
         f"{name} with the dimension {show(dim)}.",
         "A dimension is an integer from 0 up, or a name of jax.export.symbolic_shape: equal names "
         "are equal sizes in one call.",
-        f"{_suggest(name)}",
+        _suggest(name),
     )

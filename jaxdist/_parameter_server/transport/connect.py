@@ -136,7 +136,7 @@ def split_address(address: str, lowest: int = 0) -> tuple[str, int]:
     if found is None:
         raise refuse(
             f"address={show(address)}.",
-            f"{describe_addresses(lowest)}",
+            describe_addresses(lowest),
             "Pass for instance address='127.0.0.1:2222' or '[::1]:2222'.",
         )
     return found
@@ -157,7 +157,7 @@ def check_addresses(tasks: Mapping[str, Sequence[str | None]], lowest: int = 1) 
             if address is not None and parse_address(address, lowest) is None:
                 raise refuse(
                     f"the address {address!r} of {job} {number}.",
-                    f"{describe_addresses(lowest)}",
+                    describe_addresses(lowest),
                     "Write for instance 'host0.example.com:2222' or '[::1]:2222'.",
                 )
 

@@ -167,6 +167,6 @@ def find_static_numbers(fn: Callable[..., Any], names: tuple[str, ...]) -> froze
         raise refuse(
             f"static_argnames={names}, and the function has no parameter {unknown}.",
             f"static_argnames are names of its parameters: {known}.",
-            f"{_suggest_names(names, known)}",
+            _suggest_names(names, known),
         )
     return frozenset(i for i, n in enumerate(known) if n in names)

@@ -204,7 +204,7 @@ def _check_shapes(requests: Sequence[Collective]) -> None:
         raise refuse(
             f"different shapes or dtypes on different replicas.\n{_describe_by_replica(requests)}",
             "This collective needs one shape and one dtype on all replicas.",
-            f"{_suggest_one_kind(requests)}",
+            _suggest_one_kind(requests),
             kind=ShapeError,
         )
 
