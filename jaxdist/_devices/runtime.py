@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 
-from jaxdist._called import call_as, called, name_call, refuse, refuse_type
+from jaxdist._called import called, name_call, refuse, refuse_type
 from jaxdist._validate import as_list, show
 from jaxdist.errors import (
+    ArgumentTypeError,
     BackendStartedError,
     DeviceError,
 )
@@ -54,12 +55,10 @@ def device_from_name(name: str | jax.Device, given_to: str = "") -> jax.Device:
         return name
     where = f"{given_to}: " if given_to else ""
     if not isinstance(name, str):
-        raise call_as(
-            f"{where}{show(name)},",
-            refuse_type,
-            "as a device.",
-            "A device is a jax.Device, or a string such as 'cpu:0'.",
-            f"Use one of {list_device_names()}.",
+        raise ArgumentTypeError(
+            f"{where}{show(name)}, was given as a device.\n\n"
+            "A device is a jax.Device, or a string such as 'cpu:0'.\n\n"
+            f"Use one of {list_device_names()}."
         )
     # Checked part by part, from kind to index, so that each mistake gets its own message.
     match = _NAME.match(name.strip())

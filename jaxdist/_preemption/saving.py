@@ -35,8 +35,7 @@ class Saving:
     """
 
     def __init__(self, given: Any, directory: Any) -> None:
-        caller = name_call()
-        self._caller = caller
+        self._caller = name_call()
         if isinstance(given, Checkpoints):
             raise refuse_type(
                 f"{_ARGUMENT}={show(given)}.",

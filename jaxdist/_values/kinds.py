@@ -54,7 +54,7 @@ class Stop(enum.Enum):
     # `PerReplica` and `Sharded`, so only the arrays in them are looked at.
     RESULTS_OF_FUNCTIONS = (Assignable, nnx.Module, nnx.Optimizer)
     # Arguments in which a step might write to an `nnx.Variable` that is in no module: the search
-    # does not enter objects and states. There is none in a `Sharded` or a variable of jaxdist.
+    # does not enter objects and states. A `Sharded` and a variable of jaxdist hold none.
     BARE_VARIABLES = (Sharded, Assignable, nnx.Pytree, nnx.Variable, nnx.State)
     # Arguments of `reduce` and `gather`, before variables are replaced by their values.
     READ = (PerReplica, Variable)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from jaxdist import _mesh, _reports, cost
-from jaxdist._called import call_as, called, refuse
+from jaxdist._called import called, refuse
 from jaxdist._devices import runtime
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._reports import Table
@@ -63,13 +63,11 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
     # Check this before anything is allocated: too large arrays would make the machine swap.
     limit = MAX_BYTES // len(devices)
     if sizes[-1] > limit or sizes[0] * max(COUNTS) > limit:
-        raise call_as(
-            f"--sizes {' '.join(arguments.sizes)}",
-            refuse,
-            f"for {len(devices)} devices.",
+        raise ArgumentError(
+            f"--sizes {' '.join(arguments.sizes)} was given for {len(devices)} devices.\n\n"
             f"All arrays together take at most {_reports.size(MAX_BYTES)}, and the smallest size "
-            f"is measured with {max(COUNTS)} arrays as well.",
-            f"Pass sizes up to {limit:,} bytes, the smallest up to {limit // max(COUNTS):,}.",
+            f"is measured with {max(COUNTS)} arrays as well.\n\n"
+            f"Pass sizes up to {limit:,} bytes, the smallest up to {limit // max(COUNTS):,}."
         )
     # All processes measure together, and one of them prints.
     is_first = layout.process.is_first

@@ -43,9 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         >>> main(["train", "no_such_file.toml"])
         2
     """
-    # As with `python -m`: a configuration may name a task in a file of the current directory.
+    # A configuration may name a task in a file of the current directory. It comes last, so that no
+    # file there takes the place of an installed module.
     if argv is None and not sys.flags.safe_path:
-        sys.path.insert(0, "")
+        sys.path.append("")
     arguments = _make_parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:

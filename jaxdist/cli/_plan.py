@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from jaxdist import jobs, training
-from jaxdist._called import call_as, refuse
 from jaxdist._gpus import is_gpu_name
 from jaxdist._reports import SlicePlan, Sweep, can_redraw, picture_path
 from jaxdist._validate import CallerRename
@@ -30,20 +29,14 @@ def plan(arguments: argparse.Namespace) -> int:
         training.require_extra("matplotlib", "draw an assignment (--png)")
         picture_path(arguments.png)
     if arguments.sweep and arguments.rules:
-        raise call_as(
-            f"--rules {arguments.rules}",
-            refuse,
-            "with --sweep.",
-            "--sweep tries all rules.",
-            "Leave one of the two out.",
+        raise ArgumentError(
+            f"--rules {arguments.rules} was given with --sweep.\n\n--sweep tries all rules.\n\n"
+            "Leave one of the two out."
         )
     if arguments.sweep and arguments.save:
-        raise call_as(
-            f"--save {arguments.save}",
-            refuse,
-            "with --sweep.",
-            "A file has one program, and --sweep compiles many.",
-            "Leave one of the two out.",
+        raise ArgumentError(
+            f"--save {arguments.save} was given with --sweep.\n\nA file has one program, and "
+            "--sweep compiles many.\n\nLeave one of the two out."
         )
     if getattr(jax.config, "jax_platforms", None) is None:
         # A plan only needs shapes. On a TPU VM, JAX would otherwise lock the TPU for this process.

@@ -4,9 +4,8 @@ import math
 import numbers
 from typing import Any
 
-from jaxdist._called import name_call
+from jaxdist._called import refuse, refuse_type
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 # Examples of times and factors. Every other argument is a number of bytes per second.
 _EXAMPLES = {
@@ -22,14 +21,11 @@ _EXAMPLES = {
 
 def check_positive(name: str, value: Any, *, or_zero: bool = False) -> None:
     """Refuse a value that is not a finite number above 0 (with `or_zero`, of 0 or more)."""
-    caller = name_call()
     rule = f"{name} is a finite number {'from 0 up' if or_zero else 'above 0'}."
-    example = _EXAMPLES.get(name, "1e9")
-    text = (
-        f"{caller} was given {name}={show(value)}.\n\n{rule}\n\nPass for instance {name}={example}."
-    )
+    found = f"{name}={show(value)}."
+    remedy = f"Pass for instance {name}={_EXAMPLES.get(name, '1e9')}."
     # A bool is a number in Python, but never meant as one here.
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ArgumentTypeError(text)
+        raise refuse_type(found, rule, remedy)
     if not math.isfinite(value) or value < 0 or (value == 0 and not or_zero):
-        raise ArgumentError(text)
+        raise refuse(found, rule, remedy)

@@ -30,8 +30,7 @@ class FixedRows:
     """
 
     def __init__(self, multiple: int, rows: int) -> None:
-        caller = name_call()
-        self._caller = caller
+        self._caller = name_call()
         self._multiple = multiple
         self.rows = round_up(rows, multiple)
 

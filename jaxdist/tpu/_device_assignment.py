@@ -207,7 +207,7 @@ class DeviceAssignment:
                 f"logical device {logical_core} on task {task_id}.",
                 f"Tasks with replicas are {there[:8]}{' ...' if len(there) > 8 else ''}; logical "
                 f"devices are 0 to {self.num_cores_per_replica - 1}.",
-                (f"Pass for instance task_id={there[0]}, logical_core=0." if there else _EMPTY),
+                f"Pass for instance task_id={there[0]}, logical_core=0." if there else _EMPTY,
                 kind=TopologyError,
             )
         return list(found)
@@ -274,7 +274,7 @@ class DeviceAssignment:
                     f"{name}={index}, and this assignment has {self.num_replicas} replica(s) of "
                     f"{self.num_cores_per_replica} core(s).",
                     f"{name} is a number from 0 to {size - 1}.",
-                    (f"Pass for instance {name}=0." if size else _EMPTY),
+                    f"Pass for instance {name}=0." if size else _EMPTY,
                     kind=CoordinateError,
                 )
         return tuple(self._cores[replica, logical_core].tolist())

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._called import call_as, called, refuse
+from jaxdist._called import called, refuse
 from jaxdist._collectives.across.gather import gather_across
 from jaxdist._collectives.across.kinds import Request
 from jaxdist._collectives.across.together import check_together
@@ -368,14 +368,11 @@ def _check_broadcast(what: str, result: Any, tensor: Any) -> None:
         )
     for (path, have), (_, given) in zip(found[0], wanted[0], strict=True):
         if np.shape(have) != np.shape(given):
-            raise call_as(
+            raise ReplicaValueError(
                 f"{what} gave tensor{jax.tree_util.keystr(path)} of shape {list(np.shape(have))}, "
-                "and it",
-                refuse,
-                f"{list(np.shape(given))}.",
-                "It returns the array that it was given, on the destinations.",
-                f"Return an array of shape {list(np.shape(given))}.",
-                kind=ReplicaValueError,
+                f"and it was given {list(np.shape(given))}.\n\n"
+                "It returns the array that it was given, on the destinations.\n\n"
+                f"Return an array of shape {list(np.shape(given))}."
             )
 
 

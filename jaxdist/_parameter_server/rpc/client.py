@@ -154,7 +154,6 @@ class Client:
         Source:
             `tf.distribute.experimental.rpc.Client.call`.
         """
-        check_not_traced()
         check_text("method_name", method_name, "addition")
         if not is_sendable(method_name) or len(method_name) > 1000:
             raise refuse(
@@ -164,7 +163,6 @@ class Client:
             )
         given = () if args is None else args
         check_call_arguments(given, None)
-        _read_seconds(timeout_in_ms)
         read = _make_reader(method_name, output_specs)
         return _start(self._connection, method_name, tuple(given), timeout_in_ms, read, None)
 

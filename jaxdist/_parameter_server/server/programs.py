@@ -203,8 +203,7 @@ class Initialiser:
     """
 
     def __init__(self, what: str, content: bytes) -> None:
-        caller = name_call()
-        self._caller, self._what = caller, what
+        self._caller, self._what = name_call(), what
         exported = load_exported(what, content)
         self._wanted = [_describe(a) for a in exported.in_avals]
         self._run = compile_exported(exported)

@@ -117,8 +117,7 @@ class Preparer:
     """
 
     def __init__(self, strategy: Any, finish: Finish, *, is_for_workers: bool = True) -> None:
-        caller = name_call()
-        self._caller, self._is_for_workers = caller, is_for_workers
+        self._caller, self._is_for_workers = name_call(), is_for_workers
         self._strategy = weakref.ref(strategy)
         self._finish_with = finish
         self._calls = WholeCalls()

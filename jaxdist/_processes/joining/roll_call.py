@@ -44,8 +44,7 @@ class RollCall:
         claim: Claim,
         seconds: float,
     ) -> None:
-        caller = name_call()
-        self._caller, self._addresses, self._me = caller, addresses, me
+        self._caller, self._addresses, self._me = name_call(), addresses, me
         self._claim, self._seconds = claim, seconds
         self._start = time.monotonic()
         self._has_logged = False

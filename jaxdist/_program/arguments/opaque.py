@@ -77,13 +77,12 @@ def check_step_holds_no_arrays(fn: Any) -> None:
 
 
 def _step_with_array_message(fn: Any, holder: Any, where: str) -> str:
-    caller = name_call()
     kind = type(holder).__name__
     is_method = isinstance(fn, types.MethodType)
     what = f"the method {fn.__name__} of a {kind}" if is_method else f"a {kind} as a function"
     call = f"object.{fn.__name__}" if is_method else "object"
     return (
-        f"{caller} was given {what}, which holds arrays (object{where}) and is no pytree.\n\n"
+        f"{name_call()} was given {what}, which holds arrays (object{where}) and is no pytree.\n\n"
         "The object is part of the program: the step would go on with the arrays that it has now, "
         "whatever they become.\n\n"
         f"{_remedy_for_argument(holder, kind)} If its arrays never change, say so with a function: "
@@ -183,11 +182,10 @@ def _iterate_slots(value: Any) -> Iterator[tuple[str, Any]]:
 
 def hidden_array_message(name: str, value: Any, where: str) -> str:
     """Return the message for an argument that is not a pytree and holds arrays."""
-    caller = name_call()
     kind = type(value).__name__
     place = f" ({name}{where})" if where else ""
     return (
-        f"{caller} was given {name}, a {kind}, which holds arrays{place} and is no pytree.\n\n"
+        f"{name_call()} was given {name}, a {kind}, which holds arrays{place} and is no pytree.\n\n"
         "Such an object is part of the program: the step would go on with the arrays that it has "
         "now, whatever they become.\n\n"
         f"{_remedy_for_argument(value, kind)}"

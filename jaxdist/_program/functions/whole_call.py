@@ -76,8 +76,7 @@ class WholeCalls:
     """Reads calls of one caller. Models that were passed before are not listed again."""
 
     def __init__(self) -> None:
-        caller = name_call()
-        self._caller = caller
+        self._caller = name_call()
         self._graphs = GraphCache()
 
     @called(lambda self: self._caller)

@@ -166,10 +166,7 @@ def place_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) -> P
     if _is_abstract(value):
         return _merge_shapes(name, value, layout)
     if layout.described is not None and not isinstance(value.values[0], jax.core.Tracer):
-        call_as(
-            f"A PerReplica of arrays ({name})",
-            layout.check_can_run,
-        )
+        call_as(f"A PerReplica of arrays ({name})", layout.check_can_run)
     if not value.is_global:
         return _place_values(name, value, layout)
     array = value.array

@@ -16,6 +16,11 @@ _INDICES = (
 )
 
 
+def name_method(label: str) -> str:
+    """Return the name of the method of a variable that is being called, for errors."""
+    return f"Variable {label!r}.{name_call()}"
+
+
 def check_name(label: str, name: Any, use_locking: Any = False) -> None:
     """Check `name` (a string) and `use_locking` (a bool); log once that they have no effect."""
     if name is None and use_locking is False:
@@ -72,7 +77,7 @@ def check_ids(name: str, ids: Any, table: Any) -> Any:
             f"{name} with the row {int(wrong[0])}, and its table has {count} rows: {table.dtype}"
             f"{list(table.shape)}.",
             rule,
-            (f"Pass {name} from 0 to {count - 1}." if count else "Pass a table that has rows."),
+            f"Pass {name} from 0 to {count - 1}." if count else "Pass a table that has rows.",
         )
     return found
 

@@ -13,6 +13,7 @@ from jaxdist._validate import as_array, is_array, show, spell_dtype
 from jaxdist._values.refs import refuse_ref
 from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.replicas.per_replica import PerReplica
+from jaxdist._values.variable.arguments import name_method
 from jaxdist._values.variable.enums import VariableAggregation, VariableSynchronization
 from jaxdist.errors import ArgumentError, ArgumentTypeError, InputContextError, ShapeError
 
@@ -166,7 +167,7 @@ def cast_to_variable(variable: Any, value: Any) -> jax.Array | np.ndarray:
     check_fits(variable.label, parameter_name(), array, home.shape, home.dtype)
     if jnp.issubdtype(home.dtype, np.integer):
         call_as(
-            f"Variable {variable.label!r}.{name_call()}",
+            name_method(variable.label),
             _integers.check_fits,
             parameter_name(),
             array,
@@ -200,7 +201,7 @@ def check_fits(
     found = tuple(given.shape) if given_shape is None else given_shape
     if found != shape:
         raise call_as(
-            f"Variable {name!r}.{name_call()}",
+            name_method(name),
             refuse,
             f"{parameter}={given.dtype}{list(found)}, and what it changes is {dtype}{list(shape)}.",
             "A new value has the shape of the old one; nothing is broadcast.",
@@ -211,18 +212,16 @@ def check_fits(
         return
     if getattr(given.dtype, "kind", "") in "OSUMm":
         raise call_as(
-            f"Variable {name!r}.{name_call()}",
+            name_method(name),
             refuse_type,
             f"{parameter} of dtype {given.dtype}.",
             "A variable holds arrays of numbers.",
             f"Pass an array of numbers, of dtype {dtype}.",
         )
     if jnp.issubdtype(given.dtype, np.complexfloating):
-        raise call_as(
-            f"Variable {name!r}.{name_call()}", _make_complex_error, parameter, given.dtype, dtype
-        )
+        raise call_as(name_method(name), _make_complex_error, parameter, given.dtype, dtype)
     raise call_as(
-        f"Variable {name!r}.{name_call()}",
+        name_method(name),
         refuse_type,
         f"{parameter} of dtype {given.dtype}, and the variable is {dtype}.",
         "Values are cast where that loses no more than precision: integers to floats, not the "

@@ -11,6 +11,7 @@ from jaxdist._called import call_as, name_call, refuse, refuse_type
 from jaxdist._validate import as_array, show
 from jaxdist._values.indexed_slices import as_indexed_slices
 from jaxdist._values.replicas.per_replica import PerReplica
+from jaxdist._values.variable.arguments import name_method
 from jaxdist._values.variable.checks import check_fits, parameter_name
 from jaxdist.errors import ArgumentError, ShapeError
 
@@ -32,9 +33,7 @@ def check_blocks(variable: Any, indices: Any, updates: Any) -> Blocks:
     """
     places = _check_places(variable, indices)
     lead, depth = tuple(places.shape[:-1]), int(places.shape[-1])
-    values = call_as(
-        f"Variable {variable.label!r}.{name_call()}", _as_values, variable, "updates", updates
-    )
+    values = call_as(name_method(variable.label), _as_values, variable, "updates", updates)
     wanted = (*lead, *variable.shape[depth:])
     check_fits(variable.label, "updates", values, wanted, variable.dtype)
     count = int(np.prod(lead))
@@ -68,7 +67,7 @@ def locate_elements(variable: Any, index: Any, value: Any) -> tuple[Any, Any]:
     numbers = numbers.get(mode="fill", fill_value=variable.size)
     name = f"{variable.label}[...]"
     parameter = parameter_name()
-    given = call_as(f"Variable {name!r}.{name_call()}", _as_values, variable, parameter, value)
+    given = call_as(name_method(name), _as_values, variable, parameter, value)
     check_fits(name, parameter, given, tuple(numbers.shape), variable.dtype)
     places: list[jax.Array] = []
     left = numbers
@@ -101,7 +100,7 @@ def _as_values(variable: Any, name: str, value: Any) -> Any:
 def _check_places(variable: Any, indices: Any) -> Any:
     if isinstance(indices, PerReplica):
         raise call_as(
-            f"Variable {variable.label!r}.{name_call()}",
+            name_method(variable.label),
             refuse_type,
             f"indices={show(indices)}.",
             "Outside of strategy.run indices are the same for all replicas.",
@@ -111,7 +110,7 @@ def _check_places(variable: Any, indices: Any) -> Any:
     places = indices if hasattr(indices, "dtype") else np.asarray(indices)
     if not jnp.issubdtype(places.dtype, np.integer):
         raise call_as(
-            f"Variable {variable.label!r}.{name_call()}",
+            name_method(variable.label),
             refuse_type,
             f"indices of dtype {places.dtype}.",
             "They are places in the variable: integers.",
@@ -119,7 +118,7 @@ def _check_places(variable: Any, indices: Any) -> Any:
         )
     if not places.ndim or not 0 < places.shape[-1] <= variable.ndim:
         raise call_as(
-            f"Variable {variable.label!r}.{name_call()}",
+            name_method(variable.label),
             refuse,
             f"indices of shape {list(places.shape)}, and the variable is {variable.dtype}"
             f"{list(variable.shape)}.",
@@ -134,7 +133,7 @@ def _check_places(variable: Any, indices: Any) -> Any:
         wrong = ((found < 0) | (found >= sizes)).any(axis=-1)
         if wrong.any():
             raise call_as(
-                f"Variable {variable.label!r}.{name_call()}",
+                name_method(variable.label),
                 refuse,
                 f"indices with the place {found[wrong][0].tolist()}, and the variable is "
                 f"{variable.dtype}{list(variable.shape)}.",

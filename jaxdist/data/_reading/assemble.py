@@ -29,8 +29,7 @@ class Drops:
     """A log of the dropped batches of one dataset, over all passes."""
 
     def __init__(self, num_replicas: int) -> None:
-        caller = name_call()
-        self._caller = caller
+        self._caller = name_call()
         self._num_replicas = num_replicas
         self._was_logged = False
 

@@ -38,8 +38,7 @@ class ElementReader:
     """A function that turns elements into arrays and checks that all have one structure."""
 
     def __init__(self) -> None:
-        caller = name_call()
-        self._caller = caller
+        self._caller = name_call()
         self._treedef: PyTreeDef | None = None
         self._dtypes: list[Any] = []
 

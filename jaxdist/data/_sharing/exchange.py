@@ -68,7 +68,6 @@ class Exchange:
         same: dict[str, str],
         seconds: float | None = None,
     ) -> None:
-        caller = name_call()
         number = next(_PASSES.setdefault(agreement, itertools.count()))
         self.process = agreement.process.index
         self.is_stopped = False
@@ -76,7 +75,7 @@ class Exchange:
         # needed, the prefetch thread may wait longer than the limit.
         self.needed_since: Callable[[], float | None] | None = None
         self._seconds = seconds
-        self._caller = caller
+        self._caller = name_call()
         self._agreement = agreement
         self._channel = f"data/{number}"
         self._same: dict[str, str] | None = same

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxdist._called import call_as, called, name_call, refuse, refuse_type
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._checkpoints import read_dict, replace_file
 from jaxdist._validate import as_integer, check_callable, check_instance, check_text, show
 
@@ -70,7 +70,7 @@ class FinalExporter(Exporter):
         `tf.estimator.FinalExporter`.
     """
 
-    @called(lambda self: type(self).__name__)
+    @called(lambda self: f"estimator.{type(self).__name__}")
     def __init__(self, name: str, serving_input_receiver_fn: Callable[[], Any]) -> None:
         super().__init__(name)
         self._make_features = _check_receiver(serving_input_receiver_fn)
@@ -114,7 +114,7 @@ class LatestExporter(Exporter):
         `tf.estimator.LatestExporter`.
     """
 
-    @called(lambda self: type(self).__name__)
+    @called(lambda self: f"estimator.{type(self).__name__}")
     def __init__(
         self,
         name: str,
@@ -167,7 +167,7 @@ class BestExporter(Exporter):
         `tf.estimator.BestExporter`.
     """
 
-    @called(lambda self: type(self).__name__)
+    @called(lambda self: f"estimator.{type(self).__name__}")
     def __init__(
         self,
         name: str = "best_exporter",
@@ -177,11 +177,10 @@ class BestExporter(Exporter):
         exports_to_keep: int | None = 5,
     ) -> None:
         super().__init__(name)
-        caller = type(self).__name__
         self._make_features = _check_receiver(serving_input_receiver_fn)
         if compare_fn is not None:
             remedy = "Pass lambda best_eval_result, current_eval_result: ..."
-            call_as(f"estimator.{caller}", check_callable, compare_fn, "compare_fn", remedy)
+            check_callable(compare_fn, "compare_fn", remedy)
         self._is_better = compare_fn or _has_smaller_loss
         self._keep = _check_keep(exports_to_keep)
 
@@ -245,17 +244,13 @@ def _delete_old(folder: pathlib.Path, keep: int | None) -> None:
 def _check_receiver(function: Any) -> Callable[[], Any]:
     remedy = "Pass a function that returns example features: lambda: np.zeros((1, 4), 'float32')."
     name = "serving_input_receiver_fn"
-    call_as(f"estimator.{name_call()}", check_callable, function, name, remedy)
+    check_callable(function, name, remedy)
     checked: Callable[[], Any] = function
     return checked
 
 
 def _check_keep(keep: Any) -> int | None:
-    return (
-        None
-        if keep is None
-        else call_as(f"estimator.{name_call()}", as_integer, "exports_to_keep", keep, least=1)
-    )
+    return None if keep is None else as_integer("exports_to_keep", keep, least=1)
 
 
 def check_exporters(exporters: Any) -> tuple[Exporter, ...]:

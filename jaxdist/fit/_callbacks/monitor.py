@@ -24,7 +24,6 @@ class Monitor:
     """
 
     def __init__(self, name: str, mode: str, min_delta: float = 0.0) -> None:
-        caller = name_call()
         check_text("monitor", name, "val_loss")
         if not isinstance(mode, str) or mode not in ("auto", "min", "max"):
             raise refuse(
@@ -35,7 +34,7 @@ class Monitor:
         if mode == "auto":
             is_more = any(part in name for part in _MORE_IS_BETTER)
             mode = "max" if is_more else "min"
-        self.name, self._caller = name, caller
+        self.name, self._caller = name, name_call()
         self._sign = -1.0 if mode == "max" else 1.0
         self._delta = as_number("min_delta", min_delta, least=0.0)
         self.best = math.inf * self._sign

@@ -50,8 +50,7 @@ class RowInterpreter(Interpreter[Any]):
     """
 
     def __init__(self, name: str, whole: int, local: int) -> None:
-        caller = name_call()
-        self._caller, self._name, self._whole, self._local = caller, name, whole, local
+        self._caller, self._name, self._whole, self._local = name_call(), name, whole, local
 
     def get_local_aval(self, aval: Any) -> Any:
         """Return the shape of a slot in a shard."""
