@@ -34,7 +34,7 @@ def check_model(model: Any, kind: str, strategy: Any) -> None:
             f"{called} was called, and {type(model).__name__} has a train_step of its own.\n\n"
             "It returns new weights, which were computed from values that are old when they come "
             "to the servers: they would overwrite the updates of other workers.\n\n"
-            "Override compute_loss in place of train_step; or write the step with "
+            "Override compute_loss instead of train_step; or write the step with "
             "model.stateless_call and coordinator.ServerOptimizer, and schedule it."
         )
     _check_optimizer(model.optimizer, called)

@@ -75,7 +75,7 @@ def _describe_own(task: Task) -> str:
         return "process 0 of 1: there is no cluster"
     own, count = f"{task.job} {task.index}", len(task.training)
     if task.number is None:
-        return f"{own}, which is none of the {count} processes that train together"
+        return f"{own}, which is not one of the {count} processes that train together"
     return f"{own}, process {task.number} of {count}, {list(task.training.values())[task.number]}"
 
 

@@ -111,7 +111,9 @@ class Rules:
             known = find_nearest(name, [p for p, _ in self.activations])
             raise refuse(
                 f"name={name!r}, which no rule for activations matches.",
-                f"The nearest one is {known!r}." if known else "There are none.",
+                f"The nearest one is {known!r}."
+                if known
+                else "There are no rules for activations.",
                 f"Add it: Rules(..., activations=[({name!r}, partition.Split(-1))]).",
             )
         return constrain(value, placement)

@@ -116,7 +116,8 @@ def test_who_does_not_train_binds_nothing() -> None:
     cluster = {"worker": ["h1:1", "h2:1"], "ps": ["h0:1"]}
     lines = dict(_report(cluster, ("evaluator", 0)).lines)
     assert (
-        lines["this process"] == "evaluator 0, which is none of the 2 processes that train together"
+        lines["this process"]
+        == "evaluator 0, which is not one of the 2 processes that train together"
     )
     assert "gloo" not in lines
     assert dict(_report(cluster, ("ps", 0)).lines)["process 0"] == "worker 0, h1:1"

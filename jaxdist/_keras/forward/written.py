@@ -123,7 +123,7 @@ def check_written_step(step: WrittenStep, new: Sequence[Any]) -> None:
         counts = step.list_counts(own)
     except Exception as error:
         size, have = step.most + 1, step.rows.own
-        what = f"changes state, and cannot be traced for {size} rows in place of {have}"
+        what = f"changes state, and cannot be traced for {size} rows instead of {have}"
         why = "jaxdist compares two traces to find state that belongs to one replica"
         raise _make_error(step.model, own, what, why, _TRACE) from error
     if counts:
@@ -186,5 +186,5 @@ def _make_error(
         f"A step of its own class trains or evaluates the Keras model {name_of(model)!r}, and "
         f"{what}: {paths}.\n\n"
         f"The step runs on each replica with its rows, and {why}.\n\n"
-        f"{remedy} Or override compute_loss in place of the step."
+        f"{remedy} Or override compute_loss instead of the step."
     )

@@ -226,6 +226,6 @@ def _check_name(name: Any) -> None:
         raise refuse(
             f"method_name={name!r}.",
             "Clients have each method as an attribute, so a name does not begin with an "
-            f"underscore and is none of {sorted(n for n in RESERVED if n[0] != '_')}.",
+            f"underscore and is not one of {sorted(n for n in RESERVED if n[0] != '_')}.",
             "Choose another name.",
         )

@@ -75,7 +75,7 @@ def raise_no_iterator(
     raise refuse_type(
         f"{name}, a per-worker dataset, and not its iterator.",
         "A function takes batches from an iterator, which keeps its place between calls.",
-        f"Call iterator = iter(dataset) once, and pass iterator in the place of {name}.",
+        f"Call iterator = iter(dataset) once, and pass iterator instead of {name}.",
     ) from None
 
 

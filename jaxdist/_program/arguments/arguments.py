@@ -281,7 +281,7 @@ def check_dtypes(flat: Flat) -> None:
             raise refuse_type(
                 f"{flat.name(number)}, an array of {leaf.dtype} with shape {list(leaf.shape)}.",
                 "Arrays in a step hold numbers or bools: JAX has no text, dates or Python objects.",
-                "Pass numbers, such as ids in the place of text, or a tuple of the values, which "
+                "Pass numbers, such as ids instead of text, or a tuple of the values, which "
                 "becomes part of the program.",
             )
         if type(leaf) is int and not -(1 << 31) <= leaf < 1 << 31:

@@ -73,6 +73,7 @@ def _check_length(name: str, metrics: Sequence[Any], loss: Sequence[Any]) -> Non
     if len(metrics) != len(loss):
         raise refuse_type(
             f"{len(loss)} losses, and {len(metrics)} entries of {name}.",
-            f"With a list of losses, {name} has the metrics of each output; None or [] is none.",
+            f"With a list of losses, {name} has the metrics of each output; None or [] means "
+            "no metrics.",
             f"Pass for instance {name}={[['mae'], *[[]] * (len(loss) - 1)]}.",
         )

@@ -155,7 +155,7 @@ ROWS: dict[str, Row] = {
     "an array of texts": (
         lambda: run(lambda x: x, np.array(["a", "b"])),
         ArgumentTypeError,
-        ("args[0], an array of <U1 with shape [2]", "ids in the place of text"),
+        ("args[0], an array of <U1 with shape [2]", "ids instead of text"),
     ),
     "options of another compiler": (
         lambda: two().run(abs, (NUMBERS,), options=RunOptions(experimental_xla_options=3)),
