@@ -10,12 +10,12 @@ import contextlib
 import functools
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from benchmarks._loop import Loop
 from jaxdist._parameter_server.transport import Message, connect, serve
@@ -73,14 +73,14 @@ def _cut(values: np.ndarray) -> Iterator[bytes]:
     view = values.data
     for at in range(0, len(view), CHUNK):
         piece = view[at : at + CHUNK]
-        yield b"".join((zlib.crc32(piece).to_bytes(4, "little"), piece))
+        yield b"".join((crc32(piece).to_bytes(4, "little"), piece))
 
 
 def _join(chunks: Iterator[bytes], size: int) -> np.ndarray:
     values, at = np.empty(size, np.uint8), 0
     for chunk in chunks:
         piece = memoryview(chunk)[4:]
-        if zlib.crc32(piece) != int.from_bytes(chunk[:4], "little"):
+        if crc32(piece) != int.from_bytes(chunk[:4], "little"):
             raise ValueError("a chunk was damaged")
         values.data[at : at + len(piece)] = piece
         at += len(piece)

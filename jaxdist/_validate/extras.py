@@ -88,7 +88,11 @@ EXTRAS = (
         "grpcio",
         "grpc",
         "parameter servers and remote calls between processes",
-        (("grpcio-health-checking", "grpc_health"), ("flatbuffers", "flatbuffers")),
+        (
+            ("grpcio-health-checking", "grpc_health"),
+            ("flatbuffers", "flatbuffers"),
+            ("zlib-ng", "zlib_ng"),
+        ),
     ),
     Extra("libtpu", "libtpu", "planning for TPU pods, on a machine without one"),
     Extra(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from jaxdist._launching.files.request import Request
 
 # The extra `grpcio` of jaxdist installs these: tasks use gRPC.
-_PACKAGES = ("grpcio", "grpcio-health-checking", "flatbuffers")
+_PACKAGES = ("grpcio", "grpcio-health-checking", "flatbuffers", "zlib-ng")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,12 +5,11 @@ checksum of the call, the direction and the number of the chunk. So a chunk that
 missing, repeated, or of another call is found. The first chunk has the length of the header, the
 header, and the first bytes of the arrays.
 
-The checksum is `zlib.crc32`: it finds every error of up to 32 bits in a row, needs no package, does
-not hold the GIL, and reads 6 GB/s here, where gRPC moves 1 GB/s.
+The checksum is CRC-32: it finds every error of up to 32 bits in a row. An array is read four times
+for it in an exchange, so zlib-ng computes it: 29 GB/s here, where zlib reads 4.5 and gRPC moves 1.
 """
 
 import struct
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +33,11 @@ from jaxdist._parameter_server.transport.message import (
     get_names,
     get_plain,
 )
+
+try:
+    from zlib_ng.zlib_ng import crc32
+except ImportError:  # The same checksum, slower, where zlib-ng is not installed.
+    from zlib import crc32
 
 CHUNK = 2**19
 REQUEST, REPLY = 0, 1
@@ -160,7 +164,7 @@ class Incoming:
         if len(view) <= _CHECKSUM.size and (len(view) < _CHECKSUM.size or self._number == 0):
             raise DamagedError(f"chunk {self._number + 1} is cut off")
         begun = _begin(self._call, self._direction, self._number)
-        if zlib.crc32(content, begun) != _CHECKSUM.unpack_from(view)[0]:
+        if crc32(content, begun) != _CHECKSUM.unpack_from(view)[0]:
             raise DamagedError(f"chunk {self._number + 1} is not what was sent")
         self._number += 1
         if self._header is None:
@@ -240,11 +244,11 @@ class Incoming:
 
 
 def _begin(call: bytes, direction: int, number: int) -> int:
-    return zlib.crc32(_PLACE.pack(call, direction, number))
+    return crc32(_PLACE.pack(call, direction, number))
 
 
 def _seal(pieces: list[memoryview], call: bytes, direction: int, number: int) -> bytes:
     checksum = _begin(call, direction, number)
     for piece in pieces:
-        checksum = zlib.crc32(piece, checksum)
+        checksum = crc32(piece, checksum)
     return b"".join([_CHECKSUM.pack(checksum), *pieces])

@@ -39,5 +39,5 @@ def load_grpc(module: str = "grpc") -> Any:
         raise MissingExtraError(
             f"Calls between processes need the package {package}, and it is not installed.\n\n"
             "jaxdist is installed without its optional packages.\n\n"
-            "Install it with: pip install grpcio grpcio-health-checking flatbuffers"
+            "Install it with: pip install grpcio grpcio-health-checking flatbuffers zlib-ng"
         ) from None
