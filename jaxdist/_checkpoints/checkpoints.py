@@ -12,9 +12,13 @@ from jax.sharding import Sharding
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._checkpoints.errors import describe_steps, make_directory_error, make_step_error
 from jaxdist._checkpoints.files import list_steps
-from jaxdist._checkpoints.leaves import check_leaves, name_leaves
-from jaxdist._checkpoints.objects import put_into, to_plain
-from jaxdist._checkpoints.pieces import gather_whole_arrays
+from jaxdist._checkpoints.leaves import (
+    check_leaves,
+    gather_whole_arrays,
+    name_leaves,
+    put_into,
+    to_plain,
+)
 from jaxdist._checkpoints.processes import Survivor, add_survivor, remove_survivor
 from jaxdist._checkpoints.restore import Restored, restore_newest, restore_step
 from jaxdist._checkpoints.save import Writer

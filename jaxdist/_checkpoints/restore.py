@@ -10,12 +10,18 @@ import numpy as np
 from jax.sharding import Sharding
 
 from jaxdist._checkpoints import errors as failures
-from jaxdist._checkpoints.files import list_steps
-from jaxdist._checkpoints.leaves import list_differences, name_leaves, rebuild_tree
-from jaxdist._checkpoints.manifest import find_damage
-from jaxdist._checkpoints.objects import rebuild_objects, to_plain
+from jaxdist._checkpoints.files import find_damage, list_steps
+from jaxdist._checkpoints.leaves import (
+    cut_like,
+    get_layouts_of_pieces,
+    get_whole_shapes,
+    list_differences,
+    name_leaves,
+    rebuild_objects,
+    rebuild_tree,
+    to_plain,
+)
 from jaxdist._checkpoints.orbax import read_arrays, read_notes
-from jaxdist._checkpoints.pieces import cut_like, get_layouts_of_pieces, get_whole_shapes
 from jaxdist._checkpoints.processes import (
     Group,
     agree_on_result,

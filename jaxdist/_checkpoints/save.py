@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxdist._checkpoints.errors import make_directory_error, make_write_error
-from jaxdist._checkpoints.files import delete_step, list_steps
+from jaxdist._checkpoints.files import delete_step, list_steps, remove_manifest, write_manifest
 from jaxdist._checkpoints.folder_lock import JobLock
 from jaxdist._checkpoints.interrupts import delay_interrupts
-from jaxdist._checkpoints.manifest import remove_manifest, write_manifest
 from jaxdist._checkpoints.orbax import Manager, open_manager, start_checkpoint
 from jaxdist._checkpoints.processes import Group, JointSave, find_group
 from jaxdist._processes import HERE, get_current_process

@@ -8,7 +8,7 @@ from jaxdist._called import called
 from jaxdist._typing import PyTree
 from jaxdist.data._assembler import Assembler
 from jaxdist.data._iterator import DistributedIterator
-from jaxdist.data._reading.cardinality import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from jaxdist.data._reading.ahead import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from jaxdist.data._reading.readers import Reader
 from jaxdist.errors import ArgumentTypeError
 

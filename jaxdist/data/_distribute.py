@@ -9,9 +9,9 @@ from jaxdist import _validate
 from jaxdist._called import called
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._processes import Agreement
+from jaxdist.data._assembler import Grouper, Splitter
 from jaxdist.data._context import InputContext
 from jaxdist.data._dataset import CheckContext, DistributedDataset
-from jaxdist.data._group import Grouper
 from jaxdist.data._options import (
     InputOptions,
     check_is_not_sharded,
@@ -21,10 +21,9 @@ from jaxdist.data._options import (
 )
 from jaxdist.data._pad import FixedRows
 from jaxdist.data._place import Placer
-from jaxdist.data._reading.assemble import GROUP_CALLER, SPLIT_CALLER, Drops
-from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY, cardinality_of_steps
+from jaxdist.data._reading.ahead import UNKNOWN_CARDINALITY, cardinality_of_steps
 from jaxdist.data._reading.elements import ElementReader
-from jaxdist.data._reading.partial_batch import PartialBatch
+from jaxdist.data._reading.partial_batch import GROUP_CALLER, SPLIT_CALLER, Drops, PartialBatch
 from jaxdist.data._reading.readers import GroupReader, ParallelReader, Reader, use_default_device
 from jaxdist.data._reading.sources import Source
 from jaxdist.data._sharing.distribute import (
@@ -35,7 +34,6 @@ from jaxdist.data._sharing.distribute import (
     share_dataset,
     share_function,
 )
-from jaxdist.data._split import Splitter
 
 
 @called(SPLIT_CALLER)

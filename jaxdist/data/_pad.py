@@ -14,8 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist._called import name_call
-from jaxdist.data._reading.elements import Element, Leaf, describe_array, device_dtype, format_lines
-from jaxdist.data._reading.host import copy_padded
+from jaxdist.data._reading.elements import (
+    Element,
+    Leaf,
+    copy_padded,
+    describe_array,
+    device_dtype,
+    format_lines,
+)
 from jaxdist.data._reading.partial_batch import round_up
 from jaxdist.errors import ShapeError
 

@@ -13,10 +13,8 @@ from jaxdist._integers import find_cut_off
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import AgreedShapes, PerReplica, mark_with_shapes
 from jaxdist.data._pad import pad_rows
-from jaxdist.data._reading.assemble import GROUP_CALLER, SPLIT_CALLER
-from jaxdist.data._reading.elements import Leaf, as_array, device_dtype, is_numeric
-from jaxdist.data._reading.host import copy_aligned
-from jaxdist.data._reading.partial_batch import split_rows
+from jaxdist.data._reading.elements import Leaf, as_array, copy_aligned, device_dtype, is_numeric
+from jaxdist.data._reading.partial_batch import GROUP_CALLER, SPLIT_CALLER, split_rows
 from jaxdist.errors import ShapeError
 
 # Note [Who owns a batch]

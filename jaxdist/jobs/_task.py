@@ -22,10 +22,9 @@ from jaxdist.errors import ShapeError, UnsupportedError
 from jaxdist.jobs._config.checks import MOST_ROWS, check_rules
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig, check_choice
-from jaxdist.jobs._optimizer import make_optimizer
 from jaxdist.jobs._partitions import PARTITIONS, UPDATES
-from jaxdist.jobs._strategy.build import count_replicas
-from jaxdist.jobs._tables import find_tables
+from jaxdist.jobs._strategy import count_replicas
+from jaxdist.jobs._tables import find_tables, make_optimizer
 
 Measures = Mapping[str, float]
 C = TypeVar("C", bound=JobConfig)

@@ -1,11 +1,17 @@
-"""`Group`: the processes that write and read the checkpoints of one folder together."""
+"""`Group`: the processes that share the checkpoints of a folder, and what they agree on."""
 
+import contextlib
 import json
-from collections.abc import Callable
-from typing import Any
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 from jaxdist._processes import HERE, Agreement, exchange_over, get_agreement
-from jaxdist.errors import ContextError, UnavailableError
+from jaxdist.errors import CheckpointError, ContextError, DamagedCheckpointError, UnavailableError
 
 _MAIN = "checkpoints"
 
@@ -74,3 +80,117 @@ def find_group(seconds: float | None) -> Group | None:
     if agreement is None or agreement.process.count == 1:
         return None
     return Group(agreement, seconds)
+
+
+# Network file systems may show a new file with a delay.
+_PATIENCE_SECONDS = 5.0
+_NAP = 0.05
+
+
+def check_same_folder(group: Group, call: str, folder: Path) -> str:
+    """Check that all processes see one folder, and return a string that is equal in all of them.
+
+    Cost:
+        Two exchanges of short strings; process 0 writes an empty file and deletes it.
+
+    Raises:
+        CheckpointError: A process has another folder.
+    """
+    name = f".jaxdist-shared-{uuid.uuid4().hex}"
+    here = {"host": socket.gethostname(), "folder": str(folder), "name": name, "error": ""}
+    if group.process.is_first:
+        try:
+            (folder / name).touch()
+        except OSError as error:
+            here["error"] = f"{type(error).__name__}: {error}"
+    try:
+        everyone = group.gather(call, here)
+        first = everyone[0]
+        sees = not first["error"] and _is_there(folder / first["name"])
+        answers = group.gather(call, sees)
+    finally:
+        if group.process.is_first:
+            with contextlib.suppress(OSError):
+                os.unlink(folder / name)
+    if first["error"]:
+        raise CheckpointError(
+            f"{call}: process 0 cannot write to {first['folder']!r} on {first['host']}: "
+            f"{first['error']}.\n\n"
+            "All processes write into the folder of the checkpoints.\n\n"
+            "Change its permissions, or choose another directory."
+        )
+    blind = [i for i, answer in enumerate(answers) if not answer]
+    if blind:
+        other = everyone[blind[0]]
+        raise CheckpointError(
+            f"{call}: process {blind[0]} on {other['host']} does not find in {other['folder']!r} "
+            f"what process 0 has written to {first['folder']!r} on {first['host']}.\n\n"
+            "Each process writes its own shards of a checkpoint, and all of them into one "
+            "folder.\n\n"
+            "Pass a folder that all hosts share (NFS, Lustre, a mounted bucket), the same one in "
+            "every process, instead of a local disk."
+        )
+    return str(first["name"])
+
+
+def _is_there(path: Path) -> bool:
+    end = time.monotonic() + _PATIENCE_SECONDS
+    while not path.exists():
+        if time.monotonic() >= end:
+            return False
+        time.sleep(_NAP)
+    return True
+
+
+T = TypeVar("T")
+
+
+def agree_on_result(group: Group, call: str, act: Callable[[], T]) -> T:
+    """Return the result of `act`, or raise an error if `act` raised in any process.
+
+    Raises:
+        DamagedCheckpointError: `act` raised this error in another process.
+        CheckpointError: `act` raised another error in another process.
+    """
+    results: list[T] = []
+    own: Exception | None = None
+    try:
+        results.append(act())
+    except Exception as error:
+        own = error
+    kind = "" if own is None else "damaged" if isinstance(own, DamagedCheckpointError) else "other"
+    answers = group.gather(call, [kind, "" if own is None else f"{type(own).__name__}: {own}"])
+    if own is not None:
+        raise own
+    failed = [i for i, (kind, _) in enumerate(answers) if kind]
+    if not failed:
+        return results[0]
+    kind, text = answers[failed[0]]
+    made = DamagedCheckpointError if kind == "damaged" else CheckpointError
+    raise made(
+        f"{call}: process {failed[0]} has failed, and this process has not.\n\n"
+        "Checkpoints are restored, and deleted, by all processes or by none.\n\n"
+        f"That process says:\n{text}"
+    )
+
+
+def check_same_steps(group: Group, call: str, directory: Path, steps: Sequence[int]) -> None:
+    """Check that all processes see the same checkpoints.
+
+    Raises:
+        CheckpointError: Processes see different checkpoints, so their folders differ.
+    """
+    said = {"host": socket.gethostname(), "folder": str(directory), "steps": list(steps)}
+    everyone = group.gather(call, said)
+    first = everyone[0]
+    other = [i for i, one in enumerate(everyone) if one["steps"] != first["steps"]]
+    if other:
+        found = everyone[other[0]]
+        raise CheckpointError(
+            f"{call}: process {other[0]} on {found['host']} sees the checkpoints "
+            f"{found['steps']} in {found['folder']!r}, and process 0 on {first['host']} "
+            f"{first['steps']} in {first['folder']!r}.\n\n"
+            "All processes restore one checkpoint from one folder.\n\n"
+            "Pass a folder that all hosts share (NFS, Lustre, a mounted bucket), the same one in "
+            "every process, instead of a local disk."
+        )

@@ -7,10 +7,8 @@ from typing import Any
 
 from jaxdist._checkpoints.errors import ElsewhereError
 from jaxdist._checkpoints.files import delete_step, list_steps
-from jaxdist._checkpoints.processes.group import Group
+from jaxdist._checkpoints.processes.group import Group, agree_on_result, check_same_folder
 from jaxdist._checkpoints.processes.parts import prepare_folder, publish, start_part
-from jaxdist._checkpoints.processes.results import agree_on_result
-from jaxdist._checkpoints.processes.same_folder import check_same_folder
 from jaxdist.errors import OtherProcessError, ProgramMismatchError
 
 # Note [Checkpoints of several processes]

@@ -12,10 +12,8 @@ from jax.tree_util import keystr
 from jaxdist._called import call_as, called, name_call, refuse, refuse_type
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, as_integer, show
-from jaxdist.data._reading.ahead import HasRowsAhead, RowsAhead
-from jaxdist.data._reading.cardinality import INFINITE_CARDINALITY
-from jaxdist.data._reading.elements import check_not_traced
-from jaxdist.data._reading.host import copy_rows
+from jaxdist.data._reading.ahead import INFINITE_CARDINALITY, HasRowsAhead, RowsAhead
+from jaxdist.data._reading.elements import check_not_traced, copy_rows
 from jaxdist.errors import ArgumentTypeError, ShapeError
 
 

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 import jax
 
 from jaxdist._called import called, refuse
-from jaxdist.data._reading.ahead import HasRowsAhead, RowsAhead
-from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY
+from jaxdist.data._reading.ahead import UNKNOWN_CARDINALITY, HasRowsAhead, RowsAhead
 from jaxdist.errors import ArgumentTypeError, JaxdistError
 
 Snapshot = Callable[[Any], Any]

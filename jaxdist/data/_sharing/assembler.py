@@ -17,8 +17,7 @@ from jaxdist.data._reading.ahead import RowsAhead
 from jaxdist.data._reading.elements import Element
 from jaxdist.data._reading.partial_batch import PartialBatch
 from jaxdist.data._reading.readers import ENDED
-from jaxdist.data._sharing.exchange import Exchange, Offer
-from jaxdist.data._sharing.structure import Structure, make_empty, structure_of
+from jaxdist.data._sharing.exchange import Exchange, Offer, Structure, make_empty, structure_of
 from jaxdist.errors import ProgramMismatchError, ShapeError
 
 Slot = Element | None  # the element of a local replica; None without one

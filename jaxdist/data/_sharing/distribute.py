@@ -16,20 +16,31 @@ from jaxdist.data._options import InputOptions
 from jaxdist.data._pad import FixedRows
 from jaxdist.data._place import Placer
 from jaxdist.data._prefetch import stop_all
-from jaxdist.data._reading.assemble import GROUP_CALLER, SPLIT_CALLER, Drops
 from jaxdist.data._reading.batches import Batches
 from jaxdist.data._reading.elements import ElementReader
-from jaxdist.data._reading.files import Files
-from jaxdist.data._reading.files_iterator import FilesIterator
-from jaxdist.data._reading.partial_batch import PartialBatch, round_up, split_rows
+from jaxdist.data._reading.files import Files, FilesIterator
+from jaxdist.data._reading.partial_batch import (
+    GROUP_CALLER,
+    SPLIT_CALLER,
+    Drops,
+    PartialBatch,
+    round_up,
+    split_rows,
+)
 from jaxdist.data._reading.readers import GroupReader, ParallelReader, Reader
 from jaxdist.data._reading.shard_policy import AutoShardPolicy, choose_policy
 from jaxdist.data._reading.sources import Source
 from jaxdist.data._sharing.exchange import Exchange
-from jaxdist.data._sharing.group import GroupAssembler
-from jaxdist.data._sharing.own_rows import Cut, GrainBatches, OwnBatches, find_grain_batches
-from jaxdist.data._sharing.share import PieceReader, ShareReader, cut_evenly
-from jaxdist.data._sharing.split import GlobalAssembler, LocalAssembler
+from jaxdist.data._sharing.share import (
+    Cut,
+    GrainBatches,
+    OwnBatches,
+    PieceReader,
+    ShareReader,
+    cut_evenly,
+    find_grain_batches,
+)
+from jaxdist.data._sharing.split import GlobalAssembler, GroupAssembler, LocalAssembler
 from jaxdist.errors import ContextError
 
 _LOG = logging.getLogger("jaxdist")

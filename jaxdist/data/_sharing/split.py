@@ -1,4 +1,4 @@
-"""Assembles batches of which each process reads its own part: policies DATA, FILE and OFF."""
+"""Assembles the data that each process has read: by policy, or from its own dataset."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,14 +6,15 @@ from typing import Any
 
 from jaxdist._called import called
 from jaxdist._values import Ahead
+from jaxdist.data._assembler import cannot_split_error
 from jaxdist.data._reading.ahead import RowsAhead, find_uneven_splits
 from jaxdist.data._reading.elements import Element
-from jaxdist.data._reading.files_iterator import FilesIterator
+from jaxdist.data._reading.files import FilesIterator
 from jaxdist.data._reading.partial_batch import PartialBatch, split_rows
+from jaxdist.data._reading.readers import ENDED
 from jaxdist.data._sharing.assembler import ShareAssembler, Slot, agreed_padding
 from jaxdist.data._sharing.exchange import Offer
 from jaxdist.data._sharing.share import PieceReader, Share, cut_evenly, fill
-from jaxdist.data._split import cannot_split_error
 
 
 @dataclasses.dataclass(eq=False)
@@ -143,3 +144,35 @@ class LocalAssembler(SplitAssembler):
 def _cut_element(element: Element, rows: slice) -> Element:
     leaves = [leaf[rows] for leaf in element.leaves]
     return Element(leaves, element.treedef, rows.stop - rows.start)
+
+
+@dataclasses.dataclass(eq=False)
+class GroupAssembler(ShareAssembler):
+    """An assembler of elements that are each the batch of one local replica.
+
+    Args:
+        is_per_replica: Whether each replica reads its own dataset.
+    """
+
+    is_per_replica: bool
+    _own_most: int = dataclasses.field(default=0, init=False)
+
+    @property
+    def _is_exclusive(self) -> bool:
+        return True  # the reader has copied them
+
+    def _read_slots(self, raw: Share, index: int) -> list[Slot]:
+        count = len(self.layout.local_replicas)
+        # Errors give the index of an element in the user's dataset.
+        first, stride = (index, 0) if self.is_per_replica else (index * count, 1)
+        slots: list[Slot] = [
+            None if x is ENDED else self.read(x, first + i * stride) for i, x in enumerate(raw.raw)
+        ]
+        self._own_most = max((s.rows or 0 for s in slots if s is not None), default=0)
+        return slots + [None] * (count - len(slots))
+
+    def _rows_to_pad_to(self) -> int:
+        return (self.fixed.rows or self._own_most) if self.policy is PartialBatch.PAD else 0
+
+    def _agree_on_padding(self, offers: Sequence[Offer]) -> None:
+        self.fixed.rows = max(o.padded_rows for o in offers)

@@ -27,12 +27,15 @@ from jaxdist.jobs._config.checks import (
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._names import versions
+from jaxdist.jobs._run.finished import TrainingReport
 from jaxdist.jobs._run.metrics import write_output
-from jaxdist.jobs._run.opening import describe_communication, describe_run
-from jaxdist.jobs._run.progress import Stopwatch, TrainingProgress
-from jaxdist.jobs._run.report import TrainingReport
-from jaxdist.jobs._run.run_state import RunState
-from jaxdist.jobs._run.table_files import TableFiles
+from jaxdist.jobs._run.progress import (
+    Stopwatch,
+    TrainingProgress,
+    describe_communication,
+    describe_run,
+)
+from jaxdist.jobs._run.run_state import RunState, TableFiles
 from jaxdist.jobs._task import Task
 from jaxdist.training import Every, evaluate, run_loop
 

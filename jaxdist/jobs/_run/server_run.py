@@ -10,7 +10,7 @@ from jaxdist._parameter_server import (
     RemoteValue,
 )
 from jaxdist.jobs._config.load import LoadedConfig
-from jaxdist.jobs._run.opening import count_parameters
+from jaxdist.jobs._run.progress import count_parameters
 from jaxdist.jobs._run.run import Run
 
 # How many steps of each worker may be queued: enough that no worker waits, and so few that

@@ -15,8 +15,7 @@ from jaxdist.data import DistributedIterator, InputOptions, batches
 from jaxdist.jobs._config.checks import check_job
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig
-from jaxdist.jobs._run.finished import finished_line, finished_run
-from jaxdist.jobs._run.report import TrainingReport
+from jaxdist.jobs._run.finished import TrainingReport, finished_line, finished_run
 from jaxdist.jobs._run.run import Run
 from jaxdist.jobs._run.server_run import ServerRun
 from jaxdist.jobs._task import Task

@@ -18,8 +18,8 @@ from jaxdist._checkpoints.processes import (
     check_same_steps,
     parts,
 )
-from jaxdist._checkpoints.processes.same_folder import check_same_folder
-from jaxdist._checkpoints.processes.snapshots import NoCopyError, Snapshots
+from jaxdist._checkpoints.processes.group import check_same_folder
+from jaxdist._checkpoints.processes.survivors import NoCopyError, Snapshots
 from jaxdist._processes import HERE, Agreement, LocalStore, Process
 from jaxdist.errors import (
     ArgumentError,
@@ -104,7 +104,7 @@ def test_folders_with_other_checkpoints_are_an_error(tmp_path: pathlib.Path) -> 
 def test_folders_that_are_not_shared_are_an_error(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jaxdist._checkpoints.processes.same_folder._PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("jaxdist._checkpoints.processes.group._PATIENCE_SECONDS", 0.1)
     folders = [tmp_path / "0", tmp_path / "1"]
     for folder in folders:
         folder.mkdir()
