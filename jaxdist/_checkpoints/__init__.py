@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from jaxdist._checkpoints.leaves import put_into as put_into
     from jaxdist._checkpoints.leaves import to_plain as to_plain
     from jaxdist._checkpoints.orbax import read_notes_without_orbax as read_notes_without_orbax
-    from jaxdist._checkpoints.processes import keep_states as keep_states
-    from jaxdist._checkpoints.processes import save_after as save_after
     from jaxdist._checkpoints.restore import Restored as Restored
+    from jaxdist._checkpoints.survivors import keep_states as keep_states
+    from jaxdist._checkpoints.survivors import save_after as save_after
 
 _open_late(__name__)

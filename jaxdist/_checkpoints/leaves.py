@@ -34,7 +34,7 @@ def to_plain(state: PyTree) -> PyTree:
 
     If several objects share an array, only the dict of the first object contains it.
     """
-    units, treedef = _flatten_to_units(state)
+    units, treedef = jax.tree.flatten(state, is_leaf=_is_unit)
     objects = [x for x in units if is_nnx_object(x)]
     dicts = iter(_get_dicts(objects))
     found = [
@@ -46,7 +46,7 @@ def to_plain(state: PyTree) -> PyTree:
 
 def rebuild_objects(like: PyTree, restored: PyTree) -> PyTree:
     """Return `restored` with new NNX objects where `like` has NNX objects."""
-    units, treedef = _flatten_to_units(like)
+    units, treedef = jax.tree.flatten(like, is_leaf=_is_unit)
     objects = [x for x in units if is_nnx_object(x)]
     if not objects:
         return restored
@@ -67,7 +67,7 @@ def put_into(target: PyTree, restored: PyTree) -> PyTree:
     Returns:
         The target, with the same objects and with new arrays elsewhere.
     """
-    units, treedef = _flatten_to_units(target)
+    units, treedef = jax.tree.flatten(target, is_leaf=_is_unit)
     parts = treedef.flatten_up_to(restored)
     pairs = list(zip(units, parts, strict=True))
     objects = tuple(x for x in units if is_nnx_object(x))
@@ -96,10 +96,6 @@ def find_plain_leaves(state: PyTree) -> list[str]:
         for path, x in units
         if not (is_nnx_object(x) or is_assignable(x))
     ]
-
-
-def _flatten_to_units(state: PyTree) -> tuple[list[Any], Any]:
-    return jax.tree.flatten(state, is_leaf=_is_unit)
 
 
 # An `nnx.State` is a unit but not an object: `restore` returns a new state for it, as for any
@@ -202,12 +198,8 @@ def _to_array(leaf: Any) -> Any:
 def _convert_like(data: Any, wanted: Any) -> Any:
     """Return the leaf as a random key or a Python number if `wanted` is one."""
     if _is_key(wanted) and not _compat.are_row_numbers(wanted):
-        return _wrap_key(data, wanted)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(wanted))
     return np.asarray(data).item() if isinstance(wanted, (bool, int, float, complex)) else data
-
-
-def _wrap_key(data: Any, wanted: Any) -> Any:
-    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(wanted))
 
 
 def gather_whole_arrays(state: PyTree) -> PyTree:

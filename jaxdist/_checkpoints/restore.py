@@ -11,6 +11,7 @@ from jax.sharding import Sharding
 
 from jaxdist._checkpoints import errors as failures
 from jaxdist._checkpoints.files import find_damage, list_steps
+from jaxdist._checkpoints.group import Group, agree_on_result, check_same_steps
 from jaxdist._checkpoints.leaves import (
     cut_like,
     get_layouts_of_pieces,
@@ -22,11 +23,6 @@ from jaxdist._checkpoints.leaves import (
     to_plain,
 )
 from jaxdist._checkpoints.orbax import read_arrays, read_notes
-from jaxdist._checkpoints.processes import (
-    Group,
-    agree_on_result,
-    check_same_steps,
-)
 from jaxdist._checkpoints.records import find_changed_values
 from jaxdist._typing import PyTree
 from jaxdist._update import divide_errors, find_moved_pairs
@@ -84,8 +80,9 @@ def restore_step(
 
     found = read() if group is None else agree_on_result(group, f"restore(step={step})", read)
     # From here on collectives are allowed: all processes have read their arrays.
-    restored = _rebuild_plain(step, plain, found)
-    return dataclasses.replace(restored, state=rebuild_objects(like, restored.state))
+    divide_errors(found.arrays, found.pairs, found.shapes)
+    whole = rebuild_tree(found.arrays, get_whole_shapes(plain))
+    return Restored(step, rebuild_objects(like, cut_like(whole, plain)), found.notes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,12 +113,6 @@ def _read_arrays(directory: Path, step: int, like: PyTree, sharding: Sharding | 
     arrays = read_arrays(directory / str(step), wanted, sharding, layouts)
     _raise_if_any(find_changed_values(records, arrays))
     return _Arrays(arrays, pairs, shapes, notes)
-
-
-def _rebuild_plain(step: int, like: PyTree, found: _Arrays) -> Restored:
-    divide_errors(found.arrays, found.pairs, found.shapes)
-    whole = rebuild_tree(found.arrays, get_whole_shapes(like))
-    return Restored(step, cut_like(whole, like), found.notes)
 
 
 def restore_newest(
@@ -172,8 +163,7 @@ def _move_damaged(directory: Path, step: int, group: Group | None) -> Path:
         move()
     else:
         # No process may list the steps before the checkpoint is moved.
-        is_first = group.process.is_first
-        agree_on_result(group, "Checkpoints.restore", move if is_first else lambda: None)
+        agree_on_result(group, "Checkpoints.restore", group.only_first(move))
     return target
 
 

@@ -276,10 +276,6 @@ class GradientReport(Report):
                 return candidate
         return None
 
-    @property
-    def _has_local_state(self) -> bool:
-        return any(x.remark.startswith("different on each") for x in self.different)
-
     def raise_if_different(self) -> None:
         """Raise an error if the step has different results on R replicas and on one device.
 
@@ -310,9 +306,8 @@ class GradientReport(Report):
             yield _ADAPTIVE
         if not self.is_equal:
             yield ""
-            yield from explain_factor(
-                self.setting, self._common_factor(), has_local_state=self._has_local_state
-            )
+            is_local = any(x.remark.startswith("different on each") for x in self.different)
+            yield from explain_factor(self.setting, self._common_factor(), has_local_state=is_local)
 
     def _headline(self) -> str:
         against = f"GradientReport: {self.setting.num_replicas} replicas against one device, "

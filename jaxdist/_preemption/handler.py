@@ -32,11 +32,7 @@ from jaxdist._processes import (
 )
 from jaxdist._validate import check_callable, check_instance, show
 from jaxdist.cluster_resolver import ClusterResolver
-from jaxdist.errors import (
-    ContextError,
-    OtherProcessError,
-    UnsupportedError,
-)
+from jaxdist.errors import ContextError, OtherProcessError, UnsupportedError
 
 _LOG = logging.getLogger("jaxdist")
 _CALLER = "PreemptionCheckpointHandler"

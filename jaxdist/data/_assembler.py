@@ -10,8 +10,7 @@ import numpy as np
 
 from jaxdist._typing import PyTree
 from jaxdist._values import Ahead
-from jaxdist.data._pad import FixedRows, make_zeros, pad_rows, spread_rows
-from jaxdist.data._place import Placer
+from jaxdist.data._place import FixedRows, Placer, make_zeros, pad_rows, spread_rows
 from jaxdist.data._reading.ahead import RowsAhead, find_uneven_groups, find_uneven_splits
 from jaxdist.data._reading.elements import (
     Element,
@@ -180,7 +179,9 @@ class Grouper(Assembler):
 
     def __call__(self, raw: list[Any], index: int) -> PyTree:
         """Return the batch of step `index`."""
-        slots = self._read_slots(raw, index)
+        slots = read_slots(
+            self.read, raw, index, self.num_replicas, is_per_replica=self.is_per_replica
+        )
         present = [e for e in slots if e is not None]
         if self.policy is PartialBatch.PAD:
             return self._pad(slots, present, index)
@@ -193,40 +194,29 @@ class Grouper(Assembler):
             if is_full:
                 raise _shapes_differ_error(slots, index)
             raise self._incomplete_error(slots, index)
-        columns = [_collect_leaf(slots, i) for i in range(len(present[0].leaves))]
+        columns = [collect_leaf(slots, present[0], i) for i in range(len(present[0].leaves))]
         is_even = all(leaf.shape == column[0].shape for column in columns for leaf in column)
         # One global array is one transfer. Arrays of different shapes cannot be shards of one
         # array, so each one needs its own transfer.
         place = self.placer.join if is_even else self.placer.place_each
         return present[0].treedef.unflatten([place(column) for column in columns])
 
-    def _read_slots(self, raw: list[Any], index: int) -> list[Slot]:
-        """Return the element of each replica, in replica order."""
-        # Errors give the index of an element in the user's dataset. With one dataset for each
-        # replica this is the step; with one for all replicas, a step takes `num_replicas` elements.
-        first, stride = (index, 0) if self.is_per_replica else (index * self.num_replicas, 1)
-        slots: list[Slot] = [
-            None if x is ENDED else self.read(x, first + i * stride) for i, x in enumerate(raw)
-        ]
-        return slots + [None] * (self.num_replicas - len(slots))
-
     def _pad(self, slots: list[Slot], present: list[Element], index: int) -> PyTree:
-        counts = iter(self.fixed.fit(present, index))
+        self.fixed.fit(present, index)
         rows = self.fixed.rows
         # A mask has one flag for each row. If an element has only scalars, it has no rows, and
         # one flag says whether the replica has an element.
         has_rows = any(leaf.ndim for e in present for leaf in e.leaves)
         columns: list[list[Leaf]] = []
-        masks: list[Leaf] = []
         for i in range(len(present[0].leaves)):
-            column = [pad_rows(x, rows) if x.ndim else x for x in _collect_leaf(slots, i)]
+            whole = collect_leaf(slots, present[0], i)
+            column = [pad_rows(x, rows) if x.ndim else x for x in whole]
             # `pad_rows` made dim 0 equal, so the shapes can only differ from dim 1 on.
             if any(x.shape != column[0].shape for x in column):
                 raise _shapes_differ_error(slots, index, from_dim=1)
             columns.append(column)
-        for slot in slots:
-            count = 0 if slot is None else next(counts)
-            masks.append(np.arange(rows) < count if has_rows else np.asarray(slot is not None))
+        counts = [None if slot is None else slot.rows or 0 for slot in slots]
+        masks = make_masks(counts, rows, has_rows=has_rows)
         batch = [self.placer.join(column) for column in columns]
         return present[0].treedef.unflatten(batch), self.placer.join(masks)
 
@@ -251,11 +241,32 @@ class Grouper(Assembler):
         )
 
 
-def _collect_leaf(slots: Sequence[Slot], leaf: int) -> list[Leaf]:
-    """Return one leaf of every replica; no rows, or a zero for a scalar, if its data has ended."""
-    like = next(slot for slot in slots if slot is not None).leaves[leaf]
-    empty = (0, *like.shape[1:]) if like.ndim else ()
-    return [make_zeros(like, empty) if slot is None else slot.leaves[leaf] for slot in slots]
+def read_slots(
+    read: ElementReader, raw: Sequence[Any], index: int, count: int, *, is_per_replica: bool
+) -> list[Slot]:
+    """Return the elements of step `index` for `count` replicas, in replica order."""
+    # Errors give the index of an element in the user's dataset. With one dataset for each replica
+    # this is the step; with one for all replicas, a step takes `count` elements.
+    first, stride = (index, 0) if is_per_replica else (index * count, 1)
+    slots: list[Slot] = [
+        None if x is ENDED else read(x, first + i * stride) for i, x in enumerate(raw)
+    ]
+    return slots + [None] * (count - len(slots))
+
+
+def collect_leaf(slots: Sequence[Slot], like: Element, leaf: int) -> list[Leaf]:
+    """Return one leaf of each replica; one without an element has no rows, or a zero."""
+    one = like.leaves[leaf]
+    empty = (0, *one.shape[1:]) if one.ndim else ()
+    return [make_zeros(one, empty) if slot is None else slot.leaves[leaf] for slot in slots]
+
+
+def make_masks(counts: Sequence[int | None], rows: int, *, has_rows: bool) -> list[Leaf]:
+    """Return the mask of each replica: a flag for each row; without rows, one for its element."""
+    return [
+        np.arange(rows) < (count or 0) if has_rows else np.asarray(count is not None)
+        for count in counts
+    ]
 
 
 def _is_uniform(elements: list[Element]) -> bool:

@@ -185,8 +185,7 @@ def gather(tree: T, *, dtype: Any = None) -> T:
         graphdef, state = nnx.split(x)
         return nnx.merge(graphdef, jax.tree.map(gather_leaf, state, is_leaf=is_sharded))
 
-    result: T = jax.tree.map(gather_node, tree, is_leaf=stops(Stop.GATHERED))
-    return result
+    return jax.tree.map(gather_node, tree, is_leaf=stops(Stop.GATHERED))
 
 
 # `jax.checkpoint` must not keep the results of these operations either. They only copy a gathered

@@ -28,12 +28,7 @@ from jaxdist._values import (
     make_equal,
     put,
 )
-from jaxdist.errors import (
-    ArgumentError,
-    ContextError,
-    ShapeError,
-    UnsupportedError,
-)
+from jaxdist.errors import ArgumentError, ContextError, ShapeError, UnsupportedError
 from jaxdist.partition._leaves import Entry, collect_entries, name_entries
 from jaxdist.partition._placements import (
     TABLE,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from jaxdist._called import called, refuse, refuse_type
-from jaxdist._validate import as_flag, as_list, check_size, show
+from jaxdist._validate import as_flag, as_list, check_instance, check_size, show
 
 TABLE = "embedding"  # the parameter of `nnx.Embed`: [rows, columns]
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -212,19 +212,12 @@ class ByNames:
 
     @called("partition.ByNames")
     def __post_init__(self) -> None:
-        if not isinstance(self.axes, Mapping):
-            raise refuse_type(
-                f"axes={show(self.axes)}.",
-                "axes is a mapping from names of dims to axes.",
-                'Write for instance ByNames({"embed": "replica", "mlp": "logical"}).',
-            )
+        remedy = 'Write for instance ByNames({"embed": "replica", "mlp": "logical"}).'
+        check_instance("axes", self.axes, Mapping, "a mapping from names of dims to axes", remedy)
         for name, axis in self.axes.items():
             if not isinstance(name, str):
-                raise refuse_type(
-                    f"axes with the key {show(name)}.",
-                    "Keys are the names of dims.",
-                    'Write for instance ByNames({"embed": "replica", "mlp": "logical"}).',
-                )
+                found = f"axes with the key {show(name)}."
+                raise refuse_type(found, "Keys are the names of dims.", remedy)
             if axis is not None and not isinstance(axis, str):
                 raise refuse_type(
                     f"axes[{name!r}]={show(axis)}, which is no axis.",
@@ -248,13 +241,9 @@ _AXES = (
 
 def check_placement(name: str, value: Any) -> Placement:
     """Check that `value` is a placement, and return it."""
-    if isinstance(value, (Replicate, Split, Shard, ByNames)):
-        return value
-    raise refuse_type(
-        f"{name}={show(value)}.",
-        f"{name} is a placement.",
-        "Pass partition.Replicate(), Split(dim), Shard(...) or ByNames({...}).",
-    )
+    remedy = "Pass partition.Replicate(), Split(dim), Shard(...) or ByNames({...})."
+    check_instance(name, value, (Replicate, Split, Shard, ByNames), "a placement", remedy)
+    return value
 
 
 def _show_fields(placement: Split | Shard) -> str:

@@ -12,7 +12,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, as_integer, check_callable, show
 from jaxdist._values import PerReplica
 from jaxdist.data._reading.ahead import UNKNOWN_CARDINALITY
+from jaxdist.data._reading.batches import check_same_order, draw_order
 from jaxdist.data._reading.elements import as_array
 from jaxdist.errors import ArgumentError, JaxdistError, ShapeError
 
@@ -38,22 +39,6 @@ class FilesState(TypedDict):
     seed: int
 
 
-class HasFiles(Protocol):
-    """The members of a dataset that the iterator uses."""
-
-    paths: Sequence[Any]
-    shuffle: bool
-    seed: int
-    read: Any
-    next_epoch: int
-
-    def order(self, epoch: int) -> Sequence[int]:
-        """Return the indices of the files in the order of `epoch`."""
-
-    def claim_epoch(self) -> int:
-        """Return the epoch of the next pass."""
-
-
 class FilesIterator(Iterator[PyTree]):
     """One pass over files, whose position can be saved and restored.
 
@@ -64,7 +49,7 @@ class FilesIterator(Iterator[PyTree]):
             file.
     """
 
-    def __init__(self, source: HasFiles, batch_size: int, part: tuple[int, int] = (0, 1)) -> None:
+    def __init__(self, source: "Files", batch_size: int, part: tuple[int, int] = (0, 1)) -> None:
         self._source = source
         self._batch_size = batch_size
         self._part = part
@@ -135,10 +120,10 @@ class FilesIterator(Iterator[PyTree]):
         self._open()
 
 
-def _read_file(source: HasFiles, number: int, start: int) -> Iterator[PyTree]:
+def _read_file(source: "Files", number: int, start: int) -> Iterator[PyTree]:
     path = source.paths[number]
     try:
-        examples = source.read(path)
+        examples: Any = source.read(path)
         if isinstance(examples, (str, bytes, Mapping)) or examples is None:
             raise _no_examples_error(path, examples)
         # Sequences: skip the examples before `start` without reading them.
@@ -183,37 +168,19 @@ def _stack(examples: Sequence[PyTree]) -> PyTree:
 
 @called("set_state of an iterator of data.from_files")
 def _check_state(own: FilesState, state: Any) -> None:
-    if not isinstance(state, dict) or set(state) != set(own) or not isinstance(state["read"], dict):
-        raise refuse(
-            f"state={show(state)}.",
-            f"A state of data.from_files is a dict with {sorted(own)}.",
-            "Pass what get_state() returned.",
-        )
-    fixed = ("num_files", "shuffle", "seed")
-    differing = [k for k in fixed if state[k] != own[k]]  # type: ignore[literal-required]
-    if differing:
-        found = ", ".join(f"{k}={state[k]!r}" for k in differing)
-        here = ", ".join(f"{k}={own[k]!r}" for k in differing)  # type: ignore[literal-required]
-        raise refuse(
-            f"a state that was taken with {found}, and this dataset has {here}.",
-            "A state belongs to one list of files and to one order of them.",
-            "Build the dataset as it was when the state was saved, or start from the beginning.",
-        )
+    rule = "A state belongs to one list of files and to one order of them."
+    check_same_order(own, state, "data.from_files", "num_files", rule)
     read, epoch = state["read"], state["epoch"]
     numbers = {str(n) for n in range(own["num_files"])}
-    counts = [epoch, *(n + 1 for n in read.values())] if _are_counts(epoch, read) else [ALL_READ]
-    if not set(read) <= numbers or min(counts) < 0:
+    are_counts = all(isinstance(n, (int, np.integer)) for n in [epoch, *read.values()])
+    is_sound = are_counts and set(read) <= numbers
+    if not is_sound or epoch < 0 or min(read.values(), default=0) < ALL_READ:
         raise refuse(
             f"a damaged state: epoch={show(epoch)}, read={show(read)}.",
             "epoch is an integer from 0 up, and read has the examples read of files 0 to "
             f"{own['num_files'] - 1}, or {ALL_READ} for all.",
             "Start from the beginning of an epoch: read={}.",
         )
-
-
-def _are_counts(*found: Any) -> bool:
-    epoch, read = found
-    return all(isinstance(n, (int, np.integer)) for n in [epoch, *read.values()])
 
 
 Path = str | os.PathLike[str]
@@ -332,9 +299,7 @@ class Files:
         """Return the indices of the files in the order of `epoch`."""
         if not self.shuffle:
             return range(len(self.paths))
-        # As in `Batches.order`: NumPy guarantees that these bits never change.
-        bits = np.random.PCG64(np.random.SeedSequence([self.seed, epoch]))
-        return [int(i) for i in np.argsort(bits.random_raw(len(self.paths)), kind="stable")]
+        return draw_order(len(self.paths), self.seed, epoch).tolist()
 
     def claim_epoch(self) -> int:
         """Return the epoch of the next pass, and advance to the one after it."""

@@ -265,10 +265,10 @@ class Exchange:
         for process, answer in enumerate(answers):
             if "structure" in answer:
                 self._structures[process] = structure_of_text(answer["structure"])
-        # Compare only processes that have an element in this step.
-        now = zip(answers, self._structures, strict=True)
-        check_equal([s if a["rows"] is not None else None for a, s in now])
         offers = [Offer(a["rows"], a["padded"], a["progress"]) for a in answers]
+        # Compare only processes that have an element in this step.
+        now = zip(offers, self._structures, strict=True)
+        check_equal([s if o.rows is not None else None for o, s in now])
         self._has_ended = all(o.rows is None for o in offers)
         return offers
 

@@ -11,17 +11,12 @@ from jaxdist._checkpoints import read_dict
 from jaxdist._validate import show
 from jaxdist.errors import CheckpointError, ConfigError, TopologyError
 from jaxdist.jobs._config.load import LoadedConfig
-from jaxdist.jobs._config.schema import check_choice, count_logical_devices
+from jaxdist.jobs._config.schema import count_logical_devices
 from jaxdist.jobs._partitions import PARTITIONS, list_like
 from jaxdist.training import require_extra
 
 # MLIR's indices of arrays are int32, so a dim cannot be larger.
 MOST_ROWS = (1 << 31) - 1
-
-
-def check_rules(rules: Any, known: Sequence[str]) -> str:
-    """Check that a job has these rules, and return their name."""
-    return check_choice("rules", rules, known)
 
 
 def check_job(
@@ -238,27 +233,29 @@ def _check_processes(loaded: LoadedConfig[Any]) -> None:
     asked = loaded.values.strategy
     if asked.kind != "multi_worker_mirrored":
         return
-    wrong = {
-        "devices": (asked.devices != "auto", "auto", "Each process uses all of its devices."),
-        "logical_devices": (
-            count_logical_devices(asked) != 1,
-            1,
-            "Each device of each process is a replica.",
-        ),
-        "virtual_devices": (
-            isinstance(asked.virtual_devices, str),
-            4,
-            "Slices of virtual TPUs are in one process.",
-        ),
-        "slices": (asked.slices != 1, 1, "The devices of a job of processes are in no slices."),
-    }
-    for name, (is_wrong, good, rule) in wrong.items():
-        if is_wrong:
-            raise ConfigError(
-                f"{loaded.origin(f'strategy.{name}')}: strategy.{name} is "
-                f"{show(getattr(asked, name))}, and strategy.kind is {asked.kind!r}.\n\n{rule}\n\n"
-                f'Set strategy.{name} to {good!r}, or strategy.kind to "auto".'
-            )
+    if asked.devices != "auto":
+        rule = "Each process uses all of its devices."
+        raise _make_kind_error(loaded, "strategy.devices", asked.devices, "auto", rule)
+    if count_logical_devices(asked) != 1:
+        rule = "Each device of each process is a replica."
+        raise _make_kind_error(loaded, "strategy.logical_devices", asked.logical_devices, 1, rule)
+    if isinstance(asked.virtual_devices, str):
+        rule = "Slices of virtual TPUs are in one process."
+        raise _make_kind_error(loaded, "strategy.virtual_devices", asked.virtual_devices, 4, rule)
+    if asked.slices != 1:
+        rule = "The devices of a job of processes are in no slices."
+        raise _make_kind_error(loaded, "strategy.slices", asked.slices, 1, rule)
+
+
+def _make_kind_error(
+    loaded: LoadedConfig[Any], name: str, found: Any, good: Any, rule: str
+) -> ConfigError:
+    """Return the error for an entry that does not fit `strategy.kind`."""
+    return ConfigError(
+        f"{loaded.origin(name)}: {name} is {show(found)}, and strategy.kind is "
+        f"{loaded.values.strategy.kind!r}.\n\n{rule}\n\n"
+        f'Set {name} to {good!r}, or strategy.kind to "auto".'
+    )
 
 
 def _check_servers(loaded: LoadedConfig[Any]) -> None:
@@ -277,11 +274,7 @@ def _check_servers(loaded: LoadedConfig[Any]) -> None:
     }
     for name, (found, good) in wrong.items():
         if found != good:
-            raise ConfigError(
-                f"{loaded.origin(name)}: {name} is {show(found)}, and strategy.kind is "
-                f"{asked.kind!r}.\n\n{rule}\n\n"
-                f'Set {name} to {good!r}, or strategy.kind to "auto".'
-            )
+            raise _make_kind_error(loaded, name, found, good, rule)
 
 
 def _check_logical(loaded: LoadedConfig[Any], can_split: bool) -> None:

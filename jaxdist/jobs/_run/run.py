@@ -28,7 +28,7 @@ from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._names import versions
 from jaxdist.jobs._run.finished import TrainingReport
-from jaxdist.jobs._run.metrics import write_output
+from jaxdist.jobs._run.metrics import History, write_output
 from jaxdist.jobs._run.progress import (
     Stopwatch,
     TrainingProgress,
@@ -133,10 +133,18 @@ class Run:
         step, position = self.step, self.position
 
         def make_notes() -> dict[str, Any]:
-            identity = self.task.data.identity
-            return self.state.notes_after(step, position, self.pending, identity, self.config)
+            return self._make_notes(position, self.state.history_after(step, self.pending))
 
         return step, self.state.modules, make_notes
+
+    def _make_notes(self, position: Any, history: History) -> dict[str, Any]:
+        """Return the notes of a checkpoint."""
+        return {
+            "config": dataclasses.asdict(self.config),
+            "position": position,
+            "data": self.task.data.identity,
+            "history": dataclasses.asdict(history),
+        }
 
     def _wait_for(self, losses: Sequence[jax.Array]) -> None:
         if self.strategy.layout.is_shared:
@@ -241,7 +249,7 @@ class Run:
         self._fetch_losses()
         self._report_saved()
         with self.watch.paused():
-            notes = self.state.notes(self.task.data.identity, self.config)
+            notes = self._make_notes(self.data.get_state(), self.state.history)
             notes["tables"] = self.table_files.save(step)
             self.checkpoints.save(step, self.state.modules, notes)
         self.saving = step

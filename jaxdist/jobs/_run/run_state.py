@@ -159,45 +159,15 @@ class RunState:
         found = {"model": self.model, "optimizer": self.optimizer}
         return {**found, "tables": tables} if tables else found
 
-    def notes(self, identity: Mapping[str, Any], config: Any) -> dict[str, Any]:
-        """Return the notes of a checkpoint."""
-        return {
-            "config": dataclasses.asdict(config),
-            "position": self.data.get_state(),
-            "data": identity,
-            "history": dataclasses.asdict(self.history),
-        }
-
-    def notes_after(
-        self,
-        step: int,
-        position: Any,
-        pending: Sequence[Any],
-        identity: Mapping[str, Any],
-        config: Any,
-    ) -> dict[str, Any]:
-        """Return the notes of a checkpoint of an earlier step.
-
-        Args:
-            step: The step.
-            position: The state of the iterator after it.
-            pending: The losses that are not yet in the history, as arrays.
-            identity: As for `notes`.
-            config: As for `notes`.
-        """
+    def history_after(self, step: int, pending: Sequence[Any]) -> History:
+        """Return the history up to a step; `pending` are losses that it does not have yet."""
         losses = self.history.losses
         missing = pending[: max(0, step - len(losses))]
-        history = dataclasses.replace(
+        return dataclasses.replace(
             self.history,
             losses=[*losses[:step], *(float(x) for x in jax.device_get(missing))],
             evaluations=[e for e in self.history.evaluations if e["step"] <= step],
         )
-        return {
-            "config": dataclasses.asdict(config),
-            "position": position,
-            "data": identity,
-            "history": dataclasses.asdict(history),
-        }
 
     def make_restore_target(self, strategy: Strategy) -> dict[str, Any]:
         """Return what to restore: arrays on the strategy's mesh as placed, others replicated."""

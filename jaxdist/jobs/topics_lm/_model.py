@@ -50,8 +50,7 @@ def stack(make: Callable[[nnx.Rngs], M], count: int, rngs: nnx.Rngs) -> M:
 def take(layers: M, number: int) -> M:
     """Return one of stacked layers, outside of a scan."""
     graphdef, state = nnx.split(layers)
-    made: M = nnx.merge(graphdef, jax.tree.map(lambda w: w[number], state))
-    return made
+    return nnx.merge(graphdef, jax.tree.map(lambda w: w[number], state))
 
 
 _SPREAD = 0.02  # standard deviation of initial parameters
@@ -110,8 +109,7 @@ class Layer(nnx.Module):
         """Split the positions over the logical devices of a replica, if configured."""
         if not self.splits:
             return x
-        split: jax.Array = partition.constrain(x, partition.Split(1))
-        return split
+        return partition.constrain(x, partition.Split(1))
 
     def _drop_out(self, x: jax.Array, keys: jax.Array | None, place: int) -> jax.Array:
         if keys is None or not self.dropout:
@@ -265,10 +263,8 @@ _POLICIES: dict[str, Any] = {
     "layers": None,
 }
 _RUNS: dict[str, Any] = {
-    "none": Layer.__call__,
-    "parameters": nnx.remat(Layer.__call__, policy=partition.remat_policy),
-    "products": nnx.remat(Layer.__call__, policy=_keep_products),
-    "layers": nnx.remat(Layer.__call__),
+    name: Layer.__call__ if name == "none" else nnx.remat(Layer.__call__, policy=policy)
+    for name, policy in _POLICIES.items()
 }
 
 

@@ -14,7 +14,7 @@ from jaxdist._called import called, refuse_type
 from jaxdist._checkpoints.files import list_steps
 from jaxdist._checkpoints.leaves import name_leaves, to_plain
 from jaxdist._checkpoints.orbax import write_as_first_process
-from jaxdist._checkpoints.processes.parts import prepare_folder, publish, start_part
+from jaxdist._checkpoints.parts import prepare_folder, publish, start_part
 from jaxdist._compat import is_ready
 from jaxdist._devices import runtime
 from jaxdist._processes import Process, find_ended, get_current_process
@@ -182,12 +182,8 @@ class Survivor:
         callback: Callable[[], Any],
     ) -> None:
         self._directory, self._keep, self._prepare = directory, keep, prepare
-        self._snapshots = Snapshots(callback)
+        self.snapshots = Snapshots(callback)
         self._said: str | None = None
-
-    def take(self) -> None:
-        """Keep the state before the next step."""
-        self._snapshots.take()
 
     def act(self, error: OtherProcessError) -> str:
         """Save the last complete step, if this process is chosen; return a report for the user."""
@@ -213,7 +209,7 @@ class Survivor:
         # All processes make the same choice. If two choose themselves, the second finds a complete
         # checkpoint.
         writer = min(left, default=process.index)
-        step, leaves, notes = self._snapshots.find_newest()
+        step, leaves, notes = self.snapshots.find_newest()
         if writer != process.index:
             return (
                 f"The last complete step is {step}. Process {writer} saves it in {self._directory}."
@@ -262,7 +258,7 @@ def remove_survivor(survivor: Survivor) -> None:
 def keep_states() -> None:
     """Keep the state before the next step, for each registered survivor."""
     for survivor in _active:
-        survivor.take()
+        survivor.snapshots.take()
 
 
 def save_after(error: OtherProcessError) -> None:

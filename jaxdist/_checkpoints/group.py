@@ -29,6 +29,10 @@ class Group:
         self.process = agreement.process
         self._seconds = seconds
 
+    def only_first(self, act: Callable[[], None]) -> Callable[[], None]:
+        """Return `act` in the first process, and a function that does nothing in the others."""
+        return act if self.process.is_first else lambda: None
+
     def gather(self, call: str, said: Any) -> list[Any]:
         """Return the messages of all processes, in order. Only the main thread may call it.
 
