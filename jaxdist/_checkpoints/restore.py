@@ -3,7 +3,7 @@
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -78,21 +78,17 @@ def restore_step(
             # `from None`: the error of Orbax names its internals, and our message has its reason.
             raise failures.make_damage_error(directory, step, before, list(error.args)) from None
 
-    found = read() if group is None else agree_on_result(group, f"restore(step={step})", read)
+    arrays, pairs, shapes, notes = (
+        read() if group is None else agree_on_result(group, f"restore(step={step})", read)
+    )
     # From here on collectives are allowed: all processes have read their arrays.
-    divide_errors(found.arrays, found.pairs, found.shapes)
-    whole = rebuild_tree(found.arrays, get_whole_shapes(plain))
-    return Restored(step, rebuild_objects(like, cut_like(whole, plain)), found.notes)
+    divide_errors(arrays, pairs, shapes)
+    whole = rebuild_tree(arrays, get_whole_shapes(plain))
+    return Restored(step, rebuild_objects(like, cut_like(whole, plain)), notes)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Arrays:
-    """The contents of a checkpoint, with the shapes that were saved."""
-
-    arrays: dict[str, Any]
-    pairs: Any
-    shapes: dict[str, tuple[int, ...]]
-    notes: dict[str, Any]
+# The arrays with the shapes that were saved, what `divide_errors` needs of them, and the notes.
+_Arrays: TypeAlias = tuple[dict[str, Any], Any, dict[str, tuple[int, ...]], dict[str, Any]]
 
 
 def _read_arrays(directory: Path, step: int, like: PyTree, sharding: Sharding | None) -> _Arrays:
@@ -112,7 +108,7 @@ def _read_arrays(directory: Path, step: int, like: PyTree, sharding: Sharding | 
     layouts = {n: s for n, s in get_layouts_of_pieces(like).items() if n not in moved}
     arrays = read_arrays(directory / str(step), wanted, sharding, layouts)
     _raise_if_any(find_changed_values(records, arrays))
-    return _Arrays(arrays, pairs, shapes, notes)
+    return arrays, pairs, shapes, notes
 
 
 def restore_newest(

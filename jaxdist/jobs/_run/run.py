@@ -78,7 +78,7 @@ class Run:
         self.saving: int | None = None
         self.watch = Stopwatch()
         self.began = time.perf_counter()
-        self.progress: TrainingProgress | None = None
+        self.progress: TrainingProgress  # while it trains
         self.interrupts = Interrupts()
 
     # Training
@@ -160,8 +160,7 @@ class Run:
             # The first step compiles, so throughput only counts the steps after it.
             self._wait_for([loss])
             self.watch.start()
-        if self.progress is not None:
-            self.progress.advance(step)
+        self.progress.advance(step)
         if not self.checkpoints.is_saving_in_progress():
             self._report_saved()
         # Between steps; see Note [Ctrl-C between steps].
@@ -225,13 +224,12 @@ class Run:
         self._fetch_losses()
         speed = self.units_per_s() or 0.0
         left = (self.config.training.steps - step) * self._count_units_per_step()
-        if self.progress is not None:
-            self.progress.report(
-                step,
-                loss=self.state.history.losses[-1],
-                speed=speed,
-                seconds_left=left / speed if speed else 0.0,
-            )
+        self.progress.report(
+            step,
+            loss=self.state.history.losses[-1],
+            speed=speed,
+            seconds_left=left / speed if speed else 0.0,
+        )
 
     def _evaluate(self, step: int, _: None) -> None:
         self._fetch_losses()
