@@ -77,7 +77,7 @@ PROTOCOLS = {
     ("errors.py", "AttributeError"),
     # As dicts and files raise them.
     ("_processes/store.py", "KeyError"),
-    ("_checkpoints/processes/parts.py", "OSError"),
+    ("_checkpoints/parts.py", "OSError"),
 }
 FILES = sorted(pathlib.Path(errors.__file__).parent.rglob("*.py"))
 

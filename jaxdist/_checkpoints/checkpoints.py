@@ -12,12 +12,16 @@ from jax.sharding import Sharding
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._checkpoints.errors import describe_steps, make_directory_error, make_step_error
 from jaxdist._checkpoints.files import list_steps
-from jaxdist._checkpoints.leaves import check_leaves, name_leaves
-from jaxdist._checkpoints.objects import put_into, to_plain
-from jaxdist._checkpoints.pieces import gather_whole_arrays
-from jaxdist._checkpoints.processes import Survivor, add_survivor, remove_survivor
+from jaxdist._checkpoints.leaves import (
+    check_leaves,
+    gather_whole_arrays,
+    name_leaves,
+    put_into,
+    to_plain,
+)
 from jaxdist._checkpoints.restore import Restored, restore_newest, restore_step
 from jaxdist._checkpoints.save import Writer
+from jaxdist._checkpoints.survivors import Survivor, add_survivor, remove_survivor
 from jaxdist._typing import PyTree
 from jaxdist._validate import (
     ErrorNote,
@@ -323,9 +327,7 @@ class Checkpoints:
             if skip_damaged:
                 raise _make_skip_error(state)
             with ErrorNote(f"It was raised by {caller}(like=...)."):
-                self._writer.wait()
-                group = self._writer.find_group()
-                return restore_step(self.directory, state, like, sharding, group)
+                return self._read(state, like, sharding)
         if step is not None:
             step = as_integer("step", step, least=0)
             if skip_damaged:
@@ -333,15 +335,10 @@ class Checkpoints:
         # Update the objects at the very end: until then the restore can still fail.
         shapes = to_plain(state)
         with ErrorNote(f"It was raised by {caller}(state, step={step})."):
-            self._writer.wait()
-            group = self._writer.find_group()
-            if step is None:
-                found = restore_newest(self.directory, shapes, sharding, skip_damaged, group)
-                if found is None:
-                    return None
-            else:
-                found = restore_step(self.directory, step, shapes, sharding, group)
-        return dataclasses.replace(found, state=put_into(state, found.state))
+            read = self._read(step, shapes, sharding, skip_damaged)
+        if read is None:
+            return None
+        return dataclasses.replace(read, state=put_into(state, read.state))
 
     @called("Checkpoints.restore_latest")
     def restore_latest(
@@ -373,9 +370,21 @@ class Checkpoints:
         _check_sharding(sharding)
         as_flag("skip_damaged", skip_damaged)
         with ErrorNote(f"It was raised by {caller}(like=...)."):
-            self._writer.wait()
-            group = self._writer.find_group()
+            return self._read(None, like, sharding, skip_damaged)
+
+    def _read(
+        self,
+        step: int | None,
+        like: PyTree,
+        sharding: Sharding | None,
+        skip_damaged: bool = False,
+    ) -> Restored | None:
+        """Return the checkpoint of a step, or the newest one, as new objects."""
+        self._writer.wait()
+        group = self._writer.find_group()
+        if step is None:
             return restore_newest(self.directory, like, sharding, skip_damaged, group)
+        return restore_step(self.directory, step, like, sharding, group)
 
     @called("Checkpoints.on_failure")
     def on_failure(self, callback: Callable[[], Any] | None) -> None:

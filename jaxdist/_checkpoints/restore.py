@@ -3,24 +3,26 @@
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from jax.sharding import Sharding
 
 from jaxdist._checkpoints import errors as failures
-from jaxdist._checkpoints.files import list_steps
-from jaxdist._checkpoints.leaves import list_differences, name_leaves, rebuild_tree
-from jaxdist._checkpoints.manifest import find_damage
-from jaxdist._checkpoints.objects import rebuild_objects, to_plain
-from jaxdist._checkpoints.orbax import read_arrays, read_notes
-from jaxdist._checkpoints.pieces import cut_like, get_layouts_of_pieces, get_whole_shapes
-from jaxdist._checkpoints.processes import (
-    Group,
-    agree_on_result,
-    check_same_steps,
+from jaxdist._checkpoints.files import find_damage, list_steps
+from jaxdist._checkpoints.group import Group, agree_on_result, check_same_steps
+from jaxdist._checkpoints.leaves import (
+    cut_like,
+    get_layouts_of_pieces,
+    get_whole_shapes,
+    list_differences,
+    name_leaves,
+    rebuild_objects,
+    rebuild_tree,
+    to_plain,
 )
+from jaxdist._checkpoints.orbax import read_arrays, read_notes
 from jaxdist._checkpoints.records import find_changed_values
 from jaxdist._typing import PyTree
 from jaxdist._update import divide_errors, find_moved_pairs
@@ -76,20 +78,17 @@ def restore_step(
             # `from None`: the error of Orbax names its internals, and our message has its reason.
             raise failures.make_damage_error(directory, step, before, list(error.args)) from None
 
-    found = read() if group is None else agree_on_result(group, f"restore(step={step})", read)
+    arrays, pairs, shapes, notes = (
+        read() if group is None else agree_on_result(group, f"restore(step={step})", read)
+    )
     # From here on collectives are allowed: all processes have read their arrays.
-    restored = _rebuild_plain(step, plain, found)
-    return dataclasses.replace(restored, state=rebuild_objects(like, restored.state))
+    divide_errors(arrays, pairs, shapes)
+    whole = rebuild_tree(arrays, get_whole_shapes(plain))
+    return Restored(step, rebuild_objects(like, cut_like(whole, plain)), notes)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Arrays:
-    """The contents of a checkpoint, with the shapes that were saved."""
-
-    arrays: dict[str, Any]
-    pairs: Any
-    shapes: dict[str, tuple[int, ...]]
-    notes: dict[str, Any]
+# The arrays with the shapes that were saved, what `divide_errors` needs of them, and the notes.
+_Arrays: TypeAlias = tuple[dict[str, Any], Any, dict[str, tuple[int, ...]], dict[str, Any]]
 
 
 def _read_arrays(directory: Path, step: int, like: PyTree, sharding: Sharding | None) -> _Arrays:
@@ -109,13 +108,7 @@ def _read_arrays(directory: Path, step: int, like: PyTree, sharding: Sharding | 
     layouts = {n: s for n, s in get_layouts_of_pieces(like).items() if n not in moved}
     arrays = read_arrays(directory / str(step), wanted, sharding, layouts)
     _raise_if_any(find_changed_values(records, arrays))
-    return _Arrays(arrays, pairs, shapes, notes)
-
-
-def _rebuild_plain(step: int, like: PyTree, found: _Arrays) -> Restored:
-    divide_errors(found.arrays, found.pairs, found.shapes)
-    whole = rebuild_tree(found.arrays, get_whole_shapes(like))
-    return Restored(step, cut_like(whole, like), found.notes)
+    return arrays, pairs, shapes, notes
 
 
 def restore_newest(
@@ -166,8 +159,7 @@ def _move_damaged(directory: Path, step: int, group: Group | None) -> Path:
         move()
     else:
         # No process may list the steps before the checkpoint is moved.
-        is_first = group.process.is_first
-        agree_on_result(group, "Checkpoints.restore", move if is_first else lambda: None)
+        agree_on_result(group, "Checkpoints.restore", group.only_first(move))
     return target
 
 

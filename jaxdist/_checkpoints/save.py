@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxdist._checkpoints.errors import make_directory_error, make_write_error
-from jaxdist._checkpoints.files import delete_step, list_steps
+from jaxdist._checkpoints.files import delete_step, list_steps, remove_manifest, write_manifest
 from jaxdist._checkpoints.folder_lock import JobLock
+from jaxdist._checkpoints.group import Group, find_group
 from jaxdist._checkpoints.interrupts import delay_interrupts
-from jaxdist._checkpoints.manifest import remove_manifest, write_manifest
+from jaxdist._checkpoints.joint_save import JointSave
 from jaxdist._checkpoints.orbax import Manager, open_manager, start_checkpoint
-from jaxdist._checkpoints.processes import Group, JointSave, find_group
 from jaxdist._processes import HERE, get_current_process
 from jaxdist.errors import CheckpointError, OtherProcessError
 
@@ -60,23 +60,35 @@ class Writer:
         """
         self.take_lock()
         group = self.find_group()
-        if group is not None:
-            self._write_together(group, step, leaves, notes)
-            return
-        process = get_current_process()
+        joint = None if group is None else self._join_group(group)
         with delay_interrupts():
             try:
-                if self._manager is None:
-                    # Only with the lock: this deletes partly written checkpoints, which another
-                    # job might be writing.
-                    self._manager = open_manager(self._directory)
-                # A restore may have moved a damaged checkpoint away.
-                self._manager.reload()
-                remove_manifest(self._directory, step)
-                start_checkpoint(self._manager, step, leaves, notes, process)
+                if joint is None:
+                    self._start_alone(step, leaves, notes)
+                else:
+                    joint.start(step, leaves, notes)
+            except (OtherProcessError, CheckpointError):
+                raise
             except Exception as error:
                 raise self._fail(step, error) from error
-            self._start_thread(lambda: self._complete_alone(step), step)
+            complete = self._complete_alone if joint is None else joint.complete
+            _wait_at_exit()
+            _RUNNING.add(self)
+            self._thread = threading.Thread(target=self._complete, args=(complete, step))
+            self._thread.start()
+        if joint is not None and joint.error is not None:
+            # The thread reports the failure to the other processes.
+            self.wait()
+
+    def _start_alone(self, step: int, leaves: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
+        if self._manager is None:
+            # Only with the lock: this deletes partly written checkpoints, which another job might
+            # be writing.
+            self._manager = open_manager(self._directory)
+        # A restore may have moved a damaged checkpoint away.
+        self._manager.reload()
+        remove_manifest(self._directory, step)
+        start_checkpoint(self._manager, step, leaves, notes, get_current_process())
 
     def read_steps(self, method: str, step: int) -> tuple[int, ...]:
         """Wait until no write is in progress, and return the steps of the complete checkpoints.
@@ -145,32 +157,10 @@ class Writer:
             self.wait()
         self.take_lock()
 
-    def _write_together(
-        self, group: Group, step: int, leaves: Mapping[str, Any], notes: Mapping[str, Any]
-    ) -> None:
-        joint = self._join_group(group)
-        with delay_interrupts():
-            try:
-                joint.start(step, leaves, notes)
-            except (OtherProcessError, CheckpointError):
-                raise
-            except Exception as error:
-                raise self._fail(step, error) from error
-            self._start_thread(lambda: joint.complete(step), step)
-        if joint.has_failed:
-            # The thread reports the failure to the other processes.
-            self.wait()
-
-    def _start_thread(self, complete: Callable[[], None], step: int) -> None:
-        _wait_at_exit()
-        _RUNNING.add(self)
-        self._thread = threading.Thread(target=self._complete, args=(complete, step))
-        self._thread.start()
-
-    def _complete(self, complete: Callable[[], None], step: int) -> None:
+    def _complete(self, complete: Callable[[int], None], step: int) -> None:
         """Wait until a checkpoint is written; store an error, which `wait` raises."""
         try:
-            complete()
+            complete(step)
             _RUNNING.discard(self)
         except Exception as error:
             self._failure = step, error

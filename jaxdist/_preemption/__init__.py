@@ -9,6 +9,6 @@ if TYPE_CHECKING:
     from jaxdist._preemption.handler import (
         PreemptionCheckpointHandler as PreemptionCheckpointHandler,
     )
-    from jaxdist._preemption.watcher import PreemptionWatcher as PreemptionWatcher
+    from jaxdist._preemption.notices import PreemptionWatcher as PreemptionWatcher
 
 _open_late(__name__)

@@ -11,8 +11,13 @@ from typing import Any, cast
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._checkpoints import Restored
 from jaxdist._cluster import read_task
-from jaxdist._preemption.config import CompleteConfig, TerminationConfig, complete_config
-from jaxdist._preemption.machine import ReadMetadata, find_metadata_server
+from jaxdist._preemption.config import (
+    CompleteConfig,
+    ReadMetadata,
+    TerminationConfig,
+    complete_config,
+    find_metadata_server,
+)
 from jaxdist._preemption.notices import Notices, Questions, Sigterm
 from jaxdist._preemption.saving import Saving
 from jaxdist._preemption.step_agreement import FINAL, StepAgreement
@@ -27,11 +32,7 @@ from jaxdist._processes import (
 )
 from jaxdist._validate import check_callable, check_instance, show
 from jaxdist.cluster_resolver import ClusterResolver
-from jaxdist.errors import (
-    ContextError,
-    OtherProcessError,
-    UnsupportedError,
-)
+from jaxdist.errors import ContextError, OtherProcessError, UnsupportedError
 
 _LOG = logging.getLogger("jaxdist")
 _CALLER = "PreemptionCheckpointHandler"

@@ -17,17 +17,14 @@ the job:
 4. With a grace period, the leader starts a second round, `<key>/final`, when the period ends.
 """
 
+import contextlib
 import json
 import threading
 import time
 
 from jaxdist._preemption.notices import Notices
 from jaxdist._processes import Process, Store, find_ended
-from jaxdist.errors import (
-    DeadlineExceededError,
-    OtherProcessError,
-    UnavailableError,
-)
+from jaxdist.errors import DeadlineExceededError, OtherProcessError, UnavailableError
 
 FIRST, FINAL = "first", "final"
 _LOOK_SECONDS = 0.1
@@ -134,12 +131,10 @@ class StepAgreement:
         if self._thread is None:
             return
         self._thread.join(_STOP_SECONDS)
-        try:
+        # If the service has ended, so has every process that could wait.
+        with contextlib.suppress(OtherProcessError):
             for name in (FIRST, FINAL):
                 self._write_count(name)
-        except OtherProcessError:
-            # The service has ended, and so has every process that could wait.
-            return
 
     def _is_due(self) -> bool:
         if self.round == FIRST:
@@ -178,11 +173,9 @@ class StepAgreement:
                 "reason": self._notices.reason,
                 "grace": self.grace,
             }
-            try:
+            # If another process wrote the notice first, that one leads.
+            with contextlib.suppress(KeyError):
                 self._store.set(notice_key, json.dumps(notice))
-            except KeyError:
-                # Another process wrote the notice first, and leads.
-                pass
         text = self._store.get(notice_key)
         if text is None:
             return
@@ -200,11 +193,9 @@ class StepAgreement:
             self._gate.notify_all()
 
     def _write_count(self, name: str) -> None:
-        try:
+        # The count of this round may be written already.
+        with contextlib.suppress(KeyError):
             self._store.set(f"{self._key}/{name}/at/{self._process.index}", str(self.started))
-        except KeyError:
-            # The count of this round is already written.
-            pass
 
     def _wait_for_counts(self, name: str) -> list[int] | None:
         """Return the number of runs that each process has started; None if this process stops."""

@@ -1,8 +1,9 @@
-"""Arguments of functions that make data: the pipeline or the replica that the data is for."""
+"""Small values of the data API: the pipeline or replica that data is for, and an optional batch."""
 
 import dataclasses
 
 from jaxdist._called import called
+from jaxdist._typing import PyTree
 from jaxdist._validate import as_integer
 from jaxdist.errors import ArgumentError
 
@@ -109,3 +110,38 @@ class ValueContext:
             f"jaxdist.ValueContext(replica id {self.replica_id_in_sync_group}, "
             f"total replicas in sync: {self.num_replicas_in_sync})"
         )
+
+
+class OptionalBatch:
+    """A batch, or the end of the data.
+
+    Source:
+        `tf.experimental.Optional`, as `get_next_as_optional` returns it.
+    """
+
+    __slots__ = ("_held",)
+
+    def __init__(self, held: tuple[PyTree, ...]) -> None:
+        # A tuple of at most one batch: a batch may be any pytree, so no value can mark the end.
+        self._held = held
+
+    def has_value(self) -> bool:
+        """Whether there is a batch."""
+        return bool(self._held)
+
+    def get_value(self) -> PyTree:
+        """Return the batch.
+
+        Raises:
+            ArgumentError: The `OptionalBatch` is empty.
+        """
+        if not self._held:
+            raise ArgumentError(
+                "get_value() was called on an empty OptionalBatch.\n\n"
+                "An OptionalBatch is empty when the dataset has ended.\n\n"
+                "Ask has_value() first."
+            )
+        return self._held[0]
+
+    def __repr__(self) -> str:
+        return f"OptionalBatch({self._held[0]!r})" if self._held else "OptionalBatch(empty)"

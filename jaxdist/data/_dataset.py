@@ -1,19 +1,16 @@
 """A dataset whose batches are split over the replicas and copied to the devices in advance."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from jaxdist import _validate
 from jaxdist._called import called
 from jaxdist._typing import PyTree
-from jaxdist.data._assembler import Assembler
 from jaxdist.data._iterator import DistributedIterator
-from jaxdist.data._reading.cardinality import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
-from jaxdist.data._reading.readers import Reader
+from jaxdist.data._reading.ahead import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from jaxdist.errors import ArgumentTypeError
 
 S = TypeVar("S")
-CheckContext = Callable[[], None]
 
 
 class DistributedDataset(Iterable[PyTree]):
@@ -37,19 +34,12 @@ class DistributedDataset(Iterable[PyTree]):
     def __init__(
         self,
         describe: str,
-        open_reader: Callable[[], Reader],
-        assembler: Callable[[Any, int], Assembler],
-        *,
-        depth: int,
+        start_pass: Callable[[], DistributedIterator],
         cardinality: int,
-        check_context: CheckContext | None,
     ) -> None:
         self._describe = describe
-        self._open_reader = open_reader
-        self._assembler = assembler
-        self._depth = depth
+        self._start_pass = start_pass
         self._cardinality = cardinality
-        self._check_context = check_context
         self._spec: PyTree = None  # of the first batch, once it is known
         # The pass that `element_spec` started. A generator cannot be read twice, so the next
         # `iter` must return this pass; otherwise its first batch would be lost.
@@ -58,14 +48,6 @@ class DistributedDataset(Iterable[PyTree]):
     def __iter__(self) -> DistributedIterator:
         next_pass, self._next_pass = self._next_pass, None
         return self._start_pass() if next_pass is None else next_pass
-
-    def _start_pass(self) -> DistributedIterator:
-        return DistributedIterator(
-            self._open_reader,
-            self._assembler,
-            depth=self._depth,
-            check_context=self._check_context,
-        )
 
     @property
     def element_spec(self) -> PyTree:

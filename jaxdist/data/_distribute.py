@@ -1,5 +1,6 @@
 """Functions that turn a user's dataset into the dataset of a strategy."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,10 @@ from jaxdist import _validate
 from jaxdist._called import called
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._processes import Agreement
+from jaxdist.data._assembler import Grouper, Splitter
 from jaxdist.data._context import InputContext
-from jaxdist.data._dataset import CheckContext, DistributedDataset
-from jaxdist.data._group import Grouper
+from jaxdist.data._dataset import DistributedDataset
+from jaxdist.data._iterator import DistributedIterator
 from jaxdist.data._options import (
     InputOptions,
     check_is_not_sharded,
@@ -19,12 +21,10 @@ from jaxdist.data._options import (
     check_placement,
     checked_options,
 )
-from jaxdist.data._pad import FixedRows
-from jaxdist.data._place import Placer
-from jaxdist.data._reading.assemble import GROUP_CALLER, SPLIT_CALLER, Drops
-from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY, cardinality_of_steps
+from jaxdist.data._place import FixedRows, Placer
+from jaxdist.data._reading.ahead import UNKNOWN_CARDINALITY, cardinality_of_steps
 from jaxdist.data._reading.elements import ElementReader
-from jaxdist.data._reading.partial_batch import PartialBatch
+from jaxdist.data._reading.partial_batch import GROUP_CALLER, SPLIT_CALLER, Drops, PartialBatch
 from jaxdist.data._reading.readers import GroupReader, ParallelReader, Reader, use_default_device
 from jaxdist.data._reading.sources import Source
 from jaxdist.data._sharing.distribute import (
@@ -35,7 +35,8 @@ from jaxdist.data._sharing.distribute import (
     share_dataset,
     share_function,
 )
-from jaxdist.data._split import Splitter
+
+CheckContext = Callable[[], None]
 
 
 @called(SPLIT_CALLER)
@@ -122,14 +123,8 @@ def distribute_dataset(
         if options.partial_batch is PartialBatch.DROP
         else cardinality_of_steps([source.cardinality], 1, options.partial_batch)
     )
-    return DistributedDataset(
-        f"{source!r} over {num_replicas} replicas",
-        shared.open_reader,
-        shared.make_assembler,
-        depth=max(options.experimental_per_replica_buffer_size, 0),
-        cardinality=cardinality if shared.is_countable else UNKNOWN_CARDINALITY,
-        check_context=check_context,
-    )
+    described = f"{source!r} over {num_replicas} replicas"
+    return _make_dataset(described, shared, cardinality, options, check_context)
 
 
 @called(GROUP_CALLER)
@@ -188,8 +183,9 @@ def distribute_datasets_from_function(
     check_is_not_sharded(options)
     _validate.check_callable(dataset_fn, "dataset_fn")
     num_replicas, is_per_replica = layout.num_replicas, options.is_per_replica
-    devices = _default_devices(layout, options)
-    sources = _make_sources(dataset_fn, layout, options, devices)
+    is_divided = is_shared(layout)
+    count = len(layout.local_replicas) if is_divided else num_replicas
+    sources, devices = _make_sources(dataset_fn, layout, options)
     # Batches of a dataset made on the device are device arrays already. Without `fetches` the
     # placer would copy them back to the host.
     fetches = options.experimental_fetch_to_device or options.experimental_place_dataset_on_device
@@ -202,8 +198,8 @@ def distribute_datasets_from_function(
 
     def open_reader() -> Reader:
         if not is_per_replica:
-            return GroupReader(sources[0].open(), num_replicas, placer.snapshot)
-        readers = [_open_on(s, d) for s, d in zip(sources, devices, strict=True)]
+            return GroupReader(sources[0].open(), count, placer.snapshot)
+        readers = [s.open_on(d) for s, d in zip(sources, devices, strict=True)]
         return ParallelReader(readers, devices, placer.snapshot)
 
     @called(GROUP_CALLER)
@@ -214,57 +210,52 @@ def distribute_datasets_from_function(
         return Grouper(read, placer, num_replicas, policy, drops, fixed, is_per_replica)
 
     shared = Shared(open_reader, make_grouper, is_countable=True)
-    if is_shared(layout):
-        given = (sources, layout, options, placer, drops, devices)
-        shared = share_function(*given, _open_on, agreement)
+    if is_divided:
+        given = (open_reader, batch_size, layout, options, placer, drops)
+        shared = share_function(*given, agreement)
     cardinality = cardinality_of_steps(
         [s.cardinality for s in sources],
         1 if is_per_replica else num_replicas,
         options.partial_batch,
     )
-    return DistributedDataset(
-        f"{sources[0]!r} from a function, over {num_replicas} replicas",
+    described = f"{sources[0]!r} from a function, over {num_replicas} replicas"
+    return _make_dataset(described, shared, cardinality, options, check_context)
+
+
+def _make_dataset(
+    described: str,
+    shared: Shared,
+    cardinality: int,
+    options: InputOptions,
+    check_context: CheckContext | None,
+) -> DistributedDataset:
+    start_pass = functools.partial(
+        DistributedIterator,
         shared.open_reader,
         shared.make_assembler,
         depth=max(options.experimental_per_replica_buffer_size, 0),
-        cardinality=cardinality if shared.is_countable else UNKNOWN_CARDINALITY,
         check_context=check_context,
     )
-
-
-def _list_pipelines(layout: ReplicaMesh, options: InputOptions) -> list[tuple[int, int]]:
-    """Return, for each pipeline that this process reads, the number of pipelines and its index."""
-    if not options.is_per_replica:
-        return [number_pipelines(layout)]
-    count = layout.num_replicas
-    own = layout.local_replicas if is_shared(layout) else range(count)
-    return [(count, replica) for replica in own]
-
-
-def _default_devices(layout: ReplicaMesh, options: InputOptions) -> list[jax.Device | None]:
-    """Return JAX's default device during each call of the function and while its data is read."""
-    pipelines = _list_pipelines(layout, options)
-    if not options.experimental_place_dataset_on_device:
-        return [None] * len(pipelines)
-    return [layout.device_grid[replica, 0] for _, replica in pipelines]
+    known = cardinality if shared.is_countable else UNKNOWN_CARDINALITY
+    return DistributedDataset(described, start_pass, known)
 
 
 @called(GROUP_CALLER)
 def _make_sources(
-    dataset_fn: Callable[[InputContext], Any],
-    layout: ReplicaMesh,
-    options: InputOptions,
-    devices: list[jax.Device | None],
-) -> list[Source]:
-    sources = []
-    pipelines = _list_pipelines(layout, options)
-    for (count, number), device in zip(pipelines, devices, strict=True):
-        context = InputContext(count, number, layout.num_replicas)
-        with use_default_device(device):
-            sources.append(Source(dataset_fn(context), "dataset_fn()"))
-    return sources
-
-
-def _open_on(source: Source, device: jax.Device | None) -> Any:
-    with use_default_device(device):
-        return source.open()
+    dataset_fn: Callable[[InputContext], Any], layout: ReplicaMesh, options: InputOptions
+) -> tuple[list[Source], list[jax.Device | None]]:
+    """Return the datasets that this process reads, and JAX's default device for each of them."""
+    num_replicas = layout.num_replicas
+    pipelines = [number_pipelines(layout)]
+    if options.is_per_replica:
+        own = layout.local_replicas if is_shared(layout) else range(num_replicas)
+        pipelines = [(num_replicas, replica) for replica in own]
+    places = options.experimental_place_dataset_on_device
+    sources: list[Source] = []
+    devices: list[jax.Device | None] = []
+    for count, number in pipelines:
+        devices.append(layout.device_grid[number, 0] if places else None)
+        with use_default_device(devices[-1]):
+            made = dataset_fn(InputContext(count, number, num_replicas))
+            sources.append(Source(made, "dataset_fn()"))
+    return sources, devices

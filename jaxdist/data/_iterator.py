@@ -12,9 +12,9 @@ from jaxdist._typing import PyTree
 from jaxdist._validate import show
 from jaxdist._values import BatchSource, current_binding, mark_with_steps_ahead
 from jaxdist.data._assembler import Assembler
-from jaxdist.data._optional import OptionalBatch
+from jaxdist.data._context import OptionalBatch
 from jaxdist.data._prefetch import Prefetcher
-from jaxdist.data._reading.assemble import (
+from jaxdist.data._reading.partial_batch import (
     MAX_DROPPED_IN_A_ROW,
     Dropped,
     nothing_left_error,

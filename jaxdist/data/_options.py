@@ -102,9 +102,16 @@ class InputOptions(_Fields):
         )
         for name in _FLAGS:
             as_flag(name, getattr(options, name))
-        _check_buffer_size(options.experimental_per_replica_buffer_size)
-        for name, kind in _ENUMS.items():
-            _check_member(name, getattr(options, name), kind)
+        as_integer(
+            "experimental_per_replica_buffer_size",
+            experimental_per_replica_buffer_size,
+            least=-1,
+            most=MAX_BUFFER_SIZE,
+            remedy="Pass 1, which reads one batch ahead, or 0, which reads none.",
+        )
+        mode = experimental_replication_mode
+        _check_member("experimental_replication_mode", mode, InputReplicationMode)
+        _check_member("partial_batch", partial_batch, PartialBatch)
         if auto_shard_policy is not None:
             _check_member("auto_shard_policy", auto_shard_policy, AutoShardPolicy)
         return options
@@ -119,33 +126,16 @@ class InputOptions(_Fields):
 MAX_BUFFER_SIZE = 1 << 16
 
 _FLAGS = ("experimental_fetch_to_device", "experimental_place_dataset_on_device", "balance_rows")
-_ENUMS: dict[str, type[enum.Enum]] = {
-    "experimental_replication_mode": InputReplicationMode,
-    "partial_batch": PartialBatch,
-}
 
 
 def _check_member(name: str, value: Any, kind: type[enum.Enum]) -> None:
     if not isinstance(value, kind):
+        room = "jaxdist.experimental" if kind is AutoShardPolicy else "jaxdist"
         raise refuse(
             f"{name}={show(value)}.",
             f"{name} is one of {', '.join(map(str, kind))}.",
-            f"Pass for instance {name}={_path_of(kind)}{next(iter(kind))}.",
+            f"Pass for instance {name}={room}.{next(iter(kind))}.",
         )
-
-
-def _path_of(kind: type[enum.Enum]) -> str:
-    return "jaxdist.experimental." if kind is AutoShardPolicy else "jaxdist."
-
-
-def _check_buffer_size(value: Any) -> None:
-    as_integer(
-        "experimental_per_replica_buffer_size",
-        value,
-        least=-1,
-        most=MAX_BUFFER_SIZE,
-        remedy="Pass 1, which reads one batch ahead, or 0, which reads none.",
-    )
 
 
 def checked_options(options: Any) -> InputOptions:

@@ -1,4 +1,11 @@
-"""Places host arrays as a step takes them: on the devices, or still on the host."""
+"""Pads host arrays, and places them as a step takes them: on the devices, or still on the host.
+
+# Note [One padded size]
+With `partial_batch=PAD` all batches have one shape, so a step is compiled once. The dataset gives
+the batch size if it has one (`Batches`); otherwise the first batch decides. The state of an
+iterator holds the number of rows (`padded_rows`). Without it a pass that is resumed just before
+the short last batch would choose a smaller shape, and compile the step again.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,26 +19,99 @@ from jaxdist._called import called, name_call
 from jaxdist._integers import find_cut_off
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import AgreedShapes, PerReplica, mark_with_shapes
-from jaxdist.data._pad import pad_rows
-from jaxdist.data._reading.assemble import GROUP_CALLER, SPLIT_CALLER
-from jaxdist.data._reading.elements import Leaf, as_array, device_dtype, is_numeric
-from jaxdist.data._reading.host import copy_aligned
-from jaxdist.data._reading.partial_batch import split_rows
+from jaxdist.data._reading.elements import (
+    Element,
+    Leaf,
+    as_array,
+    copy_aligned,
+    copy_padded,
+    describe_array,
+    device_dtype,
+    format_lines,
+    is_numeric,
+)
+from jaxdist.data._reading.partial_batch import GROUP_CALLER, SPLIT_CALLER, round_up, split_rows
 from jaxdist.errors import ShapeError
 
-# Note [Who owns a batch]
-# The source may overwrite an array as soon as the next element is read. On CPU devices JAX does
-# not copy a NumPy array that happens to be aligned, and on all devices a transfer continues after
-# `device_put` has returned. So `Placer` copies the bytes once into aligned memory, which CPU
-# devices take over without a second copy. Waiting for the transfer instead is slower on
-# accelerators: on GPUs a transfer begins after the steps that were dispatched before it. Arrays of
-# `Batches` are new for each batch and need no copy (`has_exclusive_arrays`). See also Note [Who
-# owns host memory].
 
-# Note [Rows of a process]
-# In a job of several processes `place_own` takes the values of the local replicas only, and the
-# shapes of all. The other functions take the values of all replicas: either every device belongs to
-# this process, or a replica spans several processes, which then all read the same data.
+class FixedRows:
+    """The number of rows that all padded batches have. See Note [One padded size].
+
+    Args:
+        caller: The name of the function in messages.
+        multiple: A divisor of the number of rows.
+        rows: The least number of rows if it is known; with 0 the first batch decides.
+    """
+
+    def __init__(self, multiple: int, rows: int) -> None:
+        self._caller = name_call()
+        self._multiple = multiple
+        self.rows = round_up(rows, multiple)
+
+    def fit(self, elements: Sequence[Element], index: int) -> list[int]:
+        """Return the number of real rows of each element; 0 for an element of scalars.
+
+        The first call fixes `rows` if it was unknown.
+
+        Raises:
+            ShapeError: An element has more rows than batches are padded to.
+        """
+        counts = [element.rows or 0 for element in elements]
+        largest = max(counts)
+        if not self.rows:
+            self.rows = round_up(largest, self._multiple)
+        if largest > self.rows:
+            raise self._too_large_error(elements[counts.index(largest)], largest, index)
+        return counts
+
+    def _too_large_error(self, element: Element, count: int, index: int) -> ShapeError:
+        lines = [f"{n} is {describe_array(x)}" for n, x in element.named_leaves()]
+        up = round_up(count, self._multiple)
+        return ShapeError(
+            f"{self._caller} cannot pad batch {index} of the dataset to {self.rows} rows: it has "
+            f"{count}.\n{format_lines(lines)}\n\n"
+            "With partial_batch=PAD all batches are padded to one number of rows, which the first "
+            "one decides, so that the step is compiled once.\n\n"
+            f"Give a batch of the full size first ({up} rows or more), cut the larger ones to "
+            f"{self.rows} rows, or use partial_batch=UNEVEN."
+        )
+
+
+def pad_rows(leaf: Leaf, rows: int) -> Leaf:
+    """Return `leaf` padded with rows of zeros to `rows`; the same object if it has them."""
+    missing = rows - leaf.shape[0]
+    if not missing:
+        return leaf
+    # `jnp.pad` rejects random keys; `jnp.concatenate` accepts them.
+    if isinstance(leaf, jax.Array):
+        return jnp.concatenate([leaf, make_zeros(leaf, (missing, *leaf.shape[1:]))])
+    return copy_padded(leaf, device_dtype(leaf.dtype), rows)
+
+
+def spread_rows(leaf: Leaf, own: Sequence[slice], rows: int) -> Leaf:
+    """Return the rows of all replicas, padded with zeros to `rows` for each replica.
+
+    Shapes:
+        In: `[B, ...]`, with the slice of each of `R` replicas. Out: `[R*rows, ...]`.
+    """
+    if all(s.stop - s.start == rows for s in own):
+        return leaf
+    parts = [pad_rows(leaf[s], rows) for s in own]
+    return jnp.concatenate(parts) if isinstance(leaf, jax.Array) else np.concatenate(parts)
+
+
+def make_zeros(like: Leaf, shape: tuple[int, ...]) -> Leaf:
+    """Return zeros with the dtype and kind (NumPy or JAX) of `like`.
+
+    For random keys these are the keys whose key data is zero.
+    """
+    if not isinstance(like, jax.Array):
+        return np.zeros(shape, device_dtype(like.dtype))
+    if not jnp.issubdtype(like.dtype, jax.dtypes.extended):
+        return jnp.zeros(shape, like.dtype)
+    bits = jax.eval_shape(jax.random.key_data, like)
+    zeros = jnp.zeros((*shape, *bits.shape[like.ndim :]), bits.dtype)
+    return jax.random.wrap_key_data(zeros, impl=jax.random.key_impl(like))
 
 
 class Placer:
@@ -86,7 +166,7 @@ class Placer:
         """
         whole = self._keep_on_device(leaf)
         if isinstance(whole, np.ndarray):
-            whole = self._prepare_on_host(whole, is_exclusive=self.has_exclusive_arrays)
+            whole = _prepare_on_host(whole, is_exclusive=self.has_exclusive_arrays)
         pieces = [whole[rows] for rows in self.divide(whole.shape[0])]
         return self._put_each(pieces)
 
@@ -94,8 +174,10 @@ class Placer:
     def place_each(self, pieces: Sequence[Leaf]) -> PerReplica:
         """Place arrays of different shapes, one for each replica, that `snapshot` returned."""
         kept = [self._keep_on_device(p) for p in pieces]
-        converted = [x if isinstance(x, jax.Array) else _convert_dtype(x) for x in kept]
-        return self._put_each(converted)
+        ready = [
+            _prepare_on_host(x, is_exclusive=True) if isinstance(x, np.ndarray) else x for x in kept
+        ]
+        return self._put_each(ready)
 
     def _keep_on_device(self, leaf: Leaf) -> Leaf:
         """Return a device array unchanged if batches are put on devices; else a NumPy array."""
@@ -139,7 +221,7 @@ class Placer:
         host = [np.asarray(p) for p in pieces]
         if self._layout.num_replicas == 1:
             return self._put_from_host(host[0], is_exclusive=self.has_exclusive_arrays)
-        host = [_convert_dtype(p) for p in host]
+        host = [_prepare_on_host(p, is_exclusive=True) for p in host]
         if not self._fetches:
             return PerReplica([host[r] for r in self._layout.local_replicas])
         return self._join_from_host(dict(enumerate(host)))
@@ -162,7 +244,7 @@ class Placer:
         if is_even and self._fetches and all(isinstance(x, jax.Array) for x in kept):
             return self._join_on_devices(dict(zip(local, kept, strict=True)))
         ready: list[Leaf] = [
-            self._prepare_on_host(x, is_exclusive=is_exclusive) if isinstance(x, np.ndarray) else x
+            _prepare_on_host(x, is_exclusive=is_exclusive) if isinstance(x, np.ndarray) else x
             for x in kept
         ]
         if is_even and self._fetches:
@@ -189,23 +271,16 @@ class Placer:
             return parts[0] if shared == 1 else np.concatenate(parts)
 
         array = jax.make_array_from_callback(shape, layout.per_replica, rows_of)
-        wrapped: PerReplica = self._wrap(array, len(local))
-        return wrapped
+        return self._wrap(array, len(local))
 
     def _put_from_host(self, array: np.ndarray, *, is_exclusive: bool) -> Any:
-        array = self._prepare_on_host(array, is_exclusive=is_exclusive)
+        array = _prepare_on_host(array, is_exclusive=is_exclusive)
         if not self._fetches:
             return self._split_on_host(array)
         sharding = self._sharding(array.ndim)
         # Cheaper than `device_put`, which handles a whole pytree.
         placed = jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
         return self._wrap(placed, array.ndim)
-
-    def _prepare_on_host(self, array: np.ndarray, *, is_exclusive: bool) -> np.ndarray:
-        """Return the array in its dtype on devices, as a copy if other code may refer to it."""
-        dtype = device_dtype(array.dtype)
-        is_ready = is_exclusive and dtype == array.dtype
-        return array if is_ready else copy_aligned(array, dtype)
 
     def _split_on_host(self, array: np.ndarray) -> Any:
         if self._layout.num_replicas == 1:
@@ -252,10 +327,11 @@ def _uneven_spanning_error(pieces: Sequence[Leaf], layout: ReplicaMesh) -> Shape
     )
 
 
-def _convert_dtype(array: np.ndarray) -> np.ndarray:
-    """Return the array in its dtype on devices."""
+def _prepare_on_host(array: np.ndarray, *, is_exclusive: bool) -> np.ndarray:
+    """Return the array in its dtype on devices, as a copy if other code may refer to it."""
     dtype = device_dtype(array.dtype)
-    return array if array.dtype == dtype else copy_aligned(array, dtype)
+    is_ready = is_exclusive and dtype == array.dtype
+    return array if is_ready else copy_aligned(array, dtype)
 
 
 def _snapshot_leaf(leaf: Any) -> Any:

@@ -40,16 +40,6 @@ class _Stop:
 class _Channel:
     """The queues and flags that the two threads share."""
 
-    __slots__ = (
-        "__weakref__",
-        "interrupt",
-        "is_stopped",
-        "items",
-        "needed_since",
-        "permits",
-        "thread",
-    )
-
     def __init__(self, depth: int, interrupt: Callable[[], None]) -> None:
         # Only sets a flag, since `stop` runs in finalizers too.
         self.interrupt = interrupt

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from jaxdist.jobs._partitions import PARTITIONS as PARTITIONS
     from jaxdist.jobs._plan import plan_job as plan_job
     from jaxdist.jobs._plan import sweep_job as sweep_job
+    from jaxdist.jobs._run.finished import TrainingReport as TrainingReport
     from jaxdist.jobs._run.finished import finished_line as finished_line
     from jaxdist.jobs._run.finished import finished_run as finished_run
-    from jaxdist.jobs._run.report import TrainingReport as TrainingReport
     from jaxdist.jobs._run.train import train as train
-    from jaxdist.jobs._strategy.build import count_cpu_devices as count_cpu_devices
-    from jaxdist.jobs._strategy.build import has_cluster as has_cluster
-    from jaxdist.jobs._strategy.build import is_chief as is_chief
-    from jaxdist.jobs._strategy.build import is_server_task as is_server_task
-    from jaxdist.jobs._strategy.build import make_strategy as make_strategy
+    from jaxdist.jobs._strategy import count_cpu_devices as count_cpu_devices
+    from jaxdist.jobs._strategy import has_cluster as has_cluster
+    from jaxdist.jobs._strategy import is_chief as is_chief
+    from jaxdist.jobs._strategy import is_server_task as is_server_task
+    from jaxdist.jobs._strategy import make_strategy as make_strategy
     from jaxdist.jobs._tables import Table as Table
     from jaxdist.jobs._task import Curve as Curve
     from jaxdist.jobs._task import Data as Data

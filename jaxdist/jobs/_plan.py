@@ -12,7 +12,8 @@ from jaxdist._program import format_options
 from jaxdist._reports import Candidate, SlicePlan, Sweep
 from jaxdist._validate import CallerRename, as_integer, check_callable, check_instance
 from jaxdist.errors import JaxdistError
-from jaxdist.jobs._config.checks import MOST_ROWS, check_rules
+from jaxdist.jobs._config.checks import MOST_ROWS
+from jaxdist.jobs._config.schema import check_choice
 from jaxdist.jobs._partitions import find_partition
 from jaxdist.jobs._task import Task
 
@@ -71,7 +72,7 @@ def plan_job(
         (64, True)
     """
     _check_arguments(job, report)
-    chosen = job.rules[0] if rules is None else check_rules(rules, job.rules)
+    chosen = job.rules[0] if rules is None else check_choice("rules", rules, job.rules)
     wanted = job.config.strategy.logical_devices if logical is None else logical
     return plan(
         _make_source(job, chosen),

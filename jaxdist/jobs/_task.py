@@ -19,13 +19,12 @@ from jaxdist._validate import ErrorNote, as_integer, as_number, check_instance, 
 from jaxdist._values import PerReplica
 from jaxdist.data import batches
 from jaxdist.errors import ShapeError, UnsupportedError
-from jaxdist.jobs._config.checks import MOST_ROWS, check_rules
+from jaxdist.jobs._config.checks import MOST_ROWS
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig, check_choice
-from jaxdist.jobs._optimizer import make_optimizer
 from jaxdist.jobs._partitions import PARTITIONS, UPDATES
-from jaxdist.jobs._strategy.build import count_replicas
-from jaxdist.jobs._tables import find_tables
+from jaxdist.jobs._strategy import count_replicas
+from jaxdist.jobs._tables import find_tables, make_optimizer
 
 Measures = Mapping[str, float]
 C = TypeVar("C", bound=JobConfig)
@@ -284,7 +283,7 @@ class Task(abc.ABC, Generic[C]):
         Raises:
             ArgumentError: The task does not have these rules.
         """
-        check_rules(rules, tuple(dict.fromkeys((*self.rules, *UPDATES))))
+        check_choice("rules", rules, tuple(dict.fromkeys((*self.rules, *UPDATES))))
         config, placed = self.config, "replicated" if rules in UPDATES else rules
         update = UPDATES.get(rules, "replicated")
         return type(self)(

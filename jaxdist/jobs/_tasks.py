@@ -12,11 +12,11 @@ from jaxdist._called import called, name_call
 from jaxdist._examples import find_config
 from jaxdist._validate import ErrorNote, show
 from jaxdist.errors import ConfigError
+from jaxdist.jobs._config.checks import check_strategy_entries
 from jaxdist.jobs._config.load import LoadedConfig, load_config
 from jaxdist.jobs._config.schema import JobConfig, check_config
 from jaxdist.jobs._config.sources import check_sources, find_lines, find_nearest, read_text
 from jaxdist.jobs._names import TASK_NAMES
-from jaxdist.jobs._strategy.checks import check_strategy_entries
 from jaxdist.jobs._task import Task
 
 # Note [How tasks are found]

@@ -28,15 +28,16 @@ from jaxdist._values import (
     make_equal,
     put,
 )
-from jaxdist.errors import (
-    ArgumentError,
-    ContextError,
-    ShapeError,
-    UnsupportedError,
-)
+from jaxdist.errors import ArgumentError, ContextError, ShapeError, UnsupportedError
 from jaxdist.partition._leaves import Entry, collect_entries, name_entries
-from jaxdist.partition._patterns import TABLE, find_nearest, is_match
-from jaxdist.partition._placements import ByNames, Placement, Replicate
+from jaxdist.partition._placements import (
+    TABLE,
+    ByNames,
+    Placement,
+    Replicate,
+    find_nearest,
+    is_match,
+)
 from jaxdist.partition._resolve import ResolvedPlacement, resolve
 from jaxdist.partition._rules import Rules, as_rules, describe_conflicts
 

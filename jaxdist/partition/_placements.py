@@ -1,11 +1,72 @@
-"""Placements that a rule can give a leaf."""
+"""Placements that a rule can give a leaf, and patterns for the paths of leaves."""
 
 import dataclasses
-from collections.abc import Mapping
+import difflib
+import fnmatch
+import functools
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from jaxdist._called import called, refuse, refuse_type
-from jaxdist._validate import as_flag, as_list, check_size, show
+from jaxdist._validate import as_flag, as_list, check_instance, check_size, show
+
+TABLE = "embedding"  # the parameter of `nnx.Embed`: [rows, columns]
+_BRACES = re.compile(r"\{([^{}]*)\}")
+
+
+def is_match(pattern: str, path: str) -> bool:
+    """Whether a pattern matches the end of a path, or the whole path if it starts with `/`.
+
+    A pattern is matched segment by segment. `*` and `?` are wildcards as for file names, `{a,b}`
+    matches any of several strings, and `**` any number of segments.
+    """
+    own = tuple(path.split("/"))
+    return any(_is_match(p, own) for p in _expand_braces(pattern))
+
+
+@functools.lru_cache(maxsize=4096)
+def _expand_braces(pattern: str) -> tuple[tuple[str, ...], ...]:
+    """Return the patterns without braces, as segments; `**` is in front unless `/` anchors them."""
+    found = _BRACES.search(pattern)
+    if found is None:
+        anchored = pattern.startswith("/")
+        parts = tuple(pattern.strip("/").split("/"))
+        return (parts if anchored else ("**", *parts),)
+    # The regular expression finds innermost braces, so recursion also expands nested ones.
+    before, after = pattern[: found.start()], pattern[found.end() :]
+    options = (_expand_braces(before + option + after) for option in found[1].split(","))
+    return tuple(p for option in options for p in option)
+
+
+# Every leaf is matched against every rule, and `**` tries all splits of a path. The cache keeps
+# the results for ends of paths, which different layers have in common.
+@functools.lru_cache(maxsize=65536)
+def _is_match(parts: tuple[str, ...], path: tuple[str, ...]) -> bool:
+    if not parts:
+        return not path
+    head, *rest = parts
+    if head == "**":
+        return any(_is_match(tuple(rest), path[i:]) for i in range(len(path) + 1))
+    return bool(path) and fnmatch.fnmatchcase(path[0], head) and _is_match(tuple(rest), path[1:])
+
+
+def find_nearest(wanted: str, known: Iterable[str]) -> str | None:
+    """Return the path or pattern in `known` most like `wanted`, for messages; None if empty."""
+    # Compare the last segments as well as all segments: a pattern matches the end of a path.
+    plain = re.sub(r"[{}*/]+", "/", wanted).strip("/")
+    depth = wanted.strip("/").count("/") + 1
+
+    def likeness(other: str) -> tuple[float, str]:
+        end = "/".join(other.split("/")[-depth:])
+        ratios = (
+            difflib.SequenceMatcher(None, plain, re.sub(r"[{}*/]+", "/", x).strip("/")).ratio()
+            for x in (end, other)
+        )
+        return (-max(ratios), other)
+
+    return min(known, key=likeness, default=None)
+
 
 REPLICA, LOGICAL = "replica", "logical"
 
@@ -151,19 +212,12 @@ class ByNames:
 
     @called("partition.ByNames")
     def __post_init__(self) -> None:
-        if not isinstance(self.axes, Mapping):
-            raise refuse_type(
-                f"axes={show(self.axes)}.",
-                "axes is a mapping from names of dims to axes.",
-                'Write for instance ByNames({"embed": "replica", "mlp": "logical"}).',
-            )
+        remedy = 'Write for instance ByNames({"embed": "replica", "mlp": "logical"}).'
+        check_instance("axes", self.axes, Mapping, "a mapping from names of dims to axes", remedy)
         for name, axis in self.axes.items():
             if not isinstance(name, str):
-                raise refuse_type(
-                    f"axes with the key {show(name)}.",
-                    "Keys are the names of dims.",
-                    'Write for instance ByNames({"embed": "replica", "mlp": "logical"}).',
-                )
+                found = f"axes with the key {show(name)}."
+                raise refuse_type(found, "Keys are the names of dims.", remedy)
             if axis is not None and not isinstance(axis, str):
                 raise refuse_type(
                     f"axes[{name!r}]={show(axis)}, which is no axis.",
@@ -187,13 +241,9 @@ _AXES = (
 
 def check_placement(name: str, value: Any) -> Placement:
     """Check that `value` is a placement, and return it."""
-    if isinstance(value, (Replicate, Split, Shard, ByNames)):
-        return value
-    raise refuse_type(
-        f"{name}={show(value)}.",
-        f"{name} is a placement.",
-        "Pass partition.Replicate(), Split(dim), Shard(...) or ByNames({...}).",
-    )
+    remedy = "Pass partition.Replicate(), Split(dim), Shard(...) or ByNames({...})."
+    check_instance(name, value, (Replicate, Split, Shard, ByNames), "a placement", remedy)
+    return value
 
 
 def _show_fields(placement: Split | Shard) -> str:

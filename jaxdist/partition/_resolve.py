@@ -10,15 +10,16 @@ from jaxdist import cost
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import Cut
 from jaxdist.errors import ArgumentError, ShapeError
-from jaxdist.partition._patterns import TABLE, is_match
 from jaxdist.partition._placements import (
     LOGICAL,
     REPLICA,
+    TABLE,
     ByNames,
     Placement,
     Replicate,
     Shard,
     Split,
+    is_match,
 )
 
 # A dim that the user did not name is not sharded if padding would make it longer than this factor.

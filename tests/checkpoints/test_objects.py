@@ -13,7 +13,7 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import partition
-from jaxdist._checkpoints import objects as _saved_objects
+from jaxdist._checkpoints import leaves as _saved_objects
 from jaxdist.errors import ArgumentTypeError, CheckpointError, DamagedCheckpointError
 from jaxdist.training import Checkpoints
 

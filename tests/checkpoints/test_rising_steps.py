@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxdist._checkpoints.processes import Survivor
+from jaxdist._checkpoints.survivors import Survivor
 from jaxdist._values import put
 from jaxdist.errors import CheckpointError, UnavailableError
 from jaxdist.training import Checkpoints
@@ -215,12 +215,12 @@ def test_a_survivor_of_a_training_that_went_back_says_that_a_later_checkpoint_ex
 ) -> None:
     step = 4
     survivor = Survivor(folder, 3, lambda: None, lambda: (step, {"w": put(np.ones(2), None)}))
-    survivor.take()
+    survivor.snapshots.take()
     said = survivor.act(UnavailableError("process 1 has ended", (1,)))
     assert said.startswith("Nothing was saved now: the last complete step is 4, and checkpoint 6 ")
     assert said.endswith(f"The last checkpoint counts: {folder / '6'}.")
     step = 6
     survivor = Survivor(folder, 3, lambda: None, lambda: (step, {"w": put(np.ones(2), None)}))
-    survivor.take()
+    survivor.snapshots.take()
     said = survivor.act(UnavailableError("process 1 has ended", (1,)))
     assert said == f"The last complete step is saved: {folder / '6'}."

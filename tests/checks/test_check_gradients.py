@@ -14,8 +14,7 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import PerReplica, RunOptions, errors, get_replica_context
-from jaxdist._checks.gradient_meanings import Setting
-from jaxdist._checks.gradient_report import GradientReport, LeafComparison
+from jaxdist._checks.gradient_report import GradientReport, LeafComparison, Setting
 from jaxdist.nn import compute_average_loss
 
 FOUR = jaxdist.MirroredStrategy([f"cpu:{i}" for i in range(4)])

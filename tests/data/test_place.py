@@ -17,7 +17,7 @@ from jaxdist.data import (
     distribute_dataset,
     distribute_datasets_from_function,
 )
-from jaxdist.data._reading.host import allocate_aligned
+from jaxdist.data._reading.elements import allocate_aligned
 
 # (8,) is one number per device; the larger shares are aligned, as JAX needs them to be to take
 # a buffer over without a copy.

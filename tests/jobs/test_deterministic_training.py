@@ -14,7 +14,7 @@ from rich.console import Console
 
 from jaxdist.errors import ArgumentError
 from jaxdist.jobs import DigitsConfig, load_config, make_strategy, train
-from jaxdist.jobs._optimizer import make_optimizer
+from jaxdist.jobs._tables import make_optimizer
 from jaxdist.jobs.digits._model import DigitsNet
 from jaxdist.training import Checkpoints
 

@@ -17,7 +17,7 @@ from jaxdist.cli._train import format_interrupted_line
 from jaxdist.data import batches
 from jaxdist.errors import ConfigError, InputContextError, NonFiniteLossError
 from jaxdist.jobs import TrainingReport, load_job_config, make_strategy, train
-from jaxdist.jobs._run.server_run import ServerRun
+from jaxdist.jobs._run.train import ServerRun
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "digits_parameter_server.toml"

@@ -13,11 +13,11 @@ from flax import nnx
 import jaxdist
 from jaxdist import PerReplica
 from jaxdist.jobs import DigitsConfig, load_config
-from jaxdist.jobs._optimizer import make_optimizer
+from jaxdist.jobs._tables import make_optimizer
 from jaxdist.jobs.digits._model import DigitsNet
 from jaxdist.jobs.digits._model import train_step as digits_step
 from jaxdist.jobs.topics_lm import TopicsConfig, Transformer
-from jaxdist.jobs.topics_lm._steps import train_step as topics_step
+from jaxdist.jobs.topics_lm._model import train_step as topics_step
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 ROWS = (3, 2, 3, 0)

@@ -5,7 +5,7 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import jobs
-from jaxdist.jobs._optimizer import make_optimizer
+from jaxdist.jobs._tables import make_optimizer
 from jaxdist.jobs.digits._model import DigitsNet, train_step
 from jaxdist.jobs.digits._task import load_digits
 

@@ -17,7 +17,7 @@ import jaxdist
 from jaxdist import PerReplica, partition
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.partition import ByNames, Replicate, Rules, Shard, Split
-from jaxdist.partition._patterns import find_nearest, is_match
+from jaxdist.partition._placements import find_nearest, is_match
 from tests.tables import examples
 
 PATH = "layers/0/mlp/up/kernel"

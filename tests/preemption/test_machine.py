@@ -9,9 +9,13 @@ from collections.abc import Iterator
 import flax.nnx as nnx
 import pytest
 
-from jaxdist._preemption import machine, notices
-from jaxdist._preemption.config import complete_config
-from jaxdist._preemption.machine import find_metadata_server, has_maintenance_event, read_metadata
+from jaxdist._preemption import config, notices
+from jaxdist._preemption.config import (
+    complete_config,
+    find_metadata_server,
+    has_maintenance_event,
+    read_metadata,
+)
 from jaxdist.errors import ArgumentTypeError
 from jaxdist.experimental import PreemptionCheckpointHandler, TerminationConfig
 
@@ -136,4 +140,4 @@ def test_a_reader_that_is_no_function_is_refused(tmp_path: pathlib.Path) -> None
     model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
     with pytest.raises(ArgumentTypeError, match="read_metadata=7"):
         PreemptionCheckpointHandler(None, model, tmp_path, read_metadata=7)  # type: ignore[arg-type]
-    assert machine.find_metadata_server("/does/not/exist") is None
+    assert config.find_metadata_server("/does/not/exist") is None

@@ -9,19 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxdist._preemption import step_agreement
+from jaxdist._preemption.notices import Notices
 from jaxdist._preemption.step_agreement import FINAL, FIRST, StepAgreement
 from jaxdist._processes import LocalStore, Process
 from jaxdist.errors import DeadlineExceededError, UnavailableError
 
 
-class Notice:
+class Notice(Notices):
     """A notice that a test gives."""
 
     reason = "planted"
-
-    def __init__(self) -> None:
-        self.time: float | None = None
-        self.error: Exception | None = None
 
     def give(self) -> None:
         """Tell this process to end."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
 import jax
@@ -12,10 +12,8 @@ from jax.tree_util import keystr
 from jaxdist._called import call_as, called, name_call, refuse, refuse_type
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, as_integer, show
-from jaxdist.data._reading.ahead import HasRowsAhead, RowsAhead
-from jaxdist.data._reading.cardinality import INFINITE_CARDINALITY
-from jaxdist.data._reading.elements import check_not_traced
-from jaxdist.data._reading.host import copy_rows
+from jaxdist.data._reading.ahead import INFINITE_CARDINALITY, HasRowsAhead, RowsAhead
+from jaxdist.data._reading.elements import check_not_traced, copy_rows
 from jaxdist.errors import ArgumentTypeError, ShapeError
 
 
@@ -152,11 +150,7 @@ class Batches:
         """Return the order of the examples in `epoch`; None means the order of the arrays."""
         if not self.shuffle:
             return None
-        # NumPy guarantees that these raw bits never change. It gives no such guarantee for
-        # `Generator.permutation`, so an upgrade could break a resumed pass.
-        bits = np.random.PCG64(np.random.SeedSequence([self.seed, epoch]))
-        keys: np.ndarray = bits.random_raw(self.num_examples)
-        return np.argsort(keys, kind="stable")
+        return draw_order(self.num_examples, self.seed, epoch)
 
     def __iter__(self) -> "BatchesIterator":
         return BatchesIterator(self)
@@ -180,6 +174,14 @@ class Batches:
             f"shuffle={self.shuffle}, seed={self.seed}, drop_remainder={self.drop_remainder}, "
             f"repeat={self.repeat})"
         )
+
+
+def draw_order(count: int, seed: int, epoch: int) -> np.ndarray:
+    """Return a random order of the numbers below `count`, which is always the same for an epoch."""
+    # NumPy guarantees that these raw bits never change. It gives no such guarantee for
+    # `Generator.permutation`, so an upgrade could break a resumed pass.
+    bits = np.random.PCG64(np.random.SeedSequence([seed, epoch]))
+    return np.argsort(bits.random_raw(count), kind="stable")
 
 
 class BatchesIterator(Iterator[PyTree], HasRowsAhead):
@@ -302,24 +304,34 @@ def _join_slices(parts: Sequence[slice], start: int) -> slice | np.ndarray:
     return np.concatenate([np.arange(start + p.start, start + p.stop) for p in parts])
 
 
-@called("set_state of an iterator of data.batches")
-def _check_state(own_state: BatchesState, state: Any) -> None:
-    if not isinstance(state, dict) or set(state) != set(own_state):
+def check_same_order(
+    own: Mapping[str, Any], state: Any, dataset: str, count: str, rule: str
+) -> None:
+    """Check that a state is built like `own`, and is of the same data in the same order."""
+    is_state = isinstance(state, dict) and set(state) == set(own)
+    parts = [name for name, value in own.items() if isinstance(value, dict)]
+    if not is_state or not all(isinstance(state[name], dict) for name in parts):
         raise refuse(
             f"state={show(state)}.",
-            f"A state of data.batches is a dict with {sorted(own_state)}.",
+            f"A state of {dataset} is a dict with {sorted(own)}.",
             "Pass what get_state() returned.",
         )
-    fixed = ("num_examples", "shuffle", "seed")
-    differing = [k for k in fixed if state[k] != own_state[k]]  # type: ignore[literal-required]
+    differing = [name for name in (count, "shuffle", "seed") if state[name] != own[name]]
     if differing:
-        found = ", ".join(f"{k}={state[k]!r}" for k in differing)
-        here = ", ".join(f"{k}={own_state[k]!r}" for k in differing)  # type: ignore[literal-required]
+        found, here = (
+            ", ".join(f"{name}={one[name]!r}" for name in differing) for one in (state, own)
+        )
         raise refuse(
             f"a state that was taken with {found}, and this dataset has {here}.",
-            "A state belongs to one dataset and to one order of its examples.",
+            rule,
             "Build the dataset as it was when the state was saved, or start from the beginning.",
         )
+
+
+@called("set_state of an iterator of data.batches")
+def _check_state(own_state: BatchesState, state: Any) -> None:
+    rule = "A state belongs to one dataset and to one order of its examples."
+    check_same_order(own_state, state, "data.batches", "num_examples", rule)
     epoch, index = state["epoch"], state["index"]
     most = own_state["num_examples"]
     is_sound = isinstance(epoch, int) and isinstance(index, int)

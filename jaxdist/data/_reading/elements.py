@@ -1,4 +1,4 @@
-"""Reads one element of a dataset, and checks its structure against earlier elements."""
+"""Reads one element of a dataset: checks its structure, and copies its arrays on the host."""
 
 import dataclasses
 import functools
@@ -12,6 +12,7 @@ from jax.tree_util import PyTreeDef, keystr
 from jaxdist._called import call_as, called, name_call
 from jaxdist._integers import check_all_fit, has_cut_off
 from jaxdist._validate import check_keys
+from jaxdist._values import allocate_aligned
 from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
 
 Leaf = np.ndarray | jax.Array
@@ -231,3 +232,29 @@ def _changed_error(before: str, now: str, index: int) -> ShapeError:
         "dtypes (shapes may change).\n\n"
         "Give the same keys each time, and arrays of a fixed dtype: np.asarray(x, dtype)."
     )
+
+
+def copy_aligned(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """Return an aligned copy of the array, with `dtype`. See Note [Who owns host memory]."""
+    copy = allocate_aligned(array.shape, dtype)
+    # `unsafe` allows float64 to become float32, as JAX converts it.
+    np.copyto(copy, array, casting="unsafe")
+    return copy
+
+
+def copy_padded(array: np.ndarray, dtype: np.dtype[Any], rows: int) -> np.ndarray:
+    """Return an aligned copy with `rows` rows and `dtype`; the added rows are zero."""
+    copy = allocate_aligned((rows, *array.shape[1:]), dtype)
+    copy[array.shape[0] :] = np.zeros((), dtype)
+    np.copyto(copy[: array.shape[0]], array, casting="unsafe")
+    return copy
+
+
+def copy_rows(array: np.ndarray, rows: np.ndarray | slice) -> np.ndarray:
+    """Return an aligned copy of some rows."""
+    if isinstance(rows, slice):
+        return copy_aligned(array[rows], array.dtype)
+    copy = allocate_aligned((len(rows), *array.shape[1:]), array.dtype)
+    # With 'clip' NumPy writes into `copy` directly; with 'raise' it uses a second buffer.
+    np.take(array, rows, axis=0, out=copy, mode="clip")
+    return copy

@@ -1,19 +1,187 @@
-"""A dataset of global batches from files; each process can read its own files."""
+"""A dataset of global batches from files; each process can read its own files.
+
+# Note [Position in files]
+The position of a pass is the number of examples returned from each file. It does not record which
+process read them: when a pass is resumed, the remaining files are divided among the processes that
+exist then.
+"""
 
 import dataclasses
+import itertools
 import os
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypedDict
 
+import jax
 import numpy as np
 
 from jaxdist._called import call_as, called, refuse, refuse_type
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, as_integer, check_callable, show
 from jaxdist._values import PerReplica
-from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY
-from jaxdist.data._reading.files_iterator import FilesIterator
+from jaxdist.data._reading.ahead import UNKNOWN_CARDINALITY
+from jaxdist.data._reading.batches import check_same_order, draw_order
+from jaxdist.data._reading.elements import as_array
+from jaxdist.errors import ArgumentError, JaxdistError, ShapeError
+
+ALL_READ = -1
+
+
+class FilesState(TypedDict):
+    """The position of a pass over `from_files`; plain values that any checkpoint can hold."""
+
+    epoch: int  # counted from 0
+    read: dict[str, int]  # for each file that was begun: examples returned, or `ALL_READ`
+    num_files: int  # with `shuffle` and `seed`, to reject a state of other data
+    shuffle: bool
+    seed: int
+
+
+class FilesIterator(Iterator[PyTree]):
+    """One pass over files, whose position can be saved and restored.
+
+    Args:
+        source: The dataset.
+        batch_size: Number of examples in a batch.
+        part: The index of this process, and the number n of processes; each takes every n-th
+            file.
+    """
+
+    def __init__(self, source: "Files", batch_size: int, part: tuple[int, int] = (0, 1)) -> None:
+        self._source = source
+        self._batch_size = batch_size
+        self._part = part
+        self._epoch = source.claim_epoch()
+        self._read: dict[str, int] = {}
+        self._changed: dict[str, int] = {}
+        self._open()
+
+    def _open(self) -> None:
+        first, stride = self._part
+        order = self._source.order(self._epoch)
+        left = [n for n in order if self._read.get(str(n)) != ALL_READ]
+        self._examples = self._read_files(left[first::stride])
+
+    def _read_files(self, numbers: Sequence[int]) -> Iterator[PyTree]:
+        for number in numbers:
+            key, done = str(number), self._read.get(str(number), 0)
+            for example in _read_file(self._source, number, done):
+                done += 1
+                self._note(key, done)
+                yield example
+            self._note(key, ALL_READ)
+
+    def _note(self, file: str, count: int) -> None:
+        self._read[file] = self._changed[file] = count
+
+    def __next__(self) -> PyTree:
+        # `islice` raises for numbers above `sys.maxsize`.
+        examples = list(itertools.islice(self._examples, min(self._batch_size, sys.maxsize)))
+        if not examples:
+            raise StopIteration
+        return _stack(examples)
+
+    def take_progress(self) -> dict[str, int]:
+        """Return the progress in each file that this process has read since the last call."""
+        changed = dict(self._changed)
+        self._changed.clear()
+        return changed
+
+    def add_progress(self, progress: Mapping[str, int]) -> None:
+        """Record the progress of other processes in their files."""
+        self._read.update(progress)
+
+    def get_state(self) -> FilesState:
+        """Return the position of this pass, of all processes whose progress was added."""
+        source = self._source
+        return {
+            "epoch": self._epoch,
+            "read": dict(self._read),
+            "num_files": len(source.paths),
+            "shuffle": source.shuffle,
+            "seed": source.seed,
+        }
+
+    def set_state(self, state: FilesState) -> None:
+        """Continue after the examples that were returned when `state` was taken.
+
+        The batch size and the number of processes may differ.
+
+        Raises:
+            ArgumentError: `state` was taken from other files or another order, or is not a state.
+        """
+        _check_state(self.get_state(), state)
+        self._epoch = int(state["epoch"])
+        self._source.next_epoch = self._epoch + 1
+        self._read = {str(k): int(v) for k, v in state["read"].items()}
+        self._changed = {}
+        self._open()
+
+
+def _read_file(source: "Files", number: int, start: int) -> Iterator[PyTree]:
+    path = source.paths[number]
+    try:
+        examples: Any = source.read(path)
+        if isinstance(examples, (str, bytes, Mapping)) or examples is None:
+            raise _no_examples_error(path, examples)
+        # Sequences: skip the examples before `start` without reading them.
+        if hasattr(examples, "__getitem__") and hasattr(examples, "__len__"):
+            for i in range(start, len(examples)):
+                yield examples[i]
+            return
+        try:
+            iterator = iter(examples)
+        except TypeError:
+            raise _no_examples_error(path, examples) from None
+        yield from itertools.islice(iterator, start, None)
+    except (JaxdistError, GeneratorExit):
+        raise
+    except Exception as error:
+        raise ArgumentError(
+            f"data.from_files cannot read {str(path)!r}: {type(error).__name__}: {error}\n\n"
+            "read(path) returns the examples of one file.\n\n"
+            "Check that the file exists and is complete, and that read(path) works for it."
+        ) from error
+
+
+def _no_examples_error(path: Any, found: Any) -> ArgumentError:
+    return ArgumentError(
+        f"data.from_files: read({str(path)!r}) returned {show(found)}.\n\n"
+        "read(path) returns the examples of one file: a list, an array with a row for each, a "
+        "generator, or any iterable.\n\n"
+        "For arrays in a dict, return [{name: a[i] for name, a in arrays.items()} for i in ...]."
+    )
+
+
+def _stack(examples: Sequence[PyTree]) -> PyTree:
+    try:
+        return jax.tree.map(lambda *leaves: np.stack([as_array(x) for x in leaves]), *examples)
+    except (ValueError, TypeError) as error:
+        raise ShapeError(
+            f"data.from_files cannot make a batch of {len(examples)} examples: {error}\n\n"
+            "The examples of a batch have the same structure, and arrays of the same shapes.\n\n"
+            "Let read(path) give every example the same keys, and pad its arrays to one shape."
+        ) from error
+
+
+@called("set_state of an iterator of data.from_files")
+def _check_state(own: FilesState, state: Any) -> None:
+    rule = "A state belongs to one list of files and to one order of them."
+    check_same_order(own, state, "data.from_files", "num_files", rule)
+    read, epoch = state["read"], state["epoch"]
+    numbers = {str(n) for n in range(own["num_files"])}
+    are_counts = all(isinstance(n, (int, np.integer)) for n in [epoch, *read.values()])
+    is_sound = are_counts and set(read) <= numbers
+    if not is_sound or epoch < 0 or min(read.values(), default=0) < ALL_READ:
+        raise refuse(
+            f"a damaged state: epoch={show(epoch)}, read={show(read)}.",
+            "epoch is an integer from 0 up, and read has the examples read of files 0 to "
+            f"{own['num_files'] - 1}, or {ALL_READ} for all.",
+            "Start from the beginning of an epoch: read={}.",
+        )
+
 
 Path = str | os.PathLike[str]
 
@@ -131,9 +299,7 @@ class Files:
         """Return the indices of the files in the order of `epoch`."""
         if not self.shuffle:
             return range(len(self.paths))
-        # As in `Batches.order`: NumPy guarantees that these bits never change.
-        bits = np.random.PCG64(np.random.SeedSequence([self.seed, epoch]))
-        return [int(i) for i in np.argsort(bits.random_raw(len(self.paths)), kind="stable")]
+        return draw_order(len(self.paths), self.seed, epoch).tolist()
 
     def claim_epoch(self) -> int:
         """Return the epoch of the next pass, and advance to the one after it."""

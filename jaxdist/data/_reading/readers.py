@@ -7,8 +7,7 @@ from typing import Any, Protocol
 import jax
 
 from jaxdist._called import called, refuse
-from jaxdist.data._reading.ahead import HasRowsAhead, RowsAhead
-from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY
+from jaxdist.data._reading.ahead import UNKNOWN_CARDINALITY, HasRowsAhead, RowsAhead
 from jaxdist.errors import ArgumentTypeError, JaxdistError
 
 Snapshot = Callable[[Any], Any]
@@ -49,29 +48,24 @@ class SingleReader:
         self._make = make
         self._length = length
         self._is_own = is_own
-        self._iterator: Any = make()
-        self._kind = type(self._iterator).__name__
-        self._has_position = hasattr(self._iterator, "get_state")
-        self._can_seek = hasattr(self._iterator, "set_state")
-
-    @property
-    def iterator(self) -> Any:
-        """The iterator of the pass."""
-        return self._iterator
+        self.iterator: Any = make()
+        self._kind = type(self.iterator).__name__
+        self._has_position = hasattr(self.iterator, "get_state")
+        self._can_seek = hasattr(self.iterator, "set_state")
 
     def read(self) -> Any:
         """Return the next element, or raise `StopIteration`."""
-        return next(self._iterator)
+        return next(self.iterator)
 
     def rows_ahead(self) -> list[RowsAhead] | None:
         """Return the row counts that the iterator knows; None if it knows none."""
-        return [self._iterator.rows_ahead()] if isinstance(self._iterator, HasRowsAhead) else None
+        return [self.iterator.rows_ahead()] if isinstance(self.iterator, HasRowsAhead) else None
 
     def position(self) -> Any:
         """Return the state that the iterator's `get_state` returns; None without that method."""
         if not self._has_position:
             return None
-        state = self._iterator.get_state()
+        state = self.iterator.get_state()
         if self._length == UNKNOWN_CARDINALITY:
             return state
         return {"elements": self._length, "state": state}
@@ -87,9 +81,9 @@ class SingleReader:
         if self._length != UNKNOWN_CARDINALITY:
             position = _check_position(position, self._length)
         # `close` dropped the iterator if the pass had ended.
-        if self._iterator is None:
-            self._iterator = self._make()
-        iterator: Any = self._iterator
+        if self.iterator is None:
+            self.iterator = self._make()
+        iterator: Any = self.iterator
         # The `set_state` of another library may raise any error for a state that it does not know.
         try:
             iterator.set_state(position)
@@ -107,8 +101,8 @@ class SingleReader:
     def close(self) -> None:
         """Close an iterator that was made for this pass, and end its threads."""
         # A generator that the user passed in stays open, so that the user can read the rest.
-        if self._is_own and self._iterator is not None:
-            iterator, self._iterator = self._iterator, None
+        if self._is_own and self.iterator is not None:
+            iterator, self.iterator = self.iterator, None
             close = getattr(iterator, "close", None)
             if callable(close):
                 close()
@@ -149,46 +143,53 @@ class ListIterator(Iterator[Any], HasRowsAhead):
         self._index = int(state)
 
 
-class GroupReader:
+class OuterReader:
+    """A reader of what another reader has read; all but `read` is that of the other one."""
+
+    def __init__(self, inner: Reader) -> None:
+        self.inner = inner
+
+    def rows_ahead(self) -> list[RowsAhead] | None:
+        """Return the row counts of the next elements; None if they are unknown."""
+        return self.inner.rows_ahead()
+
+    def position(self) -> Any:
+        """Return the position of the pass."""
+        return self.inner.position()
+
+    def check_can_seek(self) -> None:
+        """Check that the pass can seek."""
+        self.inner.check_can_seek()
+
+    def seek(self, position: Any) -> None:
+        """Continue from `position`."""
+        self.inner.seek(position)
+
+    def close(self) -> None:
+        """Close the pass."""
+        self.inner.close()
+
+
+class GroupReader(OuterReader):
     """A reader of groups of `count` consecutive elements; the last group may be smaller.
 
     Each element goes through `snapshot` before the next one is read, since a source may reuse its
     arrays. See Note [Who owns a batch].
     """
 
-    def __init__(self, reader: SingleReader, count: int, snapshot: Snapshot) -> None:
-        self._reader = reader
+    def __init__(self, reader: Reader, count: int, snapshot: Snapshot) -> None:
+        super().__init__(reader)
         self._count = count
         self._snapshot = snapshot
 
     def read(self) -> list[Any]:
         """Return the next group, or raise `StopIteration`."""
         # The first read is outside of `suppress`: its `StopIteration` ends the pass.
-        group = [self._snapshot(self._reader.read())]
+        group = [self._snapshot(self.inner.read())]
         with contextlib.suppress(StopIteration):
             while len(group) < self._count:
-                group.append(self._snapshot(self._reader.read()))
+                group.append(self._snapshot(self.inner.read()))
         return group
-
-    def rows_ahead(self) -> list[RowsAhead] | None:
-        """Return the row counts of the next elements; None if they are unknown."""
-        return self._reader.rows_ahead()
-
-    def position(self) -> Any:
-        """Return the position of the pass."""
-        return self._reader.position()
-
-    def check_can_seek(self) -> None:
-        """Check that the pass can seek."""
-        self._reader.check_can_seek()
-
-    def seek(self, position: Any) -> None:
-        """Continue from `position`."""
-        self._reader.seek(position)
-
-    def close(self) -> None:
-        """Close the pass."""
-        self._reader.close()
 
 
 class ParallelReader:

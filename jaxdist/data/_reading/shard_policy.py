@@ -4,7 +4,7 @@ import enum
 from typing import Any
 
 from jaxdist._called import called, refuse
-from jaxdist.data._reading.assemble import SPLIT_CALLER
+from jaxdist.data._reading.partial_batch import SPLIT_CALLER
 
 
 class AutoShardPolicy(enum.IntEnum):

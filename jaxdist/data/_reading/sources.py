@@ -1,21 +1,83 @@
-"""Checks a user's dataset, and opens passes over it."""
+"""The datasets that users pass: checks, single examples in memory, and passes over them."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
 
 from jaxdist._called import called, name_call, refuse_type
-from jaxdist._validate import show
+from jaxdist._not_there import MISSING_MEMBERS, missing_member
+from jaxdist._typing import PyTree
+from jaxdist._validate import as_flag, show
 from jaxdist._values import PerReplica
-from jaxdist.data._reading.batches import Batches
-from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY, cardinality_of
-from jaxdist.data._reading.examples import Examples
+from jaxdist.data._reading.ahead import UNKNOWN_CARDINALITY, cardinality_of
+from jaxdist.data._reading.batches import Batches, batches, check_arrays
 from jaxdist.data._reading.files import Files
-from jaxdist.data._reading.readers import ListIterator, SingleReader
+from jaxdist.data._reading.readers import ListIterator, SingleReader, use_default_device
 from jaxdist.errors import ArgumentTypeError, ContextError
+
+
+class Examples:
+    """A dataset of single examples; `experimental_make_numpy_dataset` makes it.
+
+    Example:
+        >>> examples = MirroredStrategy().experimental_make_numpy_dataset({"x": np.arange(3)})
+        >>> [e["x"].item() for e in examples], len(examples.batch(2))
+        ([0, 1, 2], 2)
+
+    Source:
+        `tf.data.Dataset.from_tensor_slices`.
+    """
+
+    def __init__(self, arrays: PyTree) -> None:
+        self.num_examples = check_arrays(arrays, "numpy_input")
+        self.arrays: PyTree = jax.tree.map(np.asarray, arrays)
+
+    @called("Examples.batch", replaces="data.batches")
+    def batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        repeat: int | None = 1,
+    ) -> Batches:
+        """Return batches of these examples, as `jaxdist.data.batches` does.
+
+        Example:
+            >>> examples = MirroredStrategy().experimental_make_numpy_dataset(np.arange(5))
+            >>> [b.tolist() for b in examples.batch(2)]
+            [[0, 1], [2, 3], [4]]
+        """
+        as_flag("drop_remainder", drop_remainder)
+        as_flag("shuffle", shuffle)
+        return batches(
+            self.arrays,
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            drop_remainder=drop_remainder,
+            repeat=repeat,
+        )
+
+    def __iter__(self) -> Iterator[PyTree]:
+        # A copy, so that writing to an example does not change the dataset.
+        for i in range(self.num_examples):
+            yield jax.tree.map(lambda leaf, i=i: np.array(leaf[i]), self.arrays)
+
+    def __len__(self) -> int:
+        return self.num_examples
+
+    def __repr__(self) -> str:
+        return f"Examples({self.num_examples} examples)"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise missing_member(self, name, MISSING_MEMBERS["Examples"])
 
 
 class Source:
@@ -32,30 +94,21 @@ class Source:
         self._caller = name_call()
         # Both count epochs, so that each pass shuffles differently. Two strategies that use one
         # object must not advance each other's count.
-        is_counted = isinstance(dataset, (Batches, Files))
-        self._dataset: Any = dataset.restarted() if is_counted else dataset
+        # Whether no other code refers to an element's arrays. See Note [Who owns a batch].
+        self.has_exclusive_arrays = isinstance(dataset, (Batches, Files))
+        self.dataset: Any = dataset.restarted() if self.has_exclusive_arrays else dataset
         self._is_one_shot = isinstance(dataset, Iterator) and iter(dataset) is dataset
         self._is_spent = False
 
     @property
-    def has_exclusive_arrays(self) -> bool:
-        """Whether no other code refers to an element's arrays. See Note [Who owns a batch]."""
-        return isinstance(self._dataset, (Batches, Files))
-
-    @property
-    def dataset(self) -> Any:
-        """The user's dataset."""
-        return self._dataset
-
-    @property
     def is_in_memory(self) -> bool:
         """Whether reading an element costs nothing."""
-        return isinstance(self._dataset, (Batches, list, range))
+        return isinstance(self.dataset, (Batches, list, range))
 
     @property
     def batch_size(self) -> int:
         """Rows of the largest element if the dataset reports it; else 0."""
-        data = self._dataset
+        data = self.dataset
         if isinstance(data, Files):
             return data.batch_size
         return min(data.batch_size, data.num_examples) if isinstance(data, Batches) else 0
@@ -63,13 +116,13 @@ class Source:
     @property
     def cardinality(self) -> int:
         """Number of elements of one pass."""
-        if self._is_one_shot or not _is_container(self._dataset):
+        if self._is_one_shot or not _is_container(self.dataset):
             return UNKNOWN_CARDINALITY
-        return cardinality_of(self._dataset)
+        return cardinality_of(self.dataset)
 
     def cardinality_of_multiples(self, divisor: int) -> int:
         """Return how many elements of one pass have a multiple of `divisor` rows."""
-        data = self._dataset
+        data = self.dataset
         is_known = isinstance(data, Batches)
         return data.cardinality_of_multiples(divisor) if is_known else UNKNOWN_CARDINALITY
 
@@ -79,17 +132,22 @@ class Source:
         # A generator can be read only once. A second pass would be empty, without an error.
         if self._is_one_shot:
             if self._is_spent:
-                raise _spent_error(self._dataset)
+                raise _spent_error(self.dataset)
             self._is_spent = True
-            return SingleReader(lambda: self._dataset, UNKNOWN_CARDINALITY, is_own=False)
+            return SingleReader(lambda: self.dataset, UNKNOWN_CARDINALITY, is_own=False)
         # The state of a `Batches` iterator holds the number of examples already, and it stays
         # valid for another batch size, which changes the number of elements.
         length = UNKNOWN_CARDINALITY if self.has_exclusive_arrays else self.cardinality
         return SingleReader(make or self._new_iterator, length, is_own=True)
 
+    def open_on(self, device: jax.Device | None) -> SingleReader:
+        """Start a pass with `device` as JAX's default device."""
+        with use_default_device(device):
+            return self.open()
+
     @called(lambda self: self._caller)
     def _new_iterator(self) -> Iterator[Any]:
-        data = self._dataset
+        data = self.dataset
         if hasattr(data, "as_numpy_iterator"):  # tf.data: arrays instead of its tensors
             return data.as_numpy_iterator()
         # A list's own iterator has no `set_state`.
@@ -105,9 +163,7 @@ class Source:
         return iter(dataset)
 
     def __repr__(self) -> str:
-        if isinstance(self._dataset, (Batches, Files)):
-            return repr(self._dataset)
-        return type(self._dataset).__name__
+        return repr(self.dataset) if self.has_exclusive_arrays else type(self.dataset).__name__
 
 
 def _is_container(dataset: Any) -> bool:

@@ -3,25 +3,20 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, cast
-
-import numpy as np
+from typing import Any, ClassVar, cast
 
 from jaxdist._called import called, name_call
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._values import Ahead
-from jaxdist.data._assembler import Assembler
-from jaxdist.data._pad import make_zeros, pad_rows
+from jaxdist.data._assembler import Assembler, Slot, collect_leaf, make_masks
+from jaxdist.data._place import pad_rows
 from jaxdist.data._reading.ahead import RowsAhead
 from jaxdist.data._reading.elements import Element
 from jaxdist.data._reading.partial_batch import PartialBatch
 from jaxdist.data._reading.readers import ENDED
-from jaxdist.data._sharing.exchange import Exchange, Offer
-from jaxdist.data._sharing.structure import Structure, make_empty, structure_of
+from jaxdist.data._sharing.exchange import Exchange, Offer, Structure, make_empty, structure_of
 from jaxdist.errors import ProgramMismatchError, ShapeError
-
-Slot = Element | None  # the element of a local replica; None without one
 
 
 @dataclasses.dataclass(eq=False)
@@ -29,12 +24,14 @@ class ShareAssembler(Assembler, abc.ABC):
     """An `Assembler` that places the values of the replicas of this process.
 
     Args:
-        caller: The name of the function in messages.
         layout: The mesh of the strategy; each replica has the devices of one process.
         exchange: The agreement with the other processes; None if all rows are known without one.
+
+    Attributes:
+        caller: The name of the function in messages.
     """
 
-    caller: str
+    caller: ClassVar[str]
     layout: ReplicaMesh
     exchange: Exchange | None
     _like: Element | None = dataclasses.field(default=None, init=False)
@@ -59,7 +56,7 @@ class ShareAssembler(Assembler, abc.ABC):
                 )
             raise _uneven_error(rows, self.layout, index)
         like = self._find_like()
-        columns = [_collect(own, like, i) for i in range(len(like.leaves))]
+        columns = [collect_leaf(own, like, i) for i in range(len(like.leaves))]
         shapes = [[(r or 0, *x.shape[1:]) if x.ndim else () for r in rows] for x in like.leaves]
         place = self.placer.place_own
         placed = [
@@ -78,7 +75,7 @@ class ShareAssembler(Assembler, abc.ABC):
 
     @property
     def _is_exclusive(self) -> bool:
-        return False
+        return self.placer.has_exclusive_arrays
 
     def _known_rows(self, raw: Any) -> Sequence[int | None] | None:
         """Return the rows of all replicas if this process can compute them, else None."""
@@ -86,7 +83,7 @@ class ShareAssembler(Assembler, abc.ABC):
 
     def _rows_to_pad_to(self) -> int:
         """Return the rows to which this process pads the value of a replica; 0 means no padding."""
-        return 0
+        return self.padded_rows_of_replica if self.policy is PartialBatch.PAD else 0
 
     def _agree(self, raw: Any, slots: list[Slot] | None, index: int) -> Sequence[int | None]:
         """Return the rows of all replicas; None for a replica without an element."""
@@ -122,7 +119,7 @@ class ShareAssembler(Assembler, abc.ABC):
         pass
 
     def _agree_on_padding(self, offers: Sequence[Offer]) -> None:
-        pass
+        self.fixed.rows = max(o.padded_rows for o in offers)
 
     @property
     def _own_structure(self) -> Structure | None:
@@ -160,12 +157,10 @@ class ShareAssembler(Assembler, abc.ABC):
         has_rows = any(x.ndim for x in like.leaves)
         columns = []
         for i in range(len(like.leaves)):
-            column = _collect(own, like, i)
+            column = collect_leaf(own, like, i)
             columns.append([pad_rows(x, count) if x.ndim else x for x in column])
         owned = [rows[r] for r in self.layout.local_replicas]
-        masks: list[Any] = [
-            np.arange(count) < (r or 0) if has_rows else np.asarray(r is not None) for r in owned
-        ]
+        masks = make_masks(owned, count, has_rows=has_rows)
         batch = [self._place_even(column, is_exclusive=self._is_exclusive) for column in columns]
         return like.treedef.unflatten(batch), self._place_even(masks, is_exclusive=True)
 
@@ -219,13 +214,6 @@ def agreed_padding(offers: Sequence[Offer], own: int) -> int:
 def _rows_of(element: Element) -> int:
     # An element of scalars counts as one row: only its presence matters.
     return 1 if element.rows is None else element.rows
-
-
-def _collect(slots: Sequence[Slot], like: Element, leaf: int) -> list[Any]:
-    """Return one leaf of each local replica; one without an element has no rows, or a zero."""
-    one = like.leaves[leaf]
-    empty = (0, *one.shape[1:]) if one.ndim else ()
-    return [make_zeros(one, empty) if s is None else s.leaves[leaf] for s in slots]
 
 
 def _uneven_error(rows: Sequence[int | None], layout: ReplicaMesh, index: int) -> ShapeError:

@@ -1,35 +1,45 @@
 """Makes the readers and assemblers with which several processes read a dataset, by policy."""
 
 import dataclasses
+import functools
 import json
 import logging
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import jax
-
-from jaxdist._called import called, refuse
+from jaxdist._called import called, name_call, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._processes import Agreement, at_leaving, get_agreement
 from jaxdist.data._assembler import Assembler
 from jaxdist.data._options import InputOptions
-from jaxdist.data._pad import FixedRows
-from jaxdist.data._place import Placer
+from jaxdist.data._place import FixedRows, Placer
 from jaxdist.data._prefetch import stop_all
-from jaxdist.data._reading.assemble import GROUP_CALLER, SPLIT_CALLER, Drops
 from jaxdist.data._reading.batches import Batches
 from jaxdist.data._reading.elements import ElementReader
-from jaxdist.data._reading.files import Files
-from jaxdist.data._reading.files_iterator import FilesIterator
-from jaxdist.data._reading.partial_batch import PartialBatch, round_up, split_rows
-from jaxdist.data._reading.readers import GroupReader, ParallelReader, Reader
+from jaxdist.data._reading.files import Files, FilesIterator
+from jaxdist.data._reading.partial_batch import (
+    GROUP_CALLER,
+    SPLIT_CALLER,
+    Drops,
+    PartialBatch,
+    round_up,
+    split_rows,
+)
+from jaxdist.data._reading.readers import Reader
 from jaxdist.data._reading.shard_policy import AutoShardPolicy, choose_policy
 from jaxdist.data._reading.sources import Source
 from jaxdist.data._sharing.exchange import Exchange
-from jaxdist.data._sharing.group import GroupAssembler
-from jaxdist.data._sharing.own_rows import Cut, GrainBatches, OwnBatches, find_grain_batches
-from jaxdist.data._sharing.share import PieceReader, ShareReader, cut_evenly
-from jaxdist.data._sharing.split import GlobalAssembler, LocalAssembler
+from jaxdist.data._sharing.share import (
+    Cut,
+    GrainBatches,
+    OwnBatches,
+    OwnGrainRows,
+    PieceReader,
+    ShareReader,
+    cut_evenly,
+    find_grain_batches,
+)
+from jaxdist.data._sharing.split import GlobalAssembler, GroupAssembler, LocalAssembler
 from jaxdist.errors import ContextError
 
 _LOG = logging.getLogger("jaxdist")
@@ -98,8 +108,8 @@ def share_dataset(
     """Return the functions with which the processes read a dataset of global batches."""
     partial = options.partial_batch
     same = {"partial_batch": partial.value, "policy": policy.name}
-    same["balance_rows"] = str(placer.balanced)
-    find = _Finder(SPLIT_CALLER, agreement, same, layout.timeout_seconds)
+    same |= {"balance_rows": str(placer.balanced), "dataset": repr(source)}
+    find = functools.partial(_find_exchange, agreement, same, layout.timeout_seconds)
     num_replicas = layout.num_replicas
     dataset = source.dataset
     grain = find_grain_batches(dataset)
@@ -108,7 +118,6 @@ def share_dataset(
     if grain is not None:
         size = min(grain.batch_size, len(grain.examples))
 
-    @called(SPLIT_CALLER)
     def parts(rows: int) -> _Parts:
         fixed = FixedRows(num_replicas, rows)
         return ElementReader(), placer, num_replicas, partial, drops, fixed
@@ -125,67 +134,59 @@ def share_dataset(
                 source,
             )
 
+        @called(SPLIT_CALLER)
         def make_global(reader: ShareReader, rows: int) -> Assembler:
-            exchange = find.exchange(reader, {"dataset": repr(source)}, is_needed=False)
-            return GlobalAssembler(*parts(size or rows), SPLIT_CALLER, layout, exchange, is_own)
+            exchange = find(reader, is_needed=False)
+            return GlobalAssembler(*parts(size or rows), layout, exchange, is_own)
 
         return Shared(lambda: ShareReader(source.open(make)), make_global, is_countable=True)
 
-    workers = sorted({*layout.replica_owners})
-    part = (workers.index(layout.process.index), len(workers))
+    num_pipelines, own_pipeline = number_pipelines(layout)
     if policy is AutoShardPolicy.OFF:
 
         def open_pieces() -> ShareReader:
-            return ShareReader(PieceReader(source.open(), len(workers), size))
+            return ShareReader(PieceReader(source.open(), num_pipelines, size))
     else:
         quota = [placer.divide(size)[r] for r in layout.local_replicas]
         rows_of_step = sum(s.stop - s.start for s in quota)
 
+        part = (own_pipeline, num_pipelines)
+
         def open_pieces() -> ShareReader:
             return ShareReader(source.open(lambda: FilesIterator(dataset, rows_of_step, part)))
 
+    @called(SPLIT_CALLER)
     def make_local(reader: ShareReader, rows: int) -> Assembler:
-        exchange = find.exchange(reader, {"dataset": repr(source)}, is_needed=True)
+        exchange = find(reader, is_needed=True)
         inner: Any = reader.inner
         pieces = inner if isinstance(inner, PieceReader) else inner.iterator
         # The first step decides the padding, which can differ from that of whole batches.
-        return LocalAssembler(*parts(rows), SPLIT_CALLER, layout, exchange, pieces, size)
+        return LocalAssembler(*parts(rows), layout, exchange, pieces, size)
 
     return Shared(open_pieces, make_local, is_countable=False)
 
 
 def share_function(
-    sources: list[Source],
+    open_reader: Callable[[], Reader],
+    batch_size: int,
     layout: ReplicaMesh,
     options: InputOptions,
     placer: Placer,
     drops: Drops,
-    devices: list[jax.Device | None],
-    open_on: Callable[[Source, jax.Device | None], Any],
     agreement: Agreement | None,
 ) -> Shared:
     """Return the functions with which each process reads its own dataset."""
-    is_per_replica, partial = options.is_per_replica, options.partial_batch
+    partial = options.partial_batch
     same = {"partial_batch": partial.value}
-    find = _Finder(GROUP_CALLER, agreement, same, layout.timeout_seconds)
-    size = max(s.batch_size for s in sources)
-
-    def open_reader() -> ShareReader:
-        if not is_per_replica:
-            count = len(layout.local_replicas)
-            return ShareReader(GroupReader(sources[0].open(), count, placer.snapshot))
-        readers = [open_on(s, d) for s, d in zip(sources, devices, strict=True)]
-        return ShareReader(ParallelReader(readers, devices, placer.snapshot))
 
     @called(GROUP_CALLER)
     def make_grouper(reader: ShareReader, rows: int) -> Assembler:
-        exchange = find.exchange(None, {}, is_needed=True)
-        fixed = FixedRows(1, rows or size)
-        read = ElementReader()
-        parts = (read, placer, layout.num_replicas, partial, drops, fixed)
-        return GroupAssembler(*parts, GROUP_CALLER, layout, exchange, is_per_replica)
+        exchange = _find_exchange(agreement, same, layout.timeout_seconds, None, is_needed=True)
+        fixed = FixedRows(1, rows or batch_size)
+        parts = (ElementReader(), placer, layout.num_replicas, partial, drops, fixed)
+        return GroupAssembler(*parts, layout, exchange, options.is_per_replica)
 
-    return Shared(open_reader, make_grouper, is_countable=False)
+    return Shared(lambda: ShareReader(open_reader()), make_grouper, is_countable=False)
 
 
 def number_pipelines(layout: ReplicaMesh) -> tuple[int, int]:
@@ -200,38 +201,33 @@ def number_pipelines(layout: ReplicaMesh) -> tuple[int, int]:
     return len(workers), workers.index(layout.process.index)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Finder:
-    """Makes the exchanges for the passes over one dataset."""
-
-    caller: str
-    agreement: Agreement | None
-    same: dict[str, str]
-    seconds: float | None
-
-    @called(lambda self: self.caller)
-    def exchange(
-        self, reader: ShareReader | None, same: dict[str, str], *, is_needed: bool
-    ) -> Exchange | None:
-        """Return the exchange of a pass; None if the processes are not connected."""
-        agreement = self.agreement or get_agreement()
-        if agreement is None:
-            if not is_needed:
-                return None
-            raise ContextError(
-                f"{self.caller}: the processes of the strategy cannot agree on the rows of a step, "
-                "since this process is not connected to the others.\n\n"
-                "Each process reads data of its own, so they tell each other how much.\n\n"
-                "Make a MultiWorkerMirroredStrategy, which connects them, in every process."
-            )
-        if self.agreement is None and not _HAS_CALLBACK:
-            # Stop the threads before the service ends: one that waits for it would end the process.
-            _HAS_CALLBACK.append(True)
-            at_leaving(stop_all)
-        position = None if reader is None else reader.position()
-        shown = json.dumps(position, default=repr, sort_keys=True)
-        where = {} if position is None else {"position": shown}
-        return Exchange(agreement, {**self.same, **same, **where}, self.seconds)
+def _find_exchange(
+    given: Agreement | None,
+    same: dict[str, str],
+    seconds: float | None,
+    reader: ShareReader | None,
+    *,
+    is_needed: bool,
+) -> Exchange | None:
+    """Return the exchange of a pass; None if the processes are not connected."""
+    agreement = given or get_agreement()
+    if agreement is None:
+        if not is_needed:
+            return None
+        raise ContextError(
+            f"{name_call()}: the processes of the strategy cannot agree on the rows of a step, "
+            "since this process is not connected to the others.\n\n"
+            "Each process reads data of its own, so they tell each other how much.\n\n"
+            "Make a MultiWorkerMirroredStrategy, which connects them, in every process."
+        )
+    if given is None and not _HAS_CALLBACK:
+        # Stop the threads before the service ends: one that waits for it would end the process.
+        _HAS_CALLBACK.append(True)
+        at_leaving(stop_all)
+    position = None if reader is None else reader.position()
+    shown = json.dumps(position, default=repr, sort_keys=True)
+    where = {} if position is None else {"position": shown}
+    return Exchange(agreement, {**same, **where}, seconds)
 
 
 def _own_cut(layout: ReplicaMesh, partial: PartialBatch, batch_size: int, *, balanced: bool) -> Cut:
@@ -249,9 +245,9 @@ def _make_own_pass(
     dataset: Any, grain: GrainBatches | None, source: Source, cut: Cut
 ) -> Callable[[], Any]:
     if grain is None:
-        return lambda: OwnBatches(iter(dataset), cut)
+        return lambda: OwnBatches(dataset, cut)
     # Grain reads ahead in its own threads, with the positions of the original dataset.
     import grain as library
 
-    own = grain.own(cut)
+    own = OwnGrainRows(grain, cut)
     return lambda: iter(library.MapDataset.source(own))

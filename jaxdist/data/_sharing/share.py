@@ -1,15 +1,15 @@
-"""`Share`, the data that a process has read for one step, and its readers."""
+"""`Share`, the data that a process has read for one step, and its readers and iterators."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from jaxdist.data._reading.ahead import RowsAhead
+from jaxdist.data._reading.batches import Batches, BatchesIterator
 from jaxdist.data._reading.elements import as_array
 from jaxdist.data._reading.partial_batch import split_rows
-from jaxdist.data._reading.readers import ENDED, Reader, SingleReader
+from jaxdist.data._reading.readers import ENDED, OuterReader, Reader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,52 +28,29 @@ class Share:
     rows: slice | None = None
 
 
-class ShareReader:
+class ShareReader(OuterReader):
     """A reader whose elements are shares; at the end it returns `ENDED` and does not raise."""
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self._has_ended = False
-
-    @property
-    def inner(self) -> Reader:
-        """The reader of this process's data."""
-        return self._reader
+    _has_ended = False
 
     def read(self) -> Any:
         """Return the next share, or `ENDED`."""
         if self._has_ended:
             return ENDED
         try:
-            raw = self._reader.read()
+            raw = self.inner.read()
         except StopIteration:
             self._has_ended = True
             return ENDED
         return raw if isinstance(raw, Share) else Share(raw)
 
-    def rows_ahead(self) -> list[RowsAhead] | None:
-        """Return the row counts of the next global batches; None if they are unknown."""
-        return self._reader.rows_ahead()
-
-    def position(self) -> Any:
-        """Return the position of the pass."""
-        return self._reader.position()
-
-    def check_can_seek(self) -> None:
-        """Check that the pass can seek."""
-        self._reader.check_can_seek()
-
     def seek(self, position: Any) -> None:
         """Continue from `position`."""
-        self._reader.seek(position)
+        super().seek(position)
         self._has_ended = False
 
-    def close(self) -> None:
-        """Close the pass."""
-        self._reader.close()
 
-
-class PieceReader:
+class PieceReader(OuterReader):
     """A reader of pieces of elements: with the policy OFF, a step takes a part of an element.
 
     Args:
@@ -82,8 +59,8 @@ class PieceReader:
         batch_size: Rows of the largest element; with 0, the first element decides.
     """
 
-    def __init__(self, reader: SingleReader, count: int, batch_size: int) -> None:
-        self._reader = reader
+    def __init__(self, reader: Reader, count: int, batch_size: int) -> None:
+        super().__init__(reader)
         self._count = count
         self.piece = -(-batch_size // count)
         self._element: Any = None
@@ -101,8 +78,8 @@ class PieceReader:
         return Share(self._element, rows=slice(start, self._done))
 
     def _open_next(self) -> None:
-        self._before = self._reader.position()
-        element = self._reader.read()
+        self._before = self.inner.position()
+        element = self.inner.read()
         leaves = [as_array(x) for x in jax.tree.leaves(element)]
         self._element, self._done = element, 0
         self._total = next((x.shape[0] for x in leaves if x.ndim), 0)
@@ -114,19 +91,15 @@ class PieceReader:
     def position(self) -> Any:
         """Return the position before the element, the rows taken of it, and the piece's rows."""
         is_within = self._done < self._total
-        before = self._before if is_within else self._reader.position()
+        before = self._before if is_within else self.inner.position()
         if before is None:
             return None
         return {"element": before, "rows": self._done if is_within else 0, "piece": self.piece}
 
-    def check_can_seek(self) -> None:
-        """Check that the pass can seek."""
-        self._reader.check_can_seek()
-
     def seek(self, position: Any) -> None:
         """Continue from `position`, which may be that of a pass with another policy."""
         is_own = isinstance(position, dict) and set(position) == {"element", "rows", "piece"}
-        self._reader.seek(position["element"] if is_own else position)
+        super().seek(position["element"] if is_own else position)
         self._done = self._total = 0
         if is_own:
             self.piece = int(position["piece"])
@@ -137,7 +110,7 @@ class PieceReader:
     def close(self) -> None:
         """Close the pass."""
         self._element = None
-        self._reader.close()
+        super().close()
 
 
 def cut_evenly(
@@ -177,3 +150,76 @@ def fill(total: int, most: Sequence[int]) -> list[slice]:
         slices.append(slice(start, stop))
         start = stop
     return slices
+
+
+# Maps the number of rows of a global batch to the slices that the local replicas take.
+Cut = Callable[[int], Sequence[slice]]
+
+
+class OwnBatches(BatchesIterator):
+    """A pass over `jaxdist.data.batches` that copies only the rows of one process."""
+
+    def __init__(self, source: Batches, cut: Cut) -> None:
+        super().__init__(source)
+        self._cut = cut
+
+    def __next__(self) -> Share:
+        total, take = self.advance()
+        return Share(take(self._cut(total)), total)
+
+
+@dataclasses.dataclass(frozen=True)
+class GrainBatches:
+    """The global batches of a Grain map dataset.
+
+    Attributes:
+        examples: The Grain dataset of single examples.
+        batch_size: Rows of a global batch.
+        count: Number of batches.
+        stack: A function that makes a batch from a list of examples.
+    """
+
+    examples: Any
+    batch_size: int
+    count: int
+    stack: Callable[[Sequence[Any]], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnGrainRows:
+    """A source for `grain.MapDataset.source`: the shares of one process."""
+
+    batches: GrainBatches
+    cut: Cut
+
+    def __len__(self) -> int:
+        return self.batches.count
+
+    def __getitem__(self, index: Any) -> Share:
+        whole = self.batches
+        start = int(index) * whole.batch_size
+        total = min(whole.batch_size, len(whole.examples) - start)
+        rows = [start + i for s in self.cut(total) for i in range(s.start, s.stop)]
+        if rows:
+            return Share(whole.stack([whole.examples[i] for i in rows]), total)
+        # Without own rows, one example shows the structure of a batch.
+        one = whole.stack([whole.examples[start]])
+        return Share(jax.tree.map(lambda x: x[:0], one), total)
+
+
+def find_grain_batches(dataset: Any) -> GrainBatches | None:
+    """Return the parts of a Grain map dataset that ends with `batch`; None for other datasets."""
+    # Grain has no public names for the parts of a dataset. If a later version renames them, every
+    # process reads whole batches, which is slower and gives the same rows.
+    is_grain = type(dataset).__module__.split(".")[0] == "grain"
+    stack = getattr(dataset, "_batch_fn", None)
+    examples = getattr(dataset, "_parent", None)
+    size = getattr(dataset, "_batch_size", None)
+    if not is_grain or type(dataset).__name__ != "BatchMapDataset" or not isinstance(size, int):
+        return None
+    # Any other function may need all rows of the batch, for instance to pad to the longest one.
+    if getattr(stack, "__name__", "") != "make_batch" or stack is None or examples is None:
+        return None
+    if stack.__module__.split(".")[0] != "grain":
+        return None
+    return GrainBatches(examples, size, len(dataset), stack)

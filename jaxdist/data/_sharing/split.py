@@ -1,4 +1,4 @@
-"""Assembles batches of which each process reads its own part: policies DATA, FILE and OFF."""
+"""Assembles the data that each process has read: by policy, or from its own dataset."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,31 +6,26 @@ from typing import Any
 
 from jaxdist._called import called
 from jaxdist._values import Ahead
+from jaxdist.data._assembler import cannot_split_error, read_slots
 from jaxdist.data._reading.ahead import RowsAhead, find_uneven_splits
 from jaxdist.data._reading.elements import Element
-from jaxdist.data._reading.files_iterator import FilesIterator
-from jaxdist.data._reading.partial_batch import PartialBatch, split_rows
+from jaxdist.data._reading.files import FilesIterator
+from jaxdist.data._reading.partial_batch import GROUP_CALLER, SPLIT_CALLER, PartialBatch, split_rows
 from jaxdist.data._sharing.assembler import ShareAssembler, Slot, agreed_padding
 from jaxdist.data._sharing.exchange import Offer
 from jaxdist.data._sharing.share import PieceReader, Share, cut_evenly, fill
-from jaxdist.data._split import cannot_split_error
 
 
 @dataclasses.dataclass(eq=False)
 class SplitAssembler(ShareAssembler):
     """An assembler of batches whose rows are split over the replicas."""
 
-    @property
-    def _is_exclusive(self) -> bool:
-        return self.placer.has_exclusive_arrays
+    caller = SPLIT_CALLER
 
     @property
     def padded_rows_of_replica(self) -> int:
         """Rows to which the value of each replica is padded."""
         return self.fixed.rows // self.num_replicas
-
-    def _rows_to_pad_to(self) -> int:
-        return self.padded_rows_of_replica if self.policy is PartialBatch.PAD else 0
 
     def _read_element(self, raw: Share, index: int) -> Element:
         element = self.read(raw.raw, index)
@@ -128,8 +123,8 @@ class LocalAssembler(SplitAssembler):
         return self.padded_rows_of_replica or max(self._sizes())
 
     def _agree_on_padding(self, offers: Sequence[Offer]) -> None:
-        most = max(o.padded_rows for o in offers)
-        self.fixed.rows = most * self.num_replicas
+        super()._agree_on_padding(offers)
+        self.fixed.rows *= self.num_replicas
 
     def _take_progress(self) -> dict[str, int]:
         return {} if isinstance(self.source, PieceReader) else self.source.take_progress()
@@ -143,3 +138,30 @@ class LocalAssembler(SplitAssembler):
 def _cut_element(element: Element, rows: slice) -> Element:
     leaves = [leaf[rows] for leaf in element.leaves]
     return Element(leaves, element.treedef, rows.stop - rows.start)
+
+
+@dataclasses.dataclass(eq=False)
+class GroupAssembler(ShareAssembler):
+    """An assembler of elements that are each the batch of one local replica.
+
+    Args:
+        is_per_replica: Whether each replica reads its own dataset.
+    """
+
+    caller = GROUP_CALLER
+
+    is_per_replica: bool
+    _own_most: int = dataclasses.field(default=0, init=False)
+
+    @property
+    def _is_exclusive(self) -> bool:
+        return True  # the reader has copied them
+
+    def _read_slots(self, raw: Share, index: int) -> list[Slot]:
+        count = len(self.layout.local_replicas)
+        slots = read_slots(self.read, raw.raw, index, count, is_per_replica=self.is_per_replica)
+        self._own_most = max((s.rows or 0 for s in slots if s is not None), default=0)
+        return slots
+
+    def _rows_to_pad_to(self) -> int:
+        return (self.fixed.rows or self._own_most) if self.policy is PartialBatch.PAD else 0

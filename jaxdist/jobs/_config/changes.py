@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,7 @@ def find_changed_entries(saved: Mapping[str, Any], config: Any) -> tuple[Changed
         optimizer.learning_rate 0.1 0.003 knowingly
         training.log_every 5 20 free
     """
-    return tuple(_iterate_changes(saved, config))
-
-
-def _iterate_changes(saved: Mapping[str, Any], config: Any) -> Iterator[Changed]:
+    found: list[Changed] = []
     # Convert through JSON, like the saved one: tuples become lists.
     saved, now = (json.loads(json.dumps(c)) for c in (saved, dataclasses.asdict(config)))
     for field in dataclasses.fields(config):
@@ -53,7 +50,7 @@ def _iterate_changes(saved: Mapping[str, Any], config: Any) -> Iterator[Changed]
         before = saved.get(name)
         if not dataclasses.is_dataclass(value):
             if name in saved and before != now[name]:
-                yield Changed(name, before, now[name], "never")
+                found.append(Changed(name, before, now[name], "never"))
             continue
         for entry in dataclasses.fields(value):
             old = before.get(entry.name, _MISSING) if isinstance(before, Mapping) else _MISSING
@@ -64,7 +61,8 @@ def _iterate_changes(saved: Mapping[str, Any], config: Any) -> Iterator[Changed]
             # An entry that has no effect in either configuration may change freely.
             if not any(_is_used(entry, c) for c in (saved, now)):
                 change = "free"
-            yield Changed(f"{name}.{entry.name}", old, new, change)
+            found.append(Changed(f"{name}.{entry.name}", old, new, change))
+    return tuple(found)
 
 
 _MISSING = object()

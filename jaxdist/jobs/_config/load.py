@@ -12,14 +12,7 @@ import msgspec
 
 from jaxdist._called import called, refuse_type
 from jaxdist._program import as_compiler_options
-from jaxdist._validate import (
-    ErrorNote,
-    as_local_path,
-    check_text,
-    format_lines,
-    respell,
-    show,
-)
+from jaxdist._validate import ErrorNote, as_local_path, check_text, format_lines, respell, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ConfigError
 from jaxdist.jobs._config.schema import LARGEST, CompilerConfig, LocalPath, LocalPathOrNone
 from jaxdist.jobs._config.sources import (

@@ -6,6 +6,7 @@ exists. msgspec checks the types and the bounds.
 
 import dataclasses
 import functools
+import math
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_type_hints
@@ -165,6 +166,12 @@ class StrategyConfig:
     servers: NumDevices = entry(1, change="free", only_if=_ON_SERVERS)
     workers: NumDevices = entry(2, change="free", only_if=_ON_SERVERS)
     max_staleness: Literal["any"] | CountOrZero = entry("any", change="free", only_if=_ON_SERVERS)
+
+
+def count_logical_devices(asked: StrategyConfig) -> int:
+    """Return the number of devices of each replica."""
+    shape = asked.logical_devices
+    return shape if isinstance(shape, int) else math.prod(map(int, shape.split("x")))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ import difflib
 import re
 import tomllib
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,8 @@ def read_file_entries(path: str | Path, text: str, problems: list[str]) -> Itera
     # `tomllib` does not report the lines of entries, and errors must name them.
     lines = find_lines(text)
     for section, body in document.items():
-        line = lines.get((section,), _find_first_line(lines, section))
+        first = min((n for name, n in lines.items() if name[0] == section), default=1)
+        line = lines.get((section,), first)
         if not isinstance(body, dict) or not body:
             yield GivenValue(section, "", body, f"{path}, line {line}")
             continue
@@ -152,10 +153,6 @@ def find_lines(text: str) -> dict[tuple[str, ...], int]:
 
 def _split_dotted(dotted: str) -> tuple[str, ...]:
     return tuple(part.strip("\"'") for part in re.findall(_KEY, dotted))
-
-
-def _find_first_line(lines: Mapping[tuple[str, ...], int], section: str) -> int:
-    return min((n for name, n in lines.items() if name[0] == section), default=1)
 
 
 def find_nearest(name: str, valid: Sequence[str]) -> str | None:

@@ -1,5 +1,6 @@
-"""Detects a finished run from its files, before anything is loaded or compiled."""
+"""The report of a run, and whether the files show that it is finished, before JAX starts."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,35 @@ from jaxdist._checkpoints import find_damage, list_steps, read_dict, read_notes_
 from jaxdist.jobs._config.changes import check_same_run
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig, OutputConfig
-from jaxdist.jobs._run.report import TrainingReport
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingReport:
+    """The report of a run.
+
+    Attributes:
+        steps: The completed steps of all runs together.
+        num_replicas: The replicas of this run.
+        unit: The unit of throughput, such as images or bytes.
+        evaluation: The measures of the last evaluation; None if the run was interrupted.
+        headline: A sentence about the evaluation; None if the run was interrupted.
+        units_per_s: Units of training data per second, without the first step (it compiles),
+            evaluation and checkpoints; None if the run had fewer than two steps.
+        was_interrupted: Whether Ctrl-C ended the run.
+        next_step: The step of the checkpoint from which the next run resumes; None if there is no
+            checkpoint.
+        was_finished: Whether an earlier run was finished, so that this one did nothing.
+    """
+
+    steps: int
+    num_replicas: int
+    unit: str
+    evaluation: dict[str, float] | None
+    headline: str | None
+    units_per_s: float | None
+    was_interrupted: bool
+    next_step: int | None
+    was_finished: bool = False
 
 
 def finished_run(

@@ -11,7 +11,7 @@ from typing import Any
 from jaxdist._checkpoints import replace_file
 from jaxdist.errors import ConfigError
 from jaxdist.jobs._config.schema import OutputConfig
-from jaxdist.jobs._run.report import TrainingReport
+from jaxdist.jobs._run.finished import TrainingReport
 from jaxdist.jobs._task import Curve, Task
 from jaxdist.training import require_extra
 

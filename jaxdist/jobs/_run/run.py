@@ -27,12 +27,15 @@ from jaxdist.jobs._config.checks import (
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._names import versions
-from jaxdist.jobs._run.metrics import write_output
-from jaxdist.jobs._run.opening import describe_communication, describe_run
-from jaxdist.jobs._run.progress import Stopwatch, TrainingProgress
-from jaxdist.jobs._run.report import TrainingReport
-from jaxdist.jobs._run.run_state import RunState
-from jaxdist.jobs._run.table_files import TableFiles
+from jaxdist.jobs._run.finished import TrainingReport
+from jaxdist.jobs._run.metrics import History, write_output
+from jaxdist.jobs._run.progress import (
+    Stopwatch,
+    TrainingProgress,
+    describe_communication,
+    describe_run,
+)
+from jaxdist.jobs._run.run_state import RunState, TableFiles
 from jaxdist.jobs._task import Task
 from jaxdist.training import Every, evaluate, run_loop
 
@@ -75,7 +78,7 @@ class Run:
         self.saving: int | None = None
         self.watch = Stopwatch()
         self.began = time.perf_counter()
-        self.progress: TrainingProgress | None = None
+        self.progress: TrainingProgress  # while it trains
         self.interrupts = Interrupts()
 
     # Training
@@ -130,10 +133,18 @@ class Run:
         step, position = self.step, self.position
 
         def make_notes() -> dict[str, Any]:
-            identity = self.task.data.identity
-            return self.state.notes_after(step, position, self.pending, identity, self.config)
+            return self._make_notes(position, self.state.history_after(step, self.pending))
 
         return step, self.state.modules, make_notes
+
+    def _make_notes(self, position: Any, history: History) -> dict[str, Any]:
+        """Return the notes of a checkpoint."""
+        return {
+            "config": dataclasses.asdict(self.config),
+            "position": position,
+            "data": self.task.data.identity,
+            "history": dataclasses.asdict(history),
+        }
 
     def _wait_for(self, losses: Sequence[jax.Array]) -> None:
         if self.strategy.layout.is_shared:
@@ -149,8 +160,7 @@ class Run:
             # The first step compiles, so throughput only counts the steps after it.
             self._wait_for([loss])
             self.watch.start()
-        if self.progress is not None:
-            self.progress.advance(step)
+        self.progress.advance(step)
         if not self.checkpoints.is_saving_in_progress():
             self._report_saved()
         # Between steps; see Note [Ctrl-C between steps].
@@ -214,13 +224,12 @@ class Run:
         self._fetch_losses()
         speed = self.units_per_s() or 0.0
         left = (self.config.training.steps - step) * self._count_units_per_step()
-        if self.progress is not None:
-            self.progress.report(
-                step,
-                loss=self.state.history.losses[-1],
-                speed=speed,
-                seconds_left=left / speed if speed else 0.0,
-            )
+        self.progress.report(
+            step,
+            loss=self.state.history.losses[-1],
+            speed=speed,
+            seconds_left=left / speed if speed else 0.0,
+        )
 
     def _evaluate(self, step: int, _: None) -> None:
         self._fetch_losses()
@@ -238,7 +247,7 @@ class Run:
         self._fetch_losses()
         self._report_saved()
         with self.watch.paused():
-            notes = self.state.notes(self.task.data.identity, self.config)
+            notes = self._make_notes(self.data.get_state(), self.state.history)
             notes["tables"] = self.table_files.save(step)
             self.checkpoints.save(step, self.state.modules, notes)
         self.saving = step

@@ -1,7 +1,8 @@
-"""A decoder-only transformer over bytes."""
+"""A decoder-only transformer over bytes, and its steps."""
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,47 @@ from flax import nnx
 from jaxdist import Sharded, partition
 from jaxdist.jobs.topics_lm._attention import Attention, Cache
 from jaxdist.jobs.topics_lm._schema import ModelConfig
-from jaxdist.jobs.topics_lm._stacked import stack, take
-from jaxdist.nn import embedding_lookup
+from jaxdist.nn import embedding_lookup, example_keys
+from jaxdist.training import reduce_and_update, weighted_sums
+
+M = TypeVar("M", bound=nnx.Module)
+
+
+def stack(make: Callable[[nnx.Rngs], M], count: int, rngs: nnx.Rngs) -> M:
+    """Return one layer that has the parameters of `count` layers, in a new dim 0.
+
+    The parameters are those that `count` calls of `make(rngs)` would draw one after another.
+    """
+    graphdef, before = nnx.split(rngs)
+    advanced = nnx.clone(rngs)
+    made = make(advanced)
+    after = nnx.state(advanced)
+
+    def advance(number: Any) -> Any:
+        """Return the state of the random streams before a layer."""
+
+        # Streams count their draws, and each layer draws equally often. Their keys stay the same.
+        def add(start: Any, end: Any) -> Any:
+            is_count = jnp.issubdtype(start.dtype, jnp.integer)
+            return start + (number * (end - start)).astype(start.dtype) if is_count else start
+
+        return jax.tree.map(add, before, after)
+
+    # One trace, for any number of layers.
+    numbers = jnp.arange(count)
+    nnx.update(made, jax.vmap(lambda n: nnx.state(make(nnx.merge(graphdef, advance(n)))))(numbers))
+    nnx.update(rngs, advance(jnp.asarray(count)))
+    for _, variable in nnx.iter_graph(made):
+        if isinstance(variable, nnx.Variable):
+            variable.set_metadata(stacked_layers=True)
+    return made
+
+
+def take(layers: M, number: int) -> M:
+    """Return one of stacked layers, outside of a scan."""
+    graphdef, state = nnx.split(layers)
+    return nnx.merge(graphdef, jax.tree.map(lambda w: w[number], state))
+
 
 _SPREAD = 0.02  # standard deviation of initial parameters
 
@@ -69,8 +109,7 @@ class Layer(nnx.Module):
         """Split the positions over the logical devices of a replica, if configured."""
         if not self.splits:
             return x
-        split: jax.Array = partition.constrain(x, partition.Split(1))
-        return split
+        return partition.constrain(x, partition.Split(1))
 
     def _drop_out(self, x: jax.Array, keys: jax.Array | None, place: int) -> jax.Array:
         if keys is None or not self.dropout:
@@ -224,12 +263,53 @@ _POLICIES: dict[str, Any] = {
     "layers": None,
 }
 _RUNS: dict[str, Any] = {
-    "none": Layer.__call__,
-    "parameters": nnx.remat(Layer.__call__, policy=partition.remat_policy),
-    "products": nnx.remat(Layer.__call__, policy=_keep_products),
-    "layers": nnx.remat(Layer.__call__),
+    name: Layer.__call__ if name == "none" else nnx.remat(Layer.__call__, policy=policy)
+    for name, policy in _POLICIES.items()
 }
 
 
 def _fold_keys(keys: jax.Array, number: int | jax.Array) -> jax.Array:
     return jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)
+
+
+Batch = dict[str, jax.Array]
+
+
+def byte_losses(model: Transformer, tokens: jax.Array, keys: jax.Array | None = None) -> jax.Array:
+    """Return the cross-entropy in nats of all bytes but the first: `[b, s]` of `[b, s + 1]`."""
+    tokens = tokens.astype(jnp.int32)
+    logits = model(tokens[:, :-1], keys)
+    targets = tokens[:, 1:, None]
+    # A sum over one-hot rows instead of a gather: the logits may be sharded over the vocabulary,
+    # and XLA would all-gather them for a gather.
+    is_target = jnp.arange(logits.shape[-1])[None, None] == targets
+    chosen = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
+    return jax.nn.logsumexp(logits, axis=-1) - chosen
+
+
+def train_step(model: Transformer, optimizer: "nnx.Optimizer[Any]", batch: Batch) -> jax.Array:
+    """Update the model in place, and return the mean loss over the global batch's bytes `[]`."""
+    tokens = batch["tokens"]
+    keys = None
+    if model.config.dropout:
+        # The key depends only on the step: a resumed run has the dropout of an uninterrupted one.
+        key = jax.random.fold_in(jax.random.key(0), optimizer.step.get_value())
+        keys = example_keys(key, tokens.shape[0])
+
+    def total_loss(model: Transformer) -> jax.Array:
+        return jnp.sum(byte_losses(model, tokens, keys))
+
+    total, grads = nnx.value_and_grad(total_loss)(model)
+    size = tokens[:, 1:].size
+    count, total = reduce_and_update(model, optimizer, grads, size, total)
+    return total / count
+
+
+def evaluation_step(model: Transformer, batch: Batch, mask: jax.Array) -> Batch:
+    """Return the sums over the real bytes of all replicas."""
+    losses = byte_losses(model, batch["tokens"])
+    length = batch["length"]
+    is_real = jnp.arange(losses.shape[1])[None] < length[:, None]
+    # Take the mean of each window, weighted by its length: the last window may be padded.
+    means = jnp.sum(jnp.where(is_real, losses, 0.0), axis=1) / jnp.maximum(length, 1)
+    return weighted_sums({"loss": means}, mask * length)

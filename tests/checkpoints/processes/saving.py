@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 import jaxdist
-from jaxdist._checkpoints.processes import joint_save, parts
+from jaxdist._checkpoints import joint_save, parts
 from jaxdist._values import put
 from jaxdist.errors import CheckpointError, OtherProcessError
 from jaxdist.training import Checkpoints

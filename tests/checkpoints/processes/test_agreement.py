@@ -10,16 +10,11 @@ import optax
 import pytest
 
 import jaxdist
+from jaxdist._checkpoints import parts
 from jaxdist._checkpoints.errors import ElsewhereError
-from jaxdist._checkpoints.processes import (
-    Group,
-    JointSave,
-    agree_on_result,
-    check_same_steps,
-    parts,
-)
-from jaxdist._checkpoints.processes.same_folder import check_same_folder
-from jaxdist._checkpoints.processes.snapshots import NoCopyError, Snapshots
+from jaxdist._checkpoints.group import Group, agree_on_result, check_same_folder, check_same_steps
+from jaxdist._checkpoints.joint_save import JointSave
+from jaxdist._checkpoints.survivors import NoCopyError, Snapshots
 from jaxdist._processes import HERE, Agreement, LocalStore, Process
 from jaxdist.errors import (
     ArgumentError,
@@ -104,7 +99,7 @@ def test_folders_with_other_checkpoints_are_an_error(tmp_path: pathlib.Path) -> 
 def test_folders_that_are_not_shared_are_an_error(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jaxdist._checkpoints.processes.same_folder._PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("jaxdist._checkpoints.group._PATIENCE_SECONDS", 0.1)
     folders = [tmp_path / "0", tmp_path / "1"]
     for folder in folders:
         folder.mkdir()
@@ -140,7 +135,7 @@ def test_other_steps_and_a_folder_that_cannot_be_made_are_errors(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("jaxdist._checkpoints.processes.joint_save.prepare_folder", fail)
+    monkeypatch.setattr("jaxdist._checkpoints.joint_save.prepare_folder", fail)
     for error in _run(lambda g: JointSave(g, tmp_path, 3).start(1, {"w": np.ones(2)}, {})):
         assert isinstance(error, ElsewhereError)
         assert "No space left" in str(error)
@@ -154,12 +149,12 @@ def test_a_part_that_one_process_cannot_write_fails_in_all(
             raise OSError(28, "No space left on device")
         return lambda: None
 
-    monkeypatch.setattr("jaxdist._checkpoints.processes.joint_save.start_part", start)
+    monkeypatch.setattr("jaxdist._checkpoints.joint_save.start_part", start)
 
     def act(group: Group) -> Any:
         save = JointSave(group, tmp_path, 3)
         save.start(1, {"w": np.ones(2)}, {})
-        assert save.has_failed == bool(group.process.index)
+        assert (save.error is not None) == bool(group.process.index)
         save.complete(1)
 
     here, there = _run(act)
@@ -175,7 +170,7 @@ def test_a_time_limit_is_above_zero(tmp_path: pathlib.Path, seconds: float) -> N
 
 
 def test_on_failure_is_removed_by_none_and_by_close(tmp_path: pathlib.Path) -> None:
-    from jaxdist._checkpoints.processes import survivors
+    from jaxdist._checkpoints import survivors
 
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.on_failure(lambda: (1, {}))

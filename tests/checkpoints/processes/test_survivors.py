@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdist._checkpoints.processes.snapshots import Snapshots
+from jaxdist._checkpoints.survivors import Snapshots
 from jaxdist.errors import ArgumentTypeError
 from jaxdist.training import Checkpoints
 from tests.checkpoints.processes import surviving

@@ -16,8 +16,8 @@ from jaxdist._parameter_server import ShardedVariable
 from jaxdist._parameter_server.protocol import Read
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist.errors import CheckpointError, UnsupportedError
-from jaxdist.jobs._run import table_files
-from jaxdist.jobs._run.table_files import TableFiles
+from jaxdist.jobs._run import run_state
+from jaxdist.jobs._run.run_state import TableFiles
 from jaxdist.jobs.next_word import NextWordTask
 from jaxdist.jobs.next_word import _task as task_module
 from jaxdist.jobs.next_word._words import NUM_FEATURES, find_rows, load_examples
@@ -118,7 +118,7 @@ def test_a_run_resumes_with_the_rows_of_its_table(
     trained: Path, tmp_path: Path, servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Several parts for each shard.
-    monkeypatch.setattr(table_files, "_PART_BYTES", 2**18)
+    monkeypatch.setattr(run_state, "_PART_BYTES", 2**18)
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     more = ["training.steps=120", "strategy.workers=1", f"strategy.servers={servers}"]
     found, out = _train(tmp_path, *more, "checkpoint.keep=1")

@@ -18,7 +18,7 @@ import jaxdist
 from jaxdist import jobs
 from jaxdist.errors import ConfigError
 from jaxdist.jobs.topics_lm import ModelConfig, Transformer, byte_losses, generate
-from jaxdist.jobs.topics_lm._attend import KERNELS, attend
+from jaxdist.jobs.topics_lm._attention import KERNELS, attend
 from jaxdist.jobs.topics_lm._model import Mlp
 
 CONFIG = Path(__file__).parents[3] / "configs" / "topics_lm_data_parallel.toml"

@@ -21,9 +21,8 @@ from jaxdist import jobs
 from jaxdist.cli import main
 from jaxdist.data import batches
 from jaxdist.errors import CheckpointError, ConfigError
-from jaxdist.jobs import _optimizer, topics_lm
-from jaxdist.jobs._optimizer import make_optimizer
-from jaxdist.jobs._strategy import slices
+from jaxdist.jobs import _strategy, _tables, topics_lm
+from jaxdist.jobs._tables import make_optimizer
 from jaxdist.training._evaluate import evaluate
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("topics_lm_*.toml"))
@@ -163,15 +162,15 @@ def test_slices_are_rows_of_the_mesh(entries: list[str], rows: list[list[int]]) 
 
 def test_tpus_that_say_their_slice_are_put_in_its_order_and_counted() -> None:
     tpus = [SimpleNamespace(platform="tpu", slice_index=i) for i in (1, 0, 1, 0)]
-    assert slices.count_device_slices(tpus) == 2
-    assert slices.count_device_slices(jax.devices()) is None
+    assert _strategy.count_device_slices(tpus) == 2
+    assert _strategy.count_device_slices(jax.devices()) is None
     # XLA writes NVLink domain, host and GPU into the coordinates of a GPU.
     gpus = [types.SimpleNamespace(platform="gpu", coords=[i // 4, 0, i % 4]) for i in range(8)]
-    assert slices.count_device_slices(gpus) == 2
-    assert [slices.get_slice_index(gpu) for gpu in gpus] == [0] * 4 + [1] * 4
-    assert slices.count_device_slices(gpus[:4]) is None
+    assert _strategy.count_device_slices(gpus) == 2
+    assert [_strategy.get_slice_index(gpu) for gpu in gpus] == [0] * 4 + [1] * 4
+    assert _strategy.count_device_slices(gpus[:4]) is None
     with pytest.raises(ConfigError, match=r"\{0: 1, 1: 2\}(.|\n)*Name 1 of each"):
-        slices.count_device_slices(tpus[:3])
+        _strategy.count_device_slices(tpus[:3])
 
 
 @pytest.mark.parametrize(
@@ -241,7 +240,7 @@ def test_updates_that_keep_state_in_pieces_keep_it_so_and_have_the_losses_of_one
 ) -> None:
     # What is worth cutting is a matter of links; here everything is.
     whole = functools.partial(jaxdist.sharded_update, min_bytes=0)
-    monkeypatch.setattr(_optimizer, "sharded_update", whole)
+    monkeypatch.setattr(_tables, "sharded_update", whole)
     sharded = _trained("optimizer.update=sharded", steps=8)
     np.testing.assert_allclose(sharded.losses, one_device.losses[:8], rtol=1e-4)
     moments = [m.opt_state[1][0].mu for m in (sharded.optimizer, one_device.optimizer)]

@@ -26,7 +26,7 @@ from jaxdist.errors import (
     SavedProgramError,
     UnsupportedError,
 )
-from jaxdist.jobs.topics_lm._attend import attend
+from jaxdist.jobs.topics_lm._attention import attend
 from tests.processes.job import results_of_job
 
 pytestmark = pytest.mark.filterwarnings("ignore::jaxdist.errors.RetraceWarning")

@@ -10,8 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._checkpoints.files import TEMPORARY, delete_step, list_steps
-from jaxdist._checkpoints.manifest import remove_manifest, write_manifest
+from jaxdist._checkpoints.files import (
+    TEMPORARY,
+    delete_step,
+    list_steps,
+    remove_manifest,
+    write_manifest,
+)
 from jaxdist._checkpoints.orbax import (
     LEAVES,
     NOTES,

@@ -1,25 +1,27 @@
-"""Keeps the last states of a training, so that a survivor can save one if other processes end."""
+"""Keeps the last states of a training, and saves the last complete one if processes end."""
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxdist._called import called, refuse_type
-from jaxdist._checkpoints.leaves import name_leaves
-from jaxdist._checkpoints.objects import to_plain
+from jaxdist._checkpoints.files import list_steps
+from jaxdist._checkpoints.leaves import name_leaves, to_plain
+from jaxdist._checkpoints.orbax import write_as_first_process
+from jaxdist._checkpoints.parts import prepare_folder, publish, start_part
 from jaxdist._compat import is_ready
 from jaxdist._devices import runtime
+from jaxdist._processes import Process, find_ended, get_current_process
 from jaxdist._typing import PyTree
 from jaxdist._validate import show
-from jaxdist._values import (
-    VariableSynchronization,
-    is_sharded_leaf,
-    is_variable,
-)
+from jaxdist._values import VariableSynchronization, is_sharded_leaf, is_variable
+from jaxdist.errors import OtherProcessError
 
 Notes = Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
 
@@ -157,3 +159,111 @@ def _take_own(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array) and not leaf.is_deleted() and leaf.is_fully_replicated:
         return leaf.addressable_data(0)
     return leaf
+
+
+_LOG = logging.getLogger("jaxdist")
+
+
+class Survivor:
+    """Saves the last complete step of a training into one directory, at most once.
+
+    Args:
+        directory: The directory of the checkpoints.
+        keep: How many of the newest checkpoints to keep.
+        prepare: A function that waits until no thread writes there, and takes the lock.
+        callback: As for `Snapshots`.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        keep: int,
+        prepare: Callable[[], None],
+        callback: Callable[[], Any],
+    ) -> None:
+        self._directory, self._keep, self._prepare = directory, keep, prepare
+        self.snapshots = Snapshots(callback)
+        self._said: str | None = None
+
+    def act(self, error: OtherProcessError) -> str:
+        """Save the last complete step, if this process is chosen; return a report for the user."""
+        if self._said is None:
+            try:
+                self._said = self._save(error)
+            except NoCopyError as reason:
+                self._said = self._point_to_last(str(reason))
+            except Exception as failure:
+                line = str(failure).partition("\n")[0]
+                self._said = self._point_to_last(f"{type(failure).__name__}: {line}")
+            _LOG.warning("%s", self._said)
+        return self._said
+
+    def _save(self, error: OtherProcessError) -> str:
+        process = get_current_process()
+        ended: dict[int, str] = {}
+        try:
+            ended = find_ended()
+        except Exception:
+            _LOG.debug("The coordination service has ended as well.")
+        left = [i for i in range(process.count) if i not in error.processes and i not in ended]
+        # All processes make the same choice. If two choose themselves, the second finds a complete
+        # checkpoint.
+        writer = min(left, default=process.index)
+        step, leaves, notes = self.snapshots.find_newest()
+        if writer != process.index:
+            return (
+                f"The last complete step is {step}. Process {writer} saves it in {self._directory}."
+            )
+        self._prepare()
+        steps = list_steps(self._directory)
+        if steps and steps[-1] > step:
+            # From an earlier training that continued for longer, or from another survivor.
+            raise NoCopyError(
+                f"the last complete step is {step}, and checkpoint {steps[-1]} exists"
+            )
+        if step not in steps:
+            self._write(step, leaves, notes)
+        return f"The last complete step is saved: {self._directory / str(step)}."
+
+    def _write(self, step: int, leaves: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
+        own = get_current_process().index
+        folder = prepare_folder(self._directory, step, f"survivor{own}")
+        with write_as_first_process():
+            start_part(folder, leaves, notes, Process(0, 1), own)()
+        publish(self._directory, folder, step, self._keep, own)
+
+    def _point_to_last(self, reason: str) -> str:
+        steps = list_steps(self._directory)
+        last = f"The last checkpoint counts: {self._directory / str(steps[-1])}." if steps else ""
+        return (
+            f"Nothing was saved now: {reason}. "
+            f"{last or f'There is no checkpoint in {self._directory}.'}"
+        )
+
+
+_active: list[Survivor] = []
+
+
+def add_survivor(survivor: Survivor) -> None:
+    """Register a survivor for the steps of all strategies over several processes."""
+    _active.append(survivor)
+
+
+def remove_survivor(survivor: Survivor) -> None:
+    """Undo `add_survivor`."""
+    if survivor in _active:
+        _active.remove(survivor)
+
+
+def keep_states() -> None:
+    """Keep the state before the next step, for each registered survivor."""
+    for survivor in _active:
+        survivor.snapshots.take()
+
+
+def save_after(error: OtherProcessError) -> None:
+    """Save the last complete step, and report it in the message of the error."""
+    for survivor in list(_active):
+        said = survivor.act(error)
+        if said not in str(error):
+            error.args = (f"{error}\n\n{said}",)

@@ -1,16 +1,15 @@
 """`JointSave`, which writes checkpoints together with all processes of a job."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxdist._checkpoints.errors import ElsewhereError
 from jaxdist._checkpoints.files import delete_step, list_steps
-from jaxdist._checkpoints.processes.group import Group
-from jaxdist._checkpoints.processes.parts import prepare_folder, publish, start_part
-from jaxdist._checkpoints.processes.results import agree_on_result
-from jaxdist._checkpoints.processes.same_folder import check_same_folder
+from jaxdist._checkpoints.group import Group, agree_on_result, check_same_folder
+from jaxdist._checkpoints.parts import prepare_folder, publish, start_part
 from jaxdist.errors import OtherProcessError, ProgramMismatchError
 
 # Note [Checkpoints of several processes]
@@ -38,12 +37,8 @@ class JointSave:
         self._call = ""
         self._folder = directory
         self._complete: Callable[[], None] | None = None
-        self._error: Exception | None = None
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether this process could not start to write the last checkpoint."""
-        return self._error is not None
+        # Why this process could not start to write the last checkpoint.
+        self.error: Exception | None = None
 
     def agree_on_steps(self, method: str, step: int) -> tuple[int, ...]:
         """Return the steps of the complete checkpoints, as process 0 sees them.
@@ -99,9 +94,8 @@ class JointSave:
             for step in steps:
                 delete_step(self._directory, step)
 
-        is_first = self._group.process.is_first
         with self._keep_loss():
-            agree_on_result(self._group, self._call, act if is_first else lambda: None)
+            agree_on_result(self._group, self._call, self._group.only_first(act))
 
     def start(self, step: int, leaves: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
         """Copy the shards of this process to the host, and start to write them.
@@ -115,12 +109,12 @@ class JointSave:
         """
         with self._keep_loss():
             self._agree_on_folder(step)
-        self._complete, self._error = None, None
+        self._complete, self.error = None, None
         try:
             self._complete = start_part(self._folder, leaves, notes, self._group.process, 0)
         except Exception as error:
             # The others wait for this process, so `complete` tells them.
-            self._error = error
+            self.error = error
 
     def _agree_on_folder(self, step: int) -> None:
         said = {"folder": "", "error": ""}
@@ -145,16 +139,13 @@ class JointSave:
         """
         with self._keep_loss():
             self._exchange(self._write_part)
-            is_first = self._group.process.is_first
-            self._exchange((lambda: self._publish(step)) if is_first else (lambda: None))
+            act = functools.partial(publish, self._directory, self._folder, step, self._keep, 0)
+            self._exchange(self._group.only_first(act))
 
     def _write_part(self) -> None:
         if self._complete is None:
-            raise self._error or RuntimeError("start was not called")
+            raise self.error or RuntimeError("start was not called")
         self._complete()
-
-    def _publish(self, step: int) -> None:
-        publish(self._directory, self._folder, step, self._keep, 0)
 
     def _exchange(self, act: Callable[[], None]) -> None:
         """Run a function, and raise an error in all processes if it failed in one."""

@@ -1,1 +1,0 @@
-"""Makes the strategy of a configuration from the section `[strategy]`, which all tasks share."""
