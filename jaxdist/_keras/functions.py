@@ -24,9 +24,9 @@ from jaxdist._keras.models import (
     has_own,
     name_of,
 )
+from jaxdist._keras.place import count_rows, is_whole, place_batch, place_state
 from jaxdist._keras.rows import OnlyReplica, Rows, use_rows
 from jaxdist._keras.step import Step
-from jaxdist._keras.values.place import count_rows, is_whole, place_batch, place_state
 from jaxdist._program import EAGERLY, RunOptions, run_eagerly
 from jaxdist._replica import current_frame
 from jaxdist._values import is_per_replica

@@ -1,4 +1,8 @@
-"""The rows of the replica whose step is being traced, for layers, losses and metrics."""
+"""The rows of the replica whose step is being traced, and values of the global batch.
+
+Each replica has its own share of the gradients of a gathered value. The gradients of the replicas
+add up to the gradient of the global batch, as those of shares do.
+"""
 
 import contextlib
 import dataclasses
@@ -9,14 +13,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _compat, _replica
+from jaxdist._keras.source import keras_module
 
 # Note [Shares of a batch]
 # A step of Keras computes means over the rows of the global batch. Each replica has some of them,
 # so it computes its share: its sum, divided by the rows of all replicas. Shares add up to the
 # value of the global batch, for any split. Losses and metrics of Keras whose rows do not depend
-# on each other are computed in this way (`losses.py`, `metrics.py`), and one all-reduce adds up
+# on each other are computed in this way (`shares.py`), and one all-reduce adds up
 # the gradients and all the shares. For other losses and metrics, the replicas gather the rows, and
-# each computes the value of the global batch (`gather.py`).
+# each computes the value of the global batch (`gather_rows`).
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,3 +123,62 @@ def current_replica() -> Any:
 def use_rows(rows: Rows | None) -> contextlib.AbstractContextManager[None]:
     """Set the rows of the current replica in a block; None for a call without a strategy."""
     return _compat.set_in_block(_ROWS, rows)
+
+
+def gather_rows(value: Any, rows: Rows) -> Any:
+    """Return the rows of all replicas; the gradient of a replica is that of its own rows.
+
+    Shapes:
+        In: a pytree of `[own, ...]`, with masks of Keras. Out: the same of `[total, ...]`.
+    """
+    return jax.tree.map(lambda leaf: _gather_leaf(leaf, rows), value)
+
+
+def _gather_leaf(leaf: Any, rows: Rows) -> Any:
+    @jax.custom_vjp
+    def gather(array: Any) -> Any:
+        return rows.gather(array)
+
+    def forward(array: Any) -> tuple[Any, None]:
+        return rows.gather(array), None
+
+    def backward(_: None, cotangent: Any) -> tuple[Any]:
+        return (rows.take_own(cotangent),)
+
+    gather.defvjp(forward, backward)
+    is_float = jnp.issubdtype(leaf.dtype, jnp.inexact)
+    gathered = gather(leaf) if is_float else rows.gather(leaf)
+    backend = keras_module("backend")
+    mask = backend.get_keras_mask(leaf)
+    if mask is not None:
+        backend.set_keras_mask(gathered, rows.gather(mask))
+    return gathered
+
+
+def scale_gradient(value: Any, factor: float) -> Any:
+    """Return a value that is equal on all replicas; its gradient is multiplied by `factor`."""
+
+    @jax.custom_vjp
+    def same(array: Any) -> Any:
+        return array
+
+    def backward(_: None, cotangent: Any) -> tuple[Any]:
+        return (cotangent * jnp.asarray(factor, cotangent.dtype),)
+
+    same.defvjp(lambda array: (array, None), backward)
+
+    def scale(leaf: Any) -> Any:
+        return same(leaf) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
+
+    return jax.tree.map(scale, value)
+
+
+def add_shares(share: Any, rows: Rows) -> Any:
+    """Return the sum of a share over the replicas; the gradient is that of the own share."""
+
+    @jax.custom_vjp
+    def add(array: Any) -> Any:
+        return rows.add_up(array)
+
+    add.defvjp(lambda array: (rows.add_up(array), None), lambda _, cotangent: (cotangent,))
+    return add(share)

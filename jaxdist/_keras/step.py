@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdist._keras import gather, losses, metrics
+from jaxdist._keras import shares
 from jaxdist._keras.forward import added, states
 from jaxdist._keras.forward.pairs import Pairs
 from jaxdist._keras.models import forget_losses
-from jaxdist._keras.rows import Rows, use_rows
+from jaxdist._keras.rows import Rows, add_shares, gather_rows, scale_gradient, use_rows
 from jaxdist._keras.source import keras_module
 
 
@@ -114,7 +114,7 @@ class Step:
         return outputs, (trainable, fixed)
 
     def _with_shares(self, rows: Rows) -> Rows:
-        return dataclasses.replace(rows, has_shares=losses.has_shares(self.model))
+        return dataclasses.replace(rows, has_shares=shares.has_shares(self.model))
 
     def _compute(
         self,
@@ -146,7 +146,7 @@ class Step:
         if own and rows.count > 1:
             own = added.compute_shares(model, self._pairs, trainable, fixed, x, own, rows, train)
         of_call = self._share_losses(own, found[num_own:], rows)
-        sums = metrics.have_increments(model) and rows.has_shares
+        sums = shares.have_increments(model) and rows.has_shares
         # Increments: the values that the variables would have if they had been zero before.
         before = [jnp.zeros_like(v) for v in of_metrics] if sums else of_metrics
         if rows.has_shares:
@@ -156,7 +156,7 @@ class Step:
             )
         else:
             everything = self._gather(x, y, y_pred, weight, rows)
-            direct = gather.scale_gradient(trainable, rows.fraction)
+            direct = scale_gradient(trainable, rows.fraction)
             x_all, y_all, pred_all, weight_all = everything
             with use_rows(rows.of_all):
                 loss, after, later = self._loss(
@@ -165,10 +165,10 @@ class Step:
         if sums:
             # Keras metrics that count rows need at least one.
             if rows.own:
-                after = metrics.scale_loss_trackers(model, after, rows.total / rows.own)
+                after = shares.scale_loss_trackers(model, after, rows.total / rows.own)
                 # `train_step` of Keras loses the masks of its outputs; `test_step` keeps them.
                 shown = jax.tree.map(jax.lax.stop_gradient, y_pred) if train else y_pred
-                after = metrics.update_compiled(model, after, y, shown, weight)
+                after = shares.update_compiled(model, after, y, shown, weight)
         elif everything is None:
             everything = self._gather(x, y, y_pred, weight, rows)
         unscaled = loss
@@ -226,7 +226,7 @@ class Step:
             trainer.compute_metrics,
         )
         given = (x if is_users else None, y, y_pred, weight)
-        return gather.gather_rows(given, rows)
+        return gather_rows(given, rows)
 
     def _share_losses(self, own: list[Any], of_weights: list[Any], rows: Rows) -> list[Any]:
         """Return losses that the call added, as shares or for the global batch.
@@ -238,8 +238,8 @@ class Step:
         """
         if rows.has_shares:
             return [*own, *(loss * rows.fraction for loss in of_weights)]
-        shares = [gather.add_shares(share, rows) for share in own]
-        return [*shares, *(gather.scale_gradient(loss, rows.fraction) for loss in of_weights)]
+        shares = [add_shares(share, rows) for share in own]
+        return [*shares, *(scale_gradient(loss, rows.fraction) for loss in of_weights)]
 
     def _find_states(
         self,
@@ -283,11 +283,11 @@ class Step:
         found = self._add_up(rows, aux, fixed, gradients, own)
         with use_rows(rows.of_all):
             if found.everything is None:
-                logs, values = metrics.add_to_metrics(
+                logs, values = shares.add_to_metrics(
                     self.model, of_metrics, found.metrics, found.loss, None, rows.total
                 )
             else:
-                logs, values = metrics.compute_on_all(
+                logs, values = shares.compute_on_all(
                     self.model, found.metrics, found.loss, found.everything, rows.total
                 )
         return logs, found.fixed, values, found.gradients

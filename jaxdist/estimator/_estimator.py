@@ -22,7 +22,7 @@ from jaxdist._validate import (
     show,
 )
 from jaxdist.errors import ContextError, JaxdistError, ShapeError, UnsupportedError
-from jaxdist.estimator._exporting import check_features, write_export
+from jaxdist.estimator._export import check_features, write_export
 from jaxdist.estimator._hooks import (
     CheckpointSaverListener,
     HookChain,

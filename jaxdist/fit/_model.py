@@ -16,12 +16,10 @@ from jaxdist._validate import as_flag, as_number, check_instance
 from jaxdist.errors import ContextError
 from jaxdist.fit import _files
 from jaxdist.fit._callbacks.base import Callback
-from jaxdist.fit._compiled import Compiled, compile_model, make_predict_step
-from jaxdist.fit._history import History
-from jaxdist.fit._learning_rate import get_rate, set_rate
+from jaxdist.fit._compiled import Compiled, compile_model, get_rate, make_predict_step, set_rate
+from jaxdist.fit._history import History, Summary, summarize
 from jaxdist.fit._loop import evaluation, training
 from jaxdist.fit._step.runners import PredictStep
-from jaxdist.fit._summary import Summary, summarize
 
 Verbose = str | int  # "auto", 0, 1 or 2
 

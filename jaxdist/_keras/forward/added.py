@@ -8,10 +8,9 @@ import jax.numpy as jnp
 
 from jaxdist import _compat
 from jaxdist._keras.forward.aligned import NotAlignedError, find_differences
-from jaxdist._keras.forward.conversions import Conversions
 from jaxdist._keras.forward.pairs import Pair, Pairs
 from jaxdist._keras.forward.row_rules import OWN, PART, WHOLE, Fact, Kind, Sizes
-from jaxdist._keras.forward.whole import NotProvedError, Value, WholeProgram
+from jaxdist._keras.forward.whole import Conversions, NotProvedError, Value, WholeProgram
 from jaxdist._keras.models import name_of
 from jaxdist._keras.rows import Rows
 from jaxdist.errors import UnsupportedError

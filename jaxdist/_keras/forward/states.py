@@ -10,10 +10,9 @@ import jax.numpy as jnp
 
 from jaxdist import _compat
 from jaxdist._keras.forward import marks
+from jaxdist._keras.forward.aligned import may_vary
 from jaxdist._keras.forward.owners import find_aggregations
-from jaxdist._keras.forward.pairs import Pair, Pairs
-from jaxdist._keras.forward.traced import trace_forward
-from jaxdist._keras.forward.variation import may_vary
+from jaxdist._keras.forward.pairs import Pair, Pairs, trace_forward
 from jaxdist._keras.models import name_of
 from jaxdist._keras.rows import Rows
 from jaxdist._program import (

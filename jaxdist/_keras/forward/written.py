@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from jaxdist import _compat
 from jaxdist._collectives import trace_beside_step
+from jaxdist._keras.forward.aligned import may_vary
 from jaxdist._keras.forward.marks import trace_with_marks
 from jaxdist._keras.forward.owners import find_aggregations
-from jaxdist._keras.forward.traced import TracedReplica
-from jaxdist._keras.forward.variation import may_vary
+from jaxdist._keras.forward.pairs import TracedReplica
 from jaxdist._keras.models import forget_losses, name_of
 from jaxdist._keras.rows import Rows, use_rows
 from jaxdist._keras.source import keras_module
@@ -99,7 +99,7 @@ def check_written_step(step: WrittenStep, new: Sequence[Any]) -> None:
 
     `run` proves that the values of the replicas are equal. A number of rows is equal on replicas
     with equally many rows, but Keras alone would use that of all rows. So the step is traced for
-    two numbers of rows: see `forward/variation.py`.
+    two numbers of rows: see `forward/aligned.py`.
 
     Args:
         step: The step.

@@ -4,21 +4,20 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
 
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import check_callable, check_instance, is_array, show
-from jaxdist.errors import ArgumentError, ShapeError
+from jaxdist.errors import ArgumentError
+from jaxdist.estimator._model.building import get_module
 from jaxdist.estimator._model.keras_model import (
     check_keras_model,
+    check_optimizer,
     is_keras_object,
     make_from_keras,
 )
-from jaxdist.estimator._model.keras_optimizer import check_optimizer
-from jaxdist.estimator._model.modules import get_module
 from jaxdist.estimator._model.spec import EstimatorSpec, ModeKeys, check_transformation
 
 _CALLER = "estimator.Estimator"
@@ -180,21 +179,3 @@ def _take_mean_of_rows(losses: Any) -> Any:
         )
     losses = jnp.asarray(losses)
     return losses if losses.ndim < 2 else jnp.mean(losses, axis=tuple(range(1, losses.ndim)))
-
-
-def count_rows(features: Any) -> int:
-    """Return the number of rows of a batch.
-
-    Raises:
-        ShapeError: The batch has no rows.
-    """
-    leaves = jax.tree.leaves(features)
-    if not leaves or not jnp.shape(leaves[0]):
-        raise ShapeError(
-            f"{_CALLER}: input_fn gave the features {show(features)}.\n\n"
-            "Features are arrays [b, ...], or a pytree of these, one row for each example.\n\n"
-            "Let each element of the dataset be a batch."
-        )
-    # In an export the number of rows is symbolic.
-    rows: int = jnp.shape(leaves[0])[0]
-    return rows

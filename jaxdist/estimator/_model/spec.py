@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -218,3 +219,21 @@ def check_spec(spec: Any, mode: str, rows: int) -> EstimatorSpec:
             "Take the mean over the other dims: jnp.mean(losses, axis=range(1, losses.ndim))."
         )
     return spec
+
+
+def count_rows(features: Any) -> int:
+    """Return the number of rows of a batch.
+
+    Raises:
+        ShapeError: The batch has no rows.
+    """
+    leaves = jax.tree.leaves(features)
+    if not leaves or not jnp.shape(leaves[0]):
+        raise ShapeError(
+            f"estimator.Estimator: input_fn gave the features {show(features)}.\n\n"
+            "Features are arrays [b, ...], or a pytree of these, one row for each example.\n\n"
+            "Let each element of the dataset be a batch."
+        )
+    # In an export the number of rows is symbolic.
+    rows: int = jnp.shape(leaves[0])[0]
+    return rows

@@ -6,8 +6,7 @@ from typing import Any
 
 from jaxdist._called import called, name_call, refuse
 from jaxdist._validate import as_number, check_text, show
-from jaxdist.fit._callbacks.base import Callback
-from jaxdist.fit._callbacks.functions import LambdaCallback
+from jaxdist.fit._callbacks.base import Callback, LambdaCallback
 
 # Metrics for which higher is better. As in Keras, lower is better for all others.
 _MORE_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "top_", "fmeasure")

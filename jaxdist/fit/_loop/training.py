@@ -25,11 +25,10 @@ from jaxdist.fit._loop.arguments import (
     unpack_validation,
 )
 from jaxdist.fit._loop.feed import Feed, count_steps
-from jaxdist.fit._loop.nonfinite import StateBefore
 from jaxdist.fit._loop.progress import Progress, as_verbose
 from jaxdist.fit._loop.resuming import Start, describe_states, find_start, load
-from jaxdist.fit._loop.totals import Totals
-from jaxdist.fit._step.classes import ClassWeights, make_class_weights
+from jaxdist.fit._loop.totals import StateBefore, Totals
+from jaxdist.fit._step.output_losses import ClassWeights, make_class_weights
 
 _CALLER = "fit.Model.fit"
 _CALLER_OF_VALIDATION = "fit.Model.fit, for validation_data,"

@@ -19,10 +19,9 @@ from jaxdist._strategies import get_replica_context
 from jaxdist._validate import show
 from jaxdist._values import is_sharded
 from jaxdist.errors import ShapeError
-from jaxdist.fit._step.classes import weigh_classes
 from jaxdist.fit._step.find_metrics import measure_sums
 from jaxdist.fit._step.metrics import Metric
-from jaxdist.fit._step.output_losses import Losses
+from jaxdist.fit._step.output_losses import Losses, weigh_classes
 from jaxdist.training import reduce_and_update
 
 LOSS, ROWS, PART = "loss", "rows", "loss of an output"

@@ -8,11 +8,16 @@ from jaxdist._strategies import MultiWorkerMirroredStrategy
 from jaxdist._validate import check_instance
 from jaxdist.errors import ArgumentError, ClusterError
 from jaxdist.estimator._estimator import Estimator
-from jaxdist.estimator._run_config import RunConfig, TaskType
+from jaxdist.estimator._evaluator import (
+    EvaluatingListener,
+    Evaluations,
+    run_evaluator,
+    tell_end,
+    tell_launcher,
+)
+from jaxdist.estimator._own_task import TaskType
+from jaxdist.estimator._run_config import RunConfig
 from jaxdist.estimator._specs import EvalSpec, TrainSpec
-from jaxdist.estimator._tasks.evaluation import EvaluatingListener, Evaluations
-from jaxdist.estimator._tasks.evaluator import run_evaluator
-from jaxdist.estimator._tasks.job_end import tell_end, tell_launcher
 
 _CALLER = "estimator.train_and_evaluate"
 

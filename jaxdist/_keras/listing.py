@@ -10,10 +10,16 @@ from flax import nnx
 from jaxdist import _replica
 from jaxdist._called import called, refuse
 from jaxdist._keras.models import name_of, remember_strategy, strategy_of
+from jaxdist._keras.place import (
+    drop_copies,
+    keep_copies,
+    mesh_of_one,
+    read_copies,
+    set_spec,
+    take_own,
+)
 from jaxdist._keras.source import WITH_VARIABLES, is_keras_imported, keras_module
-from jaxdist._keras.values.layouts import mesh_of_one, set_spec, take_own
-from jaxdist._keras.values.place import drop_copies, keep_copies, read_copies
-from jaxdist._keras.values.variables import is_held
+from jaxdist._keras.variables import is_held
 from jaxdist.errors import ContextError, MixedStrategyError, UnsupportedError
 
 
