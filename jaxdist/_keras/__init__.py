@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jaxdist._keras.rows import Rows as Rows
     from jaxdist._keras.rows import use_rows as use_rows
     from jaxdist._keras.shares import add_to_metrics as add_to_metrics
+    from jaxdist._keras.shares import compute_loss as compute_loss
     from jaxdist._keras.source import change_keras as change_keras
     from jaxdist._keras.source import keras_module as keras_module
     from jaxdist._keras.step import Step as Step

@@ -6,6 +6,7 @@ add up to the gradient of the global batch, as those of shares do.
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -60,8 +61,8 @@ class Rows:
         """Return the sum of a value over the replicas."""
         return self.replica.all_reduce("sum", value)
 
-    def gather(self, array: jax.Array) -> jax.Array:
-        """Return the rows of all replicas, in order.
+    def gather(self, array: jax.Array, dim: int = 0, block: int = 1) -> jax.Array:
+        """Return the rows of all replicas, in order; each row has `block` places in `dim`.
 
         Shapes:
             In: `[own, ...]`. Out: `[total, ...]`.
@@ -69,12 +70,12 @@ class Rows:
         if self.count == 1:
             return array
         # Only the last replicas have fewer rows, so padding comes after the last row.
-        pads = [(0, self.most - self.own)] + [(0, 0)] * (array.ndim - 1)
-        padded = jnp.pad(array, pads)
+        pads = [(0, (self.most - self.own) * block)] + [(0, 0)] * (array.ndim - 1)
+        padded = jnp.pad(jnp.moveaxis(array, dim, 0), pads)
         rows: jax.Array = self.replica.all_gather(padded, axis=0)
-        return rows[: self.total]
+        return jnp.moveaxis(rows[: self.total * block], 0, dim)
 
-    def take_own(self, array: jax.Array) -> jax.Array:
+    def take_own(self, array: jax.Array, dim: int = 0, block: int = 1) -> jax.Array:
         """Return the rows of this replica from an array with the rows of all.
 
         Shapes:
@@ -82,9 +83,10 @@ class Rows:
         """
         if self.count == 1:
             return array
-        pads = [(0, self.most * self.count - self.total)] + [(0, 0)] * (array.ndim - 1)
-        start = self.replica.replica_id_in_sync_group * self.most
-        return jax.lax.dynamic_slice_in_dim(jnp.pad(array, pads), start, self.own, axis=0)
+        pads = [(0, 0)] * array.ndim
+        pads[dim] = (0, (self.most * self.count - self.total) * block)
+        start = self.replica.replica_id_in_sync_group * self.most * block
+        return jax.lax.dynamic_slice_in_dim(jnp.pad(array, pads), start, self.own * block, dim)
 
 
 # Note [Whole batches]
@@ -125,60 +127,46 @@ def use_rows(rows: Rows | None) -> contextlib.AbstractContextManager[None]:
     return _compat.set_in_block(_ROWS, rows)
 
 
+def with_gradient(forward: Callable[[Any], Any], backward: Callable[[Any], Any], array: Any) -> Any:
+    """Return `forward(array)`; `backward` computes the gradient from that of the result."""
+    if not jnp.issubdtype(array.dtype, jnp.inexact):
+        return forward(array)
+
+    @jax.custom_vjp
+    def convert(value: Any) -> Any:
+        return forward(value)
+
+    convert.defvjp(lambda value: (forward(value), None), lambda _, ct: (backward(ct),))
+    return convert(array)
+
+
 def gather_rows(value: Any, rows: Rows) -> Any:
     """Return the rows of all replicas; the gradient of a replica is that of its own rows.
 
     Shapes:
         In: a pytree of `[own, ...]`, with masks of Keras. Out: the same of `[total, ...]`.
     """
-    return jax.tree.map(lambda leaf: _gather_leaf(leaf, rows), value)
-
-
-def _gather_leaf(leaf: Any, rows: Rows) -> Any:
-    @jax.custom_vjp
-    def gather(array: Any) -> Any:
-        return rows.gather(array)
-
-    def forward(array: Any) -> tuple[Any, None]:
-        return rows.gather(array), None
-
-    def backward(_: None, cotangent: Any) -> tuple[Any]:
-        return (rows.take_own(cotangent),)
-
-    gather.defvjp(forward, backward)
-    is_float = jnp.issubdtype(leaf.dtype, jnp.inexact)
-    gathered = gather(leaf) if is_float else rows.gather(leaf)
     backend = keras_module("backend")
-    mask = backend.get_keras_mask(leaf)
-    if mask is not None:
-        backend.set_keras_mask(gathered, rows.gather(mask))
-    return gathered
+
+    def gather(leaf: Any) -> Any:
+        gathered = with_gradient(rows.gather, rows.take_own, leaf)
+        mask = backend.get_keras_mask(leaf)
+        if mask is not None:
+            backend.set_keras_mask(gathered, rows.gather(mask))
+        return gathered
+
+    return jax.tree.map(gather, value)
 
 
 def scale_gradient(value: Any, factor: float) -> Any:
     """Return a value that is equal on all replicas; its gradient is multiplied by `factor`."""
 
-    @jax.custom_vjp
-    def same(array: Any) -> Any:
-        return array
+    def scale(cotangent: Any) -> Any:
+        return cotangent * jnp.asarray(factor, cotangent.dtype)
 
-    def backward(_: None, cotangent: Any) -> tuple[Any]:
-        return (cotangent * jnp.asarray(factor, cotangent.dtype),)
-
-    same.defvjp(lambda array: (array, None), backward)
-
-    def scale(leaf: Any) -> Any:
-        return same(leaf) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
-
-    return jax.tree.map(scale, value)
+    return jax.tree.map(lambda leaf: with_gradient(lambda x: x, scale, leaf), value)
 
 
 def add_shares(share: Any, rows: Rows) -> Any:
     """Return the sum of a share over the replicas; the gradient is that of the own share."""
-
-    @jax.custom_vjp
-    def add(array: Any) -> Any:
-        return rows.add_up(array)
-
-    add.defvjp(lambda array: (rows.add_up(array), None), lambda _, cotangent: (cotangent,))
-    return add(share)
+    return with_gradient(rows.add_up, lambda cotangent: cotangent, share)

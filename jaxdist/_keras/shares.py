@@ -13,25 +13,14 @@ from jaxdist._keras.source import keras_module
 
 # Losses of Keras whose value for a row depends only on this row. `dice` and `tversky` are sums
 # over all rows by default.
-_BY_ROW = (
-    "mean_squared_error",
-    "mean_absolute_error",
-    "mean_absolute_percentage_error",
-    "mean_squared_logarithmic_error",
-    "huber",
-    "log_cosh",
-    "hinge",
-    "squared_hinge",
-    "categorical_hinge",
-    "kl_divergence",
-    "poisson",
-    "binary_crossentropy",
-    "binary_focal_crossentropy",
-    "categorical_crossentropy",
-    "categorical_focal_crossentropy",
-    "sparse_categorical_crossentropy",
-    "categorical_generalized_cross_entropy",
-    "ctc",
+_BY_ROW = tuple(
+    """
+    mean_squared_error mean_absolute_error mean_absolute_percentage_error
+    mean_squared_logarithmic_error huber log_cosh hinge squared_hinge categorical_hinge
+    kl_divergence poisson binary_crossentropy binary_focal_crossentropy categorical_crossentropy
+    categorical_focal_crossentropy sparse_categorical_crossentropy
+    categorical_generalized_cross_entropy ctc
+    """.split()
 )
 _REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight")
 
@@ -123,50 +112,51 @@ def _apply_mask(weight: Any, mask: Any, dtype: Any, reduction: str, rows: Rows) 
     return weight * of_mask
 
 
+def compute_loss(
+    model: Any, variables: Sequence[Any], data: Sequence[Any], added: list[Any], training: bool
+) -> tuple[Any, list[Any], list[Any]]:
+    """Return the loss of `compile`, and the variables after it that are not trainable.
+
+    Args:
+        model: The model.
+        variables: The values of its trainable variables, of the others, and of its metrics.
+        data: `x`, `y`, outputs and weights.
+        added: The losses that the call of the model added.
+        training: Whether it is a step of training.
+    """
+    names = ("x", "y", "y_pred", "sample_weight")
+    given = dict(zip(names, data, strict=True))
+    if added:
+        model._losses_override.clear()
+        model._losses_override = added
+    try:
+        loss, (_, fixed, of_metrics) = model.stateless_compute_loss(
+            *variables, training=training, **given
+        )
+    finally:
+        if added:
+            model._losses_override.clear()
+    return loss, fixed, of_metrics
+
+
 # Classes whose variables grow by a sum over the rows.
-_SUMS = (
-    "FalsePositives",
-    "FalseNegatives",
-    "TrueNegatives",
-    "TruePositives",
-    "Precision",
-    "Recall",
-    "SensitivityAtSpecificity",
-    "SpecificityAtSensitivity",
-    "PrecisionAtRecall",
-    "RecallAtPrecision",
-    "AUC",
-    "FBetaScore",
-    "F1Score",
-    "IoU",
-    "BinaryIoU",
-    "MeanIoU",
-    "OneHotIoU",
-    "OneHotMeanIoU",
-    "RootMeanSquaredError",
-    "R2Score",
+_SUMS = tuple(
+    """
+    FalsePositives FalseNegatives TrueNegatives TruePositives Precision Recall
+    SensitivityAtSpecificity SpecificityAtSensitivity PrecisionAtRecall RecallAtPrecision AUC
+    FBetaScore F1Score IoU BinaryIoU MeanIoU OneHotIoU OneHotMeanIoU RootMeanSquaredError
+    R2Score
+    """.split()
 )
 # Classes that are the mean of a Keras function which computes a value for each row separately.
-_MEANS = (
-    "BinaryAccuracy",
-    "CategoricalAccuracy",
-    "SparseCategoricalAccuracy",
-    "TopKCategoricalAccuracy",
-    "SparseTopKCategoricalAccuracy",
-    "Accuracy",
-    "Hinge",
-    "SquaredHinge",
-    "CategoricalHinge",
-    "KLDivergence",
-    "Poisson",
-    "BinaryCrossentropy",
-    "CategoricalCrossentropy",
-    "SparseCategoricalCrossentropy",
-    "MeanSquaredError",
-    "MeanAbsoluteError",
-    "MeanAbsolutePercentageError",
-    "MeanSquaredLogarithmicError",
-    "LogCoshError",
+_MEANS = tuple(
+    """
+    BinaryAccuracy CategoricalAccuracy SparseCategoricalAccuracy TopKCategoricalAccuracy
+    SparseTopKCategoricalAccuracy Accuracy Hinge SquaredHinge CategoricalHinge KLDivergence
+    Poisson BinaryCrossentropy CategoricalCrossentropy SparseCategoricalCrossentropy
+    MeanSquaredError MeanAbsoluteError MeanAbsolutePercentageError MeanSquaredLogarithmicError
+    LogCoshError
+    """.split()
 )
 
 

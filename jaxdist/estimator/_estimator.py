@@ -1,5 +1,6 @@
 """`Estimator`: trains, evaluates, predicts and exports a model that lives in a folder."""
 
+import itertools
 import logging
 import pathlib
 import sys
@@ -25,8 +26,8 @@ from jaxdist.errors import ContextError, JaxdistError, ShapeError, UnsupportedEr
 from jaxdist.estimator._export import check_features, write_export
 from jaxdist.estimator._hooks import (
     CheckpointSaverListener,
-    HookChain,
     SessionRunHook,
+    call_each,
     check_hooks,
 )
 from jaxdist.estimator._model import Built, ModeKeys, build, make_model_fn
@@ -264,20 +265,11 @@ class Estimator:
                 "Leave eval_distribute out, or pass a jaxdist.MirroredStrategy()."
             )
         choice = self._choose(checkpoint_path)
-        HookChain(chain).begin()
-        batches = _open_elements(read)
-        first, rest = next(batches, None), batches
-        if first is None:
-            raise _make_empty_error()
-        built, choice = self._build(ModeKeys.EVAL, strategy, first, choice)
-        own = built.spec.evaluation_hooks or ()
-        HookChain(own).begin()
-        result: dict[str, Any] = run_evaluation(
-            built, _chain_first(first, rest), choice.step, most, [*chain, *own]
-        )
-        result["global_step"] = choice.step
+        built, step, batches, chain = self._open(ModeKeys.EVAL, strategy, choice, read, chain)
+        result: dict[str, Any] = run_evaluation(built, batches, step, most, chain)
+        result["global_step"] = step
         folder = self._folder.path / (f"eval_{name}" if name else "eval")
-        write_summary(folder, choice.step, {n: v for n, v in result.items() if n != "global_step"})
+        write_summary(folder, step, {n: v for n, v in result.items() if n != "global_step"})
         return result
 
     @called("Estimator.predict")
@@ -321,21 +313,11 @@ class Estimator:
         # The call itself makes the checks above, rather than the first `next`.
         @called("Estimator.predict")
         def generate() -> Iterator[Any]:
-            HookChain(given).begin()
-            batches = _open_elements(read)
-            first = next(batches, None)
-            if first is None:
-                raise _make_empty_error()
-            built, restored = self._build(ModeKeys.PREDICT, strategy, first, choice)
-            own = built.spec.prediction_hooks or ()
-            HookChain(own).begin()
+            built, step, batches, chain = self._open(
+                ModeKeys.PREDICT, strategy, choice, read, given
+            )
             yield from run_prediction(
-                built,
-                _chain_first(first, batches),
-                restored.step,
-                predict_keys,
-                [*given, *own],
-                yields_rows=yield_single_examples,
+                built, batches, step, predict_keys, chain, yields_rows=yield_single_examples
             )
 
         return generate()
@@ -467,6 +449,31 @@ class Estimator:
             )
         return find_checkpoint(self._folder.path)
 
+    def _open(
+        self,
+        mode: str,
+        strategy: Strategy,
+        choice: CheckpointChoice,
+        read: Callable[[Any], Any],
+        hooks: Sequence[SessionRunHook],
+    ) -> tuple[Built, int, Iterator[Any], list[SessionRunHook]]:
+        """Begin an evaluation or a prediction; return model, step, batches and all hooks."""
+        call_each(hooks, "begin")
+        batches = _open_elements(read)
+        first = next(batches, None)
+        if first is None:
+            raise refuse(
+                "input_fn, whose dataset has no element.",
+                "Each element of the dataset is a batch.",
+                "Let input_fn return a dataset with at least one batch.",
+                kind=ShapeError,
+            )
+        built, choice = self._build(mode, strategy, first, choice)
+        spec = built.spec
+        own = spec.evaluation_hooks if mode == ModeKeys.EVAL else spec.prediction_hooks
+        call_each(own or (), "begin")
+        return built, choice.step, itertools.chain([first], batches), [*hooks, *(own or ())]
+
     def _build(
         self, mode: str, strategy: Strategy, element: Any, choice: CheckpointChoice
     ) -> tuple[Built, CheckpointChoice]:
@@ -505,17 +512,3 @@ def _open_elements(read: Callable[[Any], Any]) -> Iterator[Any]:
         dataset = get_strategy().distribute_datasets_from_function(read, options)
         with iter(dataset) as batches:
             yield from batches
-
-
-def _chain_first(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
-
-
-def _make_empty_error() -> ShapeError:
-    return refuse(
-        "input_fn, whose dataset has no element.",
-        "Each element of the dataset is a batch.",
-        "Let input_fn return a dataset with at least one batch.",
-        kind=ShapeError,
-    )

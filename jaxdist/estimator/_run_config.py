@@ -1,6 +1,7 @@
 """`RunConfig`: how an estimator trains, saves and evaluates; `DistributeConfig`: where."""
 
 import copy
+import inspect
 from typing import Any, NamedTuple
 
 from jaxdist._called import call_as, called, refuse, refuse_type
@@ -110,19 +111,6 @@ def _refuse_remote(cluster: Any, *, has_cluster: bool) -> None:
 _CALLER = "estimator.RunConfig"
 _DEFAULT: Any = object()
 _SECONDS = 600
-_FIELDS = (
-    "model_dir",
-    "tf_random_seed",
-    "save_summary_steps",
-    "save_checkpoints_steps",
-    "save_checkpoints_secs",
-    "keep_checkpoint_max",
-    "keep_checkpoint_every_n_hours",
-    "log_step_count_steps",
-    "train_distribute",
-    "eval_distribute",
-    "experimental_distribute",
-)
 
 
 class RunConfig:
@@ -256,11 +244,12 @@ class RunConfig:
         Source:
             `tf.estimator.RunConfig.replace`.
         """
-        unknown = sorted(set(kwargs) - set(_FIELDS))
+        names = inspect.signature(RunConfig).parameters
+        unknown = sorted(set(kwargs) - set(names))
         if unknown:
             raise refuse(
                 f"{unknown[0]}={show(kwargs[unknown[0]])}.",
-                f"It replaces {', '.join(_FIELDS)}. The task is that of TF_CONFIG.",
+                f"It replaces {', '.join(names)}. The task is that of TF_CONFIG.",
                 "Pass for instance model_dir='runs/b'.",
             )
         pair = ("save_checkpoints_steps", "save_checkpoints_secs")

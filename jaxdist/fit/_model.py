@@ -310,17 +310,8 @@ class Model:
             ShapeError: As for `fit`, or there are no examples.
         """
         as_dict = as_flag("return_dict", return_dict)
-        logs = evaluation.evaluate(
-            self,
-            "evaluate",
-            x,
-            y,
-            sample_weight,
-            batch_size=batch_size,
-            steps=steps,
-            verbose=verbose,
-            callbacks=callbacks,
-        )
+        data = (x, y, sample_weight)
+        logs = evaluation.evaluate(self, data, batch_size, steps, verbose, callbacks)
         return _choose_result(logs, as_dict)
 
     def predict(
@@ -346,9 +337,7 @@ class Model:
         Raises:
             ShapeError: As for `fit`, or there are no examples.
         """
-        return evaluation.predict(
-            self, x, batch_size=batch_size, steps=steps, verbose=verbose, callbacks=callbacks
-        )
+        return evaluation.predict(self, x, batch_size, steps, verbose, callbacks)
 
     @called("fit.Model.train_on_batch")
     def train_on_batch(

@@ -8,7 +8,7 @@ gives the program of an earlier step, the second trace and all proofs are reused
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -76,50 +76,70 @@ class Forward:
         return jaxpr.outvars[self.result_of(number)] is not jaxpr.invars[self.input_of(number)]
 
 
-def trace_forward(
-    model: Any, trainable: Sequence[Any], fixed: Sequence[Any], x: Any, rows: Rows, training: bool
-) -> Forward:
-    """Trace the call of a model for the rows of one replica.
+def trace_rows(
+    model: Any, rows: Rows, function: Callable[[Any, Any], Any], state: Any, x: Any
+) -> Any:
+    """Return the program of `function(state, x)` on a replica with `rows.own` rows.
+
+    The number of the replica is the first input. Only the shapes of `state` count, and those of `x`
+    without the rows.
+    """
+    numbers = {id(v): n for n, v in enumerate(model.non_trainable_variables)}
+
+    def call(number: Any, state: Any, x: Any) -> Any:
+        replica = TracedReplica(rows.replica.strategy, rows.count, number)
+        own = Rows(rows.own, rows.total, replica, has_shares=False)
+        forget_losses(model)
+        with use_rows(own), trace_with_marks(numbers):
+            return function(state, x)
+
+    def shape(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+    def shape_of_rows(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct((rows.own, *leaf.shape[1:]), leaf.dtype)
+
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    return jax.make_jaxpr(call)(number, jax.tree.map(shape, state), jax.tree.map(shape_of_rows, x))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """A call of a model in the step of a replica.
 
     Args:
         model: The model.
-        trainable: The values or shapes of the trainable variables.
-        fixed: The values or shapes of the other variables.
-        x: A batch; only its shapes without the rows count.
-        rows: The numbers of rows and of replicas.
+        trainable: The values of the trainable variables.
+        fixed: The values of the other variables before the call.
+        x: The rows of this replica.
+        rows: The number of rows.
         training: Whether the model is called for training.
     """
-    kwargs = {"training": training} if model._call_has_training_arg else {}
-    num_fixed = sum(v.regularizer is not None for v in model.trainable_variables)
-    numbers = {id(v): n for n, v in enumerate(model.non_trainable_variables)}
-    counts: list[int] = []
 
-    def call(replica: Any, trainable: Any, fixed: Any, x: Any) -> Any:
-        known = TracedReplica(rows.replica.strategy, rows.count, replica)
-        own = Rows(rows.own, rows.total, known, has_shares=False)
-        forget_losses(model)
-        with use_rows(own), trace_with_marks(numbers):
-            outputs, new, added = model.stateless_call(
-                trainable, fixed, x, return_losses=True, **kwargs
-            )
-        losses = [jnp.sum(loss) for loss in added[: len(added) - num_fixed]]
-        leaves = jax.tree.leaves(outputs)
-        counts[:] = [len(leaves), len(losses)]
-        return leaves, list(new), losses
+    model: Any
+    trainable: Sequence[Any]
+    fixed: Sequence[Any]
+    x: Any
+    rows: Rows
+    training: bool
 
-    def shape(array: Any) -> Any:
-        return jax.ShapeDtypeStruct(array.shape, array.dtype)
+    def trace(self, rows: Rows) -> Forward:
+        """Trace the call for other numbers of rows."""
+        model = self.model
+        kwargs = {"training": self.training} if model._call_has_training_arg else {}
+        num_regularizers = sum(v.regularizer is not None for v in model.trainable_variables)
+        counts: list[int] = []
 
-    def shape_of_rows(array: Any) -> Any:
-        return jax.ShapeDtypeStruct((rows.own, *array.shape[1:]), array.dtype)
+        def call(state: Any, x: Any) -> Any:
+            outputs, new, added = model.stateless_call(*state, x, return_losses=True, **kwargs)
+            losses = [jnp.sum(loss) for loss in added[: len(added) - num_regularizers]]
+            leaves = jax.tree.leaves(outputs)
+            counts[:] = [len(leaves), len(losses)]
+            return leaves, list(new), losses
 
-    closed = jax.make_jaxpr(call)(
-        jax.ShapeDtypeStruct((), jnp.int32),
-        [shape(v) for v in trainable],
-        [shape(v) for v in fixed],
-        jax.tree.map(shape_of_rows, x),
-    )
-    return Forward(closed, len(trainable), len(fixed), *counts)
+        state = list(self.trainable), list(self.fixed)
+        closed = trace_rows(model, rows, call, state, self.x)
+        return Forward(closed, len(self.trainable), len(self.fixed), *counts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -138,78 +158,43 @@ class Pair:
 
 
 class Pairs:
-    """The traces of the steps of a model.
+    """The traces of the steps of a model."""
 
-    Args:
-        model: The model.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self) -> None:
         self._kept: dict[Any, Pair] = {}
 
-    def find(
-        self,
-        trainable: Sequence[Any],
-        fixed: Sequence[Any],
-        x: Any,
-        rows: Rows,
-        sizes: tuple[int, int],
-        training: bool,
-    ) -> Pair:
-        """Return the traces of a call of the model.
-
-        Args:
-            trainable: The values of the trainable variables.
-            fixed: The values of the other variables.
-            x: The rows of this replica.
-            rows: The number of rows.
-            sizes: The two numbers of rows.
-            training: Whether the model is called for training.
+    def find(self, call: Call, sizes: tuple[int, int]) -> Pair:
+        """Return the traces of a call of the model for two numbers of rows.
 
         Raises:
             UnsupportedError: JAX cannot trace the call for these numbers of rows.
         """
-
-        key = sizes, training, jax.tree.structure(x), _get_shapes(trainable, fixed, x)
-        given = trainable, fixed, x, rows
+        shapes = [(v.shape, v.dtype) for v in (*call.trainable, *call.fixed)]
+        shapes += [(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(call.x)]
+        key = sizes, call.training, jax.tree.structure(call.x), tuple(shapes)
         with trace_beside_step():
-            one = self._trace(*given, sizes[0], sizes[1], training)
+            one = _trace(call, sizes[0], sizes[1])
             kept = self._kept.get(key)
             if kept is not None and are_same(kept.one.closed, one.closed):
                 return kept
-            pair = Pair(one, self._trace(*given, sizes[1], sizes[1], training))
+            pair = Pair(one, _trace(call, sizes[1], sizes[1]))
         if not _has_tracers(pair.one) and not _has_tracers(pair.more):
             self._kept[key] = pair
         return pair
 
-    def _trace(
-        self,
-        trainable: Sequence[Any],
-        fixed: Sequence[Any],
-        x: Any,
-        rows: Rows,
-        own: int,
-        total: int,
-        training: bool,
-    ) -> Forward:
-        size = Rows(own, total, rows.replica)
-        try:
-            return trace_forward(self._model, trainable, fixed, x, size, training)
-        except Exception as error:
-            raise UnsupportedError(
-                f"Layers of the Keras model {name_of(self._model)!r} add losses or change state of "
-                f"their own, and the call of the model cannot be traced for {own} rows of a "
-                f"replica, which has {rows.own}: {type(error).__name__}: {error}\n\n"
-                "jaxdist compares two traces to find what belongs to the rows of all replicas.\n\n"
-                "Let the layers be functions that JAX can trace for every number of rows, without "
-                "decisions of Python by the values of arrays."
-            ) from error
 
-
-def _get_shapes(trainable: Sequence[Any], fixed: Sequence[Any], x: Any) -> tuple[Any, ...]:
-    of_rows = [(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(x)]
-    return (*[(v.shape, v.dtype) for v in (*trainable, *fixed)], *of_rows)
+def _trace(call: Call, own: int, total: int) -> Forward:
+    try:
+        return call.trace(Rows(own, total, call.rows.replica))
+    except Exception as error:
+        raise UnsupportedError(
+            f"Layers of the Keras model {name_of(call.model)!r} add losses or change state of "
+            f"their own, and the call of the model cannot be traced for {own} rows of a "
+            f"replica, which has {call.rows.own}: {type(error).__name__}: {error}\n\n"
+            "jaxdist compares two traces to find what belongs to the rows of all replicas.\n\n"
+            "Let the layers be functions that JAX can trace for every number of rows, without "
+            "decisions of Python by the values of arrays."
+        ) from error
 
 
 def _has_tracers(forward: Forward) -> bool:

@@ -7,7 +7,7 @@ statistics of `BatchNormalization`, must stay with the rows; a whole value canno
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from jaxdist._keras.forward import marks
 from jaxdist._keras.forward.aligned import NotAlignedError, find_differences
 from jaxdist._keras.forward.nested import find_nested
 from jaxdist._keras.forward.row_rules import OWN, PART, WHOLE, Fact, Kind, Sizes, find_fact
-from jaxdist._keras.rows import Rows
+from jaxdist._keras.rows import Rows, with_gradient
 from jaxdist._program import get_consts, iterate_with_inner, open_jaxpr
 from jaxdist._program import primitives as known
 
@@ -43,7 +43,7 @@ class Conversions:
 
     def add_up(self, part: Any) -> Any:
         """Return the sum over the replicas of a partial sum."""
-        return _with_gradient(self.rows.add_up, self.rows.add_up, part)
+        return with_gradient(self.rows.add_up, self.rows.add_up, part)
 
     def gather(self, array: Any, dim: int) -> Any:
         """Return the rows of all replicas.
@@ -51,16 +51,20 @@ class Conversions:
         Shapes:
             In: `sizes.own` blocks of rows along `dim`. Out: `sizes.total` blocks.
         """
-        block = array.shape[dim] // self.sizes.own
-        length = array.shape[dim]
+        rows, length = self.rows, array.shape[dim]
+        block = length // self.sizes.own
+
+        def forward(value: Any) -> Any:
+            real = jax.lax.slice_in_dim(value, 0, rows.own * block, axis=dim)
+            return rows.gather(real, dim, block)
 
         def backward(cotangent: Any) -> Any:
-            own = self._take(self.rows.add_up(cotangent), dim, block)
+            own = rows.take_own(rows.add_up(cotangent), dim, block)
             pads = [(0, 0)] * own.ndim
             pads[dim] = (0, length - own.shape[dim])
             return jnp.pad(own, pads)
 
-        return _with_gradient(lambda a: self._gather(a, dim, block), backward, array)
+        return with_gradient(forward, backward, array)
 
     def take_rows(self, whole: Any, dim: int) -> Any:
         """Return the rows of this replica, padded with copies of the last; zeros without rows."""
@@ -70,7 +74,7 @@ class Conversions:
             shape = list(whole.shape)
             shape[dim] = block * length
             return jnp.zeros(shape, whole.dtype)
-        taken = self._take(whole, dim, block)
+        taken = self.rows.take_own(whole, dim, block)
         if own == length:
             return taken
         last = jax.lax.slice_in_dim(taken, (own - 1) * block, own * block, axis=dim)
@@ -83,33 +87,6 @@ class Conversions:
         block = array.shape[dim] // self.sizes.own
         numbers = jax.lax.broadcasted_iota(jnp.int32, array.shape, dim)
         return jnp.where(numbers < self.rows.own * block, array, jnp.zeros_like(array))
-
-    def _gather(self, array: Any, dim: int, block: int) -> Any:
-        first = jnp.moveaxis(array, dim, 0)[: self.rows.own * block]
-        pads = [(0, (self.rows.most - self.rows.own) * block)] + [(0, 0)] * (array.ndim - 1)
-        joined = self.rows.replica.all_gather(jnp.pad(first, pads), axis=0)
-        return jnp.moveaxis(joined[: self.rows.total * block], 0, dim)
-
-    def _take(self, whole: Any, dim: int, block: int) -> Any:
-        rows = self.rows
-        pads = [(0, 0)] * whole.ndim
-        pads[dim] = (0, (rows.most * rows.count - rows.total) * block)
-        start = rows.replica.replica_id_in_sync_group * rows.most * block
-        return jax.lax.dynamic_slice_in_dim(jnp.pad(whole, pads), start, rows.own * block, dim)
-
-
-def _with_gradient(
-    forward: Callable[[Any], Any], backward: Callable[[Any], Any], array: Any
-) -> Any:
-    if not jnp.issubdtype(array.dtype, jnp.inexact):
-        return forward(array)
-
-    @jax.custom_vjp
-    def convert(value: Any) -> Any:
-        return forward(value)
-
-    convert.defvjp(lambda value: (forward(value), None), lambda _, ct: (backward(ct),))
-    return convert(array)
 
 
 _INLINED = frozenset({"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"})

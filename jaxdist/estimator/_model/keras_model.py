@@ -11,7 +11,7 @@ from flax import nnx
 
 from jaxdist import _keras_servers
 from jaxdist._called import called, refuse
-from jaxdist._keras import Rows, keras_module, use_rows
+from jaxdist._keras import Rows, compute_loss, keras_module, use_rows
 from jaxdist._strategies import get_replica_context
 from jaxdist.errors import ArgumentError, ShapeError, UnsupportedError
 from jaxdist.estimator._model.building import get_module
@@ -115,9 +115,10 @@ def make_from_keras(
                 mode, predictions, of_rows, train_op=optimizer, eval_metric_ops=own
             )
         with _use_replica(mode, rows):
-            held = (trainable, after)
-            data = {"x": features, "y": labels, "y_pred": predictions, "training": is_train}
-            total = _compute_loss(model, held, added, data)
+            counts = [jnp.zeros(v.shape, v.dtype) for v in model.metrics_variables]
+            held, data = (trainable, after, counts), (features, labels, predictions, None)
+            # The mean over the rows, plus the losses of the layers.
+            total, _, _ = compute_loss(model, held, data, added, is_train)
         return EstimatorSpec(
             mode,
             predictions,
@@ -191,20 +192,6 @@ def _write_fixed(values: _Values, before: Sequence[Any], after: Sequence[Any]) -
         changed |= replica.all_reduce("mean", jax.lax.stop_gradient(floats))
     for name, new in changed.items():
         values.fixed[name][...] = new
-
-
-def _compute_loss(
-    model: Any, variables: tuple[Any, Any], added: list[Any], data: dict[str, Any]
-) -> Any:
-    """Return the loss of `compile` as the mean over the rows, plus the losses of the layers."""
-    counts = [jnp.zeros(v.shape, v.dtype) for v in model.metrics_variables]
-    model._losses_override.clear()
-    model._losses_override = added
-    try:
-        loss, _ = model.stateless_compute_loss(*variables, counts, sample_weight=None, **data)
-    finally:
-        model._losses_override.clear()
-    return loss
 
 
 def check_metrics(model: Any) -> None:

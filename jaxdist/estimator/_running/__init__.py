@@ -1,6 +1,5 @@
 """Training, evaluation and prediction."""
 
-from jaxdist.estimator._running.evaluate import predict_batches as predict_batches
 from jaxdist.estimator._running.evaluate import run_evaluation as run_evaluation
 from jaxdist.estimator._running.evaluate import run_prediction as run_prediction
 from jaxdist.estimator._running.folder import CheckpointChoice as CheckpointChoice

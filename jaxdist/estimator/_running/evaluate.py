@@ -13,7 +13,13 @@ from jaxdist._strategies import Strategy, get_replica_context
 from jaxdist._validate import show
 from jaxdist._values import PerReplica
 from jaxdist.errors import ShapeError
-from jaxdist.estimator._hooks import HookChain, Session, SessionRunHook, SessionRunValues
+from jaxdist.estimator._hooks import (
+    Session,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+    call_each,
+)
 from jaxdist.estimator._model import Built, as_pair, count_rows
 from jaxdist.estimator._running.input import split_batch
 
@@ -42,19 +48,19 @@ def run_evaluation(
     Raises:
         ShapeError: There are no rows, or the weights of a metric are all 0.
     """
-    chain = HookChain(hooks)
     session = Session(built.modules, lambda: global_step)
-    context = chain.open(session)
+    context = SessionRunContext(session)
+    call_each(hooks, "after_create_session", session, context)
     totals: list[Any] = []
     replicas = built.strategy.num_replicas_in_sync
     for group in _make_groups(itertools.islice(elements, steps), replicas):
-        chain.before_run(context)
+        call_each(hooks, "before_run", context)
         totals.append(_run_group(built, group, replicas, global_step))
-        chain.after_run(context, SessionRunValues({}))
+        call_each(hooks, "after_run", context, SessionRunValues({}))
         if context.should_stop():
             break
     result = _divide(jax.device_get(totals))
-    chain.end(session)
+    call_each(hooks, "end", session)
     return result
 
 
@@ -99,9 +105,7 @@ def _run_group(built: Built, group: list[Any], replicas: int, global_step: int) 
     strategy = built.strategy
     features, labels = split_batch(_join(strategy, filled))
     weight = _join(strategy, weights)
-    step = built.programs.get("evaluate")
-    if step is None:
-        step = built.programs["evaluate"] = _EvaluateStep(built)
+    step = built.programs.setdefault("evaluate", _EvaluateStep(built))
     return strategy.run(step, (built.modules, features, labels, weight, np.int32(global_step)))
 
 
@@ -137,14 +141,6 @@ class _EvaluateStep:
         return get_replica_context().all_reduce("sum", counted)
 
 
-def predict_batches(built: Built, features: Any, global_step: int) -> Any:
-    """Return the predictions of a batch."""
-    step = built.programs.get("predict")
-    if step is None:
-        step = built.programs["predict"] = _PredictStep(built)
-    return built.strategy.run(step, (built.modules, features, np.int32(global_step)))
-
-
 # An object, since each model has its own: a function that is made often is a mistake.
 class _PredictStep:
     """A step that predicts."""
@@ -171,15 +167,17 @@ def run_prediction(
         ArgumentError: A key is not among the predictions.
         ShapeError: A prediction does not have a row for each row of the batch.
     """
-    chain = HookChain(hooks)
     session = Session(built.modules, lambda: global_step)
-    context = chain.open(session)
+    context = SessionRunContext(session)
+    call_each(hooks, "after_create_session", session, context)
     for element in elements:
         features, _ = split_batch(element)
-        chain.before_run(context)
-        found = _choose(predict_batches(built, features, global_step), keys)
-        chain.after_run(context, SessionRunValues({}))
-        plain = jax.tree.map(np.asarray, found)
+        call_each(hooks, "before_run", context)
+        step = built.programs.setdefault("predict", _PredictStep(built))
+        found = built.strategy.run(step, (built.modules, features, np.int32(global_step)))
+        chosen = _choose(found, keys)
+        call_each(hooks, "after_run", context, SessionRunValues({}))
+        plain = jax.tree.map(np.asarray, chosen)
         if yields_rows:
             rows = count_rows(features)
             _check_rows(plain, rows)
@@ -189,7 +187,7 @@ def run_prediction(
             yield plain
         if context.should_stop():
             break
-    chain.end(session)
+    call_each(hooks, "end", session)
 
 
 @called("Estimator.predict")

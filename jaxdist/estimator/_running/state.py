@@ -13,7 +13,7 @@ from flax import nnx
 from jaxdist._processes import get_settings
 from jaxdist._strategies import get_replica_context
 from jaxdist._values import Variable, VariableAggregation
-from jaxdist.estimator._hooks import CheckpointSaverListener, NameFailure, Session
+from jaxdist.estimator._hooks import CheckpointSaverListener, Session, call_each
 from jaxdist.estimator._model import Built
 from jaxdist.estimator._run_config import RunConfig
 from jaxdist.estimator._running.folder import CheckpointChoice, ModelFolder
@@ -167,9 +167,7 @@ class Saver:
     def begin(self) -> None:
         """Call `begin` of all listeners. Only the chief calls this."""
         self._is_chief = True
-        for listener in self._listeners:
-            with NameFailure(listener, "begin"):
-                listener.begin()
+        call_each(self._listeners, "begin")
 
     @contextlib.contextmanager
     def open(self, session: Session) -> Iterator[None]:
@@ -201,21 +199,14 @@ class Saver:
         if step in checkpoints.steps():
             return False
         session, listeners = self._session, self._listeners if self._is_chief else []
-        for listener in listeners:
-            with NameFailure(listener, "before_save"):
-                listener.before_save(session, step)
+        call_each(listeners, "before_save", session, step)
         self._folder.save(checkpoints, step, state.built.state)
         if self._is_chief:
             self._folder.delete_old()
-        wishes = []
-        for listener in listeners:
-            with NameFailure(listener, "after_save"):
-                wishes.append(listener.after_save(session, step) is True)
-        return any(wishes)
+        return any(wish is True for wish in call_each(listeners, "after_save", session, step))
 
     def end(self, state: TrainState) -> None:
         """Save the last step, and call `end` of all listeners."""
         self.save(state)
-        for listener in self._listeners if self._is_chief else []:
-            with NameFailure(listener, "end"):
-                listener.end(self._session, self._step)
+        if self._is_chief:
+            call_each(self._listeners, "end", self._session, self._step)

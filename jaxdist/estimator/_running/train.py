@@ -16,11 +16,11 @@ from jaxdist.data import InputOptions, PartialBatch
 from jaxdist.errors import ShapeError
 from jaxdist.estimator._hooks import (
     CheckpointSaverListener,
-    HookChain,
     Session,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
+    call_each,
 )
 from jaxdist.estimator._model import Built, ModeKeys, build
 from jaxdist.estimator._run_config import RunConfig
@@ -116,20 +116,19 @@ class Training:
         return bool(self.strategy.extended.should_checkpoint)
 
 
-def run_training(training: Training) -> int:
-    """Train, and return the global step at the end.
+def run_training(training: Training) -> None:
+    """Train, and save the last step.
 
     Raises:
         ShapeError: The dataset does not have a batch for each replica.
         NonFiniteLossError: The loss is not finite.
     """
     strategy = training.strategy
-    chain, saver = HookChain(training.hooks), Saver(training.folder, training.listeners)
-    chain.begin()
+    saver = Saver(training.folder, training.listeners)
+    call_each(training.hooks, "begin")
     if training.is_chief:
         saver.begin()
-    with contextlib.ExitStack() as stack:
-        batches = stack.enter_context(_open_input(training))
+    with _open_input(training) as batches:
         first = next(batches, None)
         if first is None:
             replicas = strategy.num_replicas_in_sync
@@ -141,7 +140,7 @@ def run_training(training: Training) -> int:
                 kind=ShapeError,
             )
         state = _make_state(training, take_local(strategy, first))
-        return _Loop(training, state, chain, saver).run(first, batches)
+        _Loop(training, state, saver).run(first, batches)
 
 
 def _open_input(training: Training) -> Any:
@@ -173,10 +172,8 @@ def _make_state(training: Training, batch: Any) -> TrainState:
 class _Loop:
     """The steps of one call of `train`."""
 
-    def __init__(
-        self, training: Training, state: TrainState, chain: HookChain, saver: Saver
-    ) -> None:
-        self._training, self._state, self._chain, self._saver = training, state, chain, saver
+    def __init__(self, training: Training, state: TrainState, saver: Saver) -> None:
+        self._training, self._state, self._saver = training, state, saver
         config = training.config
         self._losses = Losses()
         self._progress = Progress(training.folder.path, config, is_chief=training.is_chief)
@@ -185,18 +182,23 @@ class _Loop:
         # If processes are in step, all of them take part in a save.
         self._saves = training.is_chief or self._agreement.is_needed
         self._own = 0
+        self._hooks = list(training.hooks)
 
-    def run(self, batch: Any, batches: Iterator[Any]) -> int:
-        training, state, chain = self._training, self._state, self._chain
+    def run(self, batch: Any, batches: Iterator[Any]) -> None:
+        training, state = self._training, self._state
         spec = state.built.spec
-        chain.add(spec.training_hooks or ())
+        own = [spec.training_hooks or ()]
         if training.is_chief:
-            chain.add(spec.training_chief_hooks or ())
+            own.append(spec.training_chief_hooks or ())
+        for hooks in own:
+            call_each(hooks, "begin")
+            self._hooks += hooks
         with (
             contextlib.closing(self._progress),
-            self._saver.open(self._session) if self._saves else _nothing(),
+            self._saver.open(self._session) if self._saves else contextlib.nullcontext(),
         ):
-            context = chain.open(self._session)
+            context = SessionRunContext(self._session)
+            call_each(self._hooks, "after_create_session", self._session, context)
             if self._saves:
                 self._saver.save_first(state)
             if not self._is_complete(state.read_step()):
@@ -206,20 +208,19 @@ class _Loop:
             state.tell_end(training.config)
             if self._saves:
                 self._saver.end(state)
-            chain.end(self._session)
-        return state.step
+            call_each(self._hooks, "end", self._session)
 
     def _take_steps(self, context: SessionRunContext, batch: Any, batches: Iterator[Any]) -> None:
         """Take steps until the last one, or until the data ends."""
         state = self._state
         while True:
-            self._chain.before_run(context)
+            call_each(self._hooks, "before_run", context)
             values = self._take_step(batch)
             if self._saves and self._is_save_due():
                 self._losses.check_all()
                 if self._saver.save(state):
                     context.request_stop()
-            self._chain.after_run(context, values)
+            call_each(self._hooks, "after_run", context, values)
             if self._agreement.decide(self._own, context.should_stop()) or state.is_stopped:
                 return
             if self._is_near_end():
@@ -262,8 +263,3 @@ class _Loop:
     def _is_complete(self, step: int) -> bool:
         steps, most = self._training.steps, self._training.max_steps
         return (steps is not None and self._own >= steps) or (most is not None and step >= most)
-
-
-@contextlib.contextmanager
-def _nothing() -> Iterator[None]:
-    yield

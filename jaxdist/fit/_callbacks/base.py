@@ -122,29 +122,24 @@ class CallbackList:
 
     def __init__(self, callbacks: Iterable[Any], model: Any, params: Mapping[str, Any]) -> None:
         what, remedy = "a list of fit.Callback", "Pass callbacks=[fit.EarlyStopping()]."
-        self._callbacks: Sequence[Callback] = as_list(
+        self.callbacks: Sequence[Callback] = as_list(
             "callbacks", callbacks, what, remedy, kind=Callback
         )
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             _check_states(callback)
             callback.set_model(model)
             callback.set_params(params)
-
-    @property
-    def callbacks(self) -> Sequence[Callback]:
-        """The callbacks, in the order in which they are called."""
-        return self._callbacks
 
     def has(self, method: str) -> bool:
         """Whether a callback overrides a method. The others cost nothing."""
         return any(
             getattr(type(callback), method) is not getattr(Callback, method)
-            for callback in self._callbacks
+            for callback in self.callbacks
         )
 
     def close(self) -> None:
         """Close all callbacks."""
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             callback.close()
 
     def call(self, method: str, *args: Any) -> None:
@@ -152,7 +147,7 @@ class CallbackList:
 
         An exception keeps its type, and gets a note that says which callback raised it.
         """
-        called = self._callbacks
+        called = self.callbacks
         if method == "on_epoch_end":
             called = sorted(called, key=lambda callback: callback._saves_states)
         for callback in called:

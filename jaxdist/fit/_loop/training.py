@@ -20,7 +20,7 @@ from jaxdist.fit._loop import evaluation
 from jaxdist.fit._loop.arguments import (
     MOST,
     as_batch_size,
-    check_class_weight,
+    read_class_weight,
     read_examples,
     unpack_validation,
 )
@@ -28,7 +28,7 @@ from jaxdist.fit._loop.feed import Feed, count_steps
 from jaxdist.fit._loop.progress import Progress, as_verbose
 from jaxdist.fit._loop.resuming import Start, describe_states, find_start, load
 from jaxdist.fit._loop.totals import StateBefore, Totals
-from jaxdist.fit._step.output_losses import ClassWeights, make_class_weights
+from jaxdist.fit._step.output_losses import ClassWeights
 
 _CALLER = "fit.Model.fit"
 _CALLER_OF_VALIDATION = "fit.Model.fit, for validation_data,"
@@ -95,7 +95,7 @@ def fit(model: Any, given: FitArguments) -> History:
             )
         examples, kept = examples.split(given.validation_split)
         held_out = (kept.x, kept.y, kept.weight)
-    classes = check_class_weight(given.class_weight)
+    classes = read_class_weight(given.class_weight)
     source = given.x if examples is None else examples
     num_steps = count_steps(source, size, given.steps_per_epoch)
     verbose = as_verbose(given.verbose) if model.writes_logs else 0
@@ -120,9 +120,8 @@ def fit(model: Any, given: FitArguments) -> History:
         model.history = History(params=params)
         model.stop_training = False
         model._validates_every = None if held_out is None else given.validation_freq
-        table = None if classes is None else make_class_weights(classes)
         progress = Progress(verbose, given.epochs, num_steps)
-        loop = _Loop(model, compiled, feed, callbacks, progress, table, start)
+        loop = _Loop(model, compiled, feed, callbacks, progress, classes, start)
         try:
             loop.run(given.epochs, validate, given.validation_freq)
         finally:
@@ -160,12 +159,8 @@ class _Loop:
         self, epochs: int, validate: Callable[[], dict[str, float]] | None, validation_freq: int
     ) -> None:
         """Run the remaining epochs."""
-        model, callbacks, progress, start = (
-            self._model,
-            self._callbacks,
-            self._progress,
-            self._start,
-        )
+        model, callbacks = self._model, self._callbacks
+        progress, start = self._progress, self._start
         logs: dict[str, float] = dict(start.position.logs)
         with Interrupts() as interrupts, progress:
             callbacks.call("on_train_begin", {})
@@ -347,14 +342,13 @@ def train_on_batch(
     strategy: Strategy = model.strategy
     count = count_examples("train_on_batch", x, y, weight)
     examples = read_examples(x, y, weight, needs_y=True)
-    classes = check_class_weight(class_weight)
-    table = None if classes is None else make_class_weights(classes)
+    classes = read_class_weight(class_weight)
     feed = Feed(
         strategy, examples, batch_size=count, shuffle=False, seed=0, first_pass=0, steps=None
     )
     totals = Totals(compiled.runner, compiled.steps, feed.describe_batch)
     for batch in feed.epoch():
-        totals.add(0, compiled.runner.train(model.module, compiled.optimizer, [batch], table))
+        totals.add(0, compiled.runner.train(model.module, compiled.optimizer, [batch], classes))
     compiled.runner.wait()
     totals.fetch()
     return totals.logs()

@@ -176,12 +176,6 @@ def _fit(what: str, losses: jax.Array, weight: jax.Array) -> jax.Array:
 ClassWeights = tuple[np.ndarray, np.ndarray]
 
 
-def make_class_weights(weights: Mapping[int, float]) -> ClassWeights:
-    """Return classes and their weights as arrays."""
-    labels = sorted(weights)
-    return np.array(labels, np.int32), np.array([weights[n] for n in labels], np.float32)
-
-
 @called("fit.Model")
 def weigh_classes(classes: Any, y: Any, outputs: Any, weight: Any) -> jax.Array:
     """Return the weight of each example or value: that of its class, times its own.

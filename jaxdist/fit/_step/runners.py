@@ -1,6 +1,5 @@
 """Runs the steps of `fit`: on all replicas together, or on workers that are not in step."""
 
-import abc
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -70,12 +69,20 @@ class PredictStep(_Step):
         return self._steps.predict(module, batch)
 
 
-class Runner(abc.ABC):
-    """Runs training steps, and returns their sums later."""
+class Runner:
+    """Runs training steps on all replicas together, and returns their sums later.
 
-    def __init__(self, strategy: Strategy, steps: Steps) -> None:
+    Args:
+        strategy: The strategy.
+        steps: The steps of the model.
+        keeps_state: Whether the state before a step is needed after it. Otherwise the step reuses
+            its memory.
+    """
+
+    def __init__(self, strategy: Strategy, steps: Steps, *, keeps_state: bool) -> None:
         self.strategy = strategy
         self._train_step, self._train_steps = TrainStep(steps), TrainSteps(steps)
+        self._options = None if keeps_state else RunOptions(donate_argnums=(0, 1))
 
     def train(self, module: Any, optimizer: Any, batches: Sequence[Any], classes: Any) -> Any:
         """Dispatch one step for each batch; pass the result to `fetch`."""
@@ -83,47 +90,25 @@ class Runner(abc.ABC):
             return self._run(self._train_step, (module, optimizer, batches[0], classes))
         return self._run(self._train_steps, (module, optimizer, list(batches), classes))
 
-    @abc.abstractmethod
-    def _run(self, step: Any, args: tuple[Any, ...]) -> Any: ...
-
-    @abc.abstractmethod
-    def fetch(self, output: Any) -> np.ndarray:
-        """Return the sums of dispatched steps, `[n]` or `[steps, n]`. Waits for them."""
-
-    @abc.abstractmethod
-    def wait(self) -> None:
-        """Wait until all dispatched steps have changed the model."""
-
-
-class SynchronousRunner(Runner):
-    """All replicas run each step together.
-
-    Args:
-        strategy: The strategy.
-        steps: The computation of a step.
-        keeps_state: Whether the state before a step stays readable. Otherwise a step reuses its
-            memory.
-    """
-
-    def __init__(self, strategy: Strategy, steps: Steps, *, keeps_state: bool) -> None:
-        super().__init__(strategy, steps)
-        self._options = None if keeps_state else RunOptions(donate_argnums=(0, 1))
-
     def _run(self, step: Any, args: tuple[Any, ...]) -> Any:
         return self.strategy.run(step, args, options=self._options)
 
     def fetch(self, output: Any) -> np.ndarray:
+        """Return the sums of dispatched steps, `[n]` or `[steps, n]`. Waits for them."""
         return np.asarray(output)
 
     def wait(self) -> None:
-        """Do nothing: on the devices, each step waits for the ones before it."""
+        """Wait until all dispatched steps have changed the model.
+
+        On the devices, each step waits for the ones before it.
+        """
 
 
 class ServerRunner(Runner):
     """Workers take steps from the queue of a coordinator; variables are on servers."""
 
     def __init__(self, strategy: ParameterServerStrategy, steps: Steps) -> None:
-        super().__init__(strategy, steps)
+        super().__init__(strategy, steps, keeps_state=True)
         self.coordinator = ClusterCoordinator(strategy)
         # Batches go to the workers with the steps, and this process runs evaluations.
         strategy._allow_work_here()
@@ -169,4 +154,4 @@ def make_runner(strategy: Strategy, steps: Steps, *, keeps_state: bool) -> Runne
     """Return the runner for a strategy."""
     if isinstance(strategy, ParameterServerStrategy):
         return ServerRunner(strategy, steps)
-    return SynchronousRunner(strategy, steps, keeps_state=keeps_state)
+    return Runner(strategy, steps, keeps_state=keeps_state)

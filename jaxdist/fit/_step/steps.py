@@ -135,11 +135,6 @@ class Steps:
         # By the size of the vector: a metric may have other shapes when it evaluates other data.
         self._layouts: dict[int, Layout] = {}
 
-    @property
-    def names(self) -> list[str]:
-        """The names of the loss and the metrics, in the order of the logs."""
-        return [LOSS, *self._losses.names.values(), *(name for name, _, _ in self._metrics)]
-
     # Inside a replica
 
     def train(
