@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from jaxdist._late import open_late as _open_late
 
 if TYPE_CHECKING:
-    from jaxdist._keras.forward.owners import find_aggregations as find_aggregations
     from jaxdist._keras.forward.states import Law as Law
     from jaxdist._keras.functions import take_batches as take_batches
+    from jaxdist._keras.listing import find_aggregations as find_aggregations
     from jaxdist._keras.listing import is_keras_object as is_keras_object
     from jaxdist._keras.listing import list_for_rules as list_for_rules
     from jaxdist._keras.listing import list_variables as list_variables

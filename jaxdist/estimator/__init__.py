@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from jaxdist.estimator._hooks import SessionRunContext as SessionRunContext
     from jaxdist.estimator._hooks import SessionRunHook as SessionRunHook
     from jaxdist.estimator._hooks import SessionRunValues as SessionRunValues
-    from jaxdist.estimator._model import EstimatorSpec as EstimatorSpec
-    from jaxdist.estimator._model import ModeKeys as ModeKeys
-    from jaxdist.estimator._model import get_global_step as get_global_step
-    from jaxdist.estimator._model import get_module as get_module
+    from jaxdist.estimator._model.building import get_global_step as get_global_step
+    from jaxdist.estimator._model.building import get_module as get_module
+    from jaxdist.estimator._model.spec import EstimatorSpec as EstimatorSpec
+    from jaxdist.estimator._model.spec import ModeKeys as ModeKeys
     from jaxdist.estimator._own_task import TaskType as TaskType
     from jaxdist.estimator._run_config import DistributeConfig as DistributeConfig
     from jaxdist.estimator._run_config import RunConfig as RunConfig
+    from jaxdist.estimator._running.folder import WarmStartSettings as WarmStartSettings
     from jaxdist.estimator._specs import EvalSpec as EvalSpec
     from jaxdist.estimator._specs import TrainSpec as TrainSpec
     from jaxdist.estimator._train_and_evaluate import train_and_evaluate as train_and_evaluate
-    from jaxdist.estimator._warm_start import WarmStartSettings as WarmStartSettings
 
 _open_late(__name__)

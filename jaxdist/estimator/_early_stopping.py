@@ -25,7 +25,7 @@ from jaxdist.estimator._hooks import (
     SessionRunHook,
     SessionRunValues,
 )
-from jaxdist.estimator._running import read_summaries
+from jaxdist.estimator._running.progress import read_summaries
 
 _Compare = Callable[[Any, Any], bool]
 

@@ -30,24 +30,22 @@ from jaxdist.estimator._hooks import (
     call_each,
     check_hooks,
 )
-from jaxdist.estimator._model import Built, ModeKeys, build, make_model_fn
+from jaxdist.estimator._model.building import Built, build
+from jaxdist.estimator._model.model_fn import make_model_fn
+from jaxdist.estimator._model.spec import ModeKeys
 from jaxdist.estimator._run_config import RunConfig
-from jaxdist.estimator._running import (
+from jaxdist.estimator._running.evaluate import run_evaluation, run_prediction
+from jaxdist.estimator._running.folder import (
     CheckpointChoice,
     ModelFolder,
-    Training,
-    count_processes,
-    make_input_fn,
-    rename_input,
-    run_evaluation,
-    run_prediction,
-    run_training,
-    split_batch,
-    take_local,
-    write_summary,
+    find_checkpoint,
+    read_settings,
+    warm_start,
 )
+from jaxdist.estimator._running.input import make_input_fn, rename_input, split_batch, take_local
+from jaxdist.estimator._running.progress import write_summary
+from jaxdist.estimator._running.train import Training, count_processes, run_training
 from jaxdist.estimator._specs import check_name
-from jaxdist.estimator._warm_start import find_checkpoint, read_settings, warm_start
 
 _LOG = logging.getLogger("jaxdist")
 _CALLER = "estimator.Estimator"

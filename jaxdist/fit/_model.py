@@ -14,11 +14,10 @@ from jaxdist._processes import get_current_process
 from jaxdist._strategies import Strategy, get_strategy, has_strategy
 from jaxdist._validate import as_flag, as_number, check_instance
 from jaxdist.errors import ContextError
-from jaxdist.fit import _files
 from jaxdist.fit._callbacks.base import Callback
 from jaxdist.fit._compiled import Compiled, compile_model, get_rate, make_predict_step, set_rate
 from jaxdist.fit._history import History, Summary, summarize
-from jaxdist.fit._loop import evaluation, training
+from jaxdist.fit._loop import evaluation, resuming, training
 from jaxdist.fit._step.runners import PredictStep
 
 Verbose = str | int  # "auto", 0, 1 or 2
@@ -413,7 +412,7 @@ class Model:
         Raises:
             CheckpointError: The directory cannot be written.
         """
-        _files.save(self, directory)
+        resuming.save(self, directory)
 
     def load(self, directory: str | Path) -> None:
         """Load a saved model into this one, on any number of devices.
@@ -421,11 +420,11 @@ class Model:
         Raises:
             CheckpointError: The directory has no model, or another one. Nothing changes then.
         """
-        _files.load(self, directory)
+        resuming.load(self, directory)
 
     def get_weights(self) -> list[np.ndarray]:
         """Return copies of all parameters and statistics, in the order of `nnx.state`."""
-        return _files.get_weights(self.module)
+        return resuming.get_weights(self.module)
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Set all parameters and statistics, in the order of `get_weights`.
@@ -433,7 +432,7 @@ class Model:
         Raises:
             ShapeError: The number of arrays or a shape differs; all differences are listed.
         """
-        _files.set_weights(self.module, weights)
+        resuming.set_weights(self.module, weights)
 
     def __repr__(self) -> str:
         count = self.strategy.num_replicas_in_sync

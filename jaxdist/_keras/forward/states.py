@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jaxdist import _compat
 from jaxdist._keras.forward import marks
 from jaxdist._keras.forward.aligned import may_vary
-from jaxdist._keras.forward.owners import find_aggregations
 from jaxdist._keras.forward.pairs import Call, Pair, Pairs
+from jaxdist._keras.listing import find_aggregations
 from jaxdist._keras.models import name_of
 from jaxdist._keras.rows import Rows
 from jaxdist._program import (

@@ -8,8 +8,8 @@ from typing import Any
 from jaxdist import _compat
 from jaxdist._collectives import trace_beside_step
 from jaxdist._keras.forward.aligned import may_vary
-from jaxdist._keras.forward.owners import find_aggregations
 from jaxdist._keras.forward.pairs import trace_rows
+from jaxdist._keras.listing import find_aggregations
 from jaxdist._keras.models import name_of
 from jaxdist._keras.rows import Rows
 from jaxdist._keras.source import keras_module

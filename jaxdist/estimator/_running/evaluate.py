@@ -20,7 +20,8 @@ from jaxdist.estimator._hooks import (
     SessionRunValues,
     call_each,
 )
-from jaxdist.estimator._model import Built, as_pair, count_rows
+from jaxdist.estimator._model.building import Built
+from jaxdist.estimator._model.spec import as_pair, count_rows
 from jaxdist.estimator._running.input import split_batch
 
 # Note [Groups of batches]

@@ -14,7 +14,7 @@ from jaxdist._processes import get_settings
 from jaxdist._strategies import get_replica_context
 from jaxdist._values import Variable, VariableAggregation
 from jaxdist.estimator._hooks import CheckpointSaverListener, Session, call_each
-from jaxdist.estimator._model import Built
+from jaxdist.estimator._model.building import Built
 from jaxdist.estimator._run_config import RunConfig
 from jaxdist.estimator._running.folder import CheckpointChoice, ModelFolder
 

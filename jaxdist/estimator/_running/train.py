@@ -22,7 +22,8 @@ from jaxdist.estimator._hooks import (
     SessionRunValues,
     call_each,
 )
-from jaxdist.estimator._model import Built, ModeKeys, build
+from jaxdist.estimator._model.building import Built, build
+from jaxdist.estimator._model.spec import ModeKeys
 from jaxdist.estimator._run_config import RunConfig
 from jaxdist.estimator._running.folder import ModelFolder
 from jaxdist.estimator._running.input import InputFn, rename_input, split_batch, take_local

@@ -15,8 +15,7 @@ from jaxdist.errors import (
     CheckpointError,
     DamagedCheckpointError,
 )
-from jaxdist.fit._callbacks.base import Callback, Logs
-from jaxdist.fit._callbacks.monitor import Monitor
+from jaxdist.fit._callbacks.base import Callback, Logs, Monitor
 from jaxdist.fit._callbacks.states import make_empty_arrays
 
 _CALLER = "fit.ModelCheckpoint"

@@ -10,8 +10,7 @@ import jax
 from jaxdist._called import called, refuse
 from jaxdist._reports import as_text, find_screen_width
 from jaxdist._validate import as_flag, as_integer, as_number, check_callable, show
-from jaxdist.fit._callbacks.base import Callback, Logs
-from jaxdist.fit._callbacks.monitor import Monitor
+from jaxdist.fit._callbacks.base import Callback, Logs, Monitor
 
 _LOG = logging.getLogger("jaxdist")
 

@@ -12,8 +12,7 @@ from jaxdist._checkpoints import Interrupts
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer, as_number, show
 from jaxdist._values import PerReplica, is_per_replica
-from jaxdist.fit._callbacks.base import Callback, CallbackList, Logs
-from jaxdist.fit._callbacks.monitor import check_watched
+from jaxdist.fit._callbacks.base import Callback, CallbackList, Logs, check_watched
 from jaxdist.fit._callbacks.saving import ModelCheckpoint, Position
 from jaxdist.fit._history import History
 from jaxdist.fit._loop import evaluation
@@ -26,7 +25,7 @@ from jaxdist.fit._loop.arguments import (
 )
 from jaxdist.fit._loop.feed import Feed, count_steps
 from jaxdist.fit._loop.progress import Progress, as_verbose
-from jaxdist.fit._loop.resuming import Start, describe_states, find_start, load
+from jaxdist.fit._loop.resuming import Start, describe_states, find_start, restore
 from jaxdist.fit._loop.totals import StateBefore, Totals
 from jaxdist.fit._step.output_losses import ClassWeights
 
@@ -167,7 +166,7 @@ class _Loop:
             first, is_begun = start.epoch, start.position.step > 0
             if is_begun and first < epochs:
                 callbacks.call("on_epoch_begin", first, {})
-            load(model, callbacks.callbacks, start)
+            restore(model, callbacks.callbacks, start)
             if start.savers:
                 # Raise for a state that cannot be saved now, not after the first epoch.
                 describe_states(callbacks.callbacks)
