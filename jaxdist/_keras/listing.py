@@ -1,6 +1,7 @@
 """Lists variables of Keras for `partition.place` and `explain`, and those of users' layers."""
 
 import dataclasses
+import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -99,25 +100,16 @@ def _flatten(path: str) -> str:
     return path.replace("/", "_") + "_"
 
 
-@dataclasses.dataclass(frozen=True)
-class Assign:
-    """Puts an array placed by `partition.place` into a variable."""
-
-    strategy: Any
-    node: Any
-    variable: Any
-
-    def __call__(self, array: jax.Array) -> None:
-        """Set the value and the layout of the variable."""
-        if isinstance(self.node, keras_module("trainers.trainer").Trainer):
-            with _replica.enter_frame(_replica.Frame(self.strategy)):
-                remember_strategy(self.node, "placed")
-        variable = self.variable
-        sharding: Any = array.sharding  # on the mesh of the strategy
-        set_spec(variable, sharding.spec, self.strategy.layout)
-        drop_copies(variable)
-        variable._value = take_own(variable, array)
-        keep_copies([variable], [array])
+def _assign(strategy: Any, node: Any, variable: Any, array: jax.Array) -> None:
+    """Set the value and the layout of a variable to an array that `partition.place` placed."""
+    if isinstance(node, keras_module("trainers.trainer").Trainer):
+        with _replica.enter_frame(_replica.Frame(strategy)):
+            remember_strategy(node, "placed")
+    sharding: Any = array.sharding  # on the mesh of the strategy
+    set_spec(variable, sharding.spec, strategy.layout)
+    drop_copies(variable)
+    variable._value = take_own(variable, array)
+    keep_copies([variable], [array])
 
 
 @called("partition.place")
@@ -164,7 +156,8 @@ def list_for_rules(
                 "Place the model before or after fit, and not in a callback.",
                 kind=ContextError,
             )
-        found.append((each.path, each.role, each.array, Assign(strategy, node, each.variable)))
+        assign = functools.partial(_assign, strategy, node, each.variable)
+        found.append((each.path, each.role, each.array, assign))
     return found
 
 

@@ -89,14 +89,7 @@ def wait_for_files(layout: ReplicaMesh) -> None:
         agreement.gather(_FILES, "", None, purpose="the files of the callbacks of fit")
 
 
-_CALLS = (
-    "fit",
-    "evaluate",
-    "predict",
-    "train_on_batch",
-    "test_on_batch",
-    "predict_on_batch",
-)
+_CALLS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 _INSTALLED: list[bool] = []
 
 

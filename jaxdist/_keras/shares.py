@@ -200,21 +200,17 @@ def update_compiled(model: Any, values: Sequence[Any], y: Any, y_pred: Any, weig
     return read_scope(scope, model.metrics_variables)
 
 
-def finish(model: Any, values: Sequence[Any], loss: Any, total: int) -> tuple[Any, list[Any]]:
-    """Add the loss of a batch of `total` rows; return the logs and the metric variables."""
-    with open_scope(model.metrics_variables, values) as scope:
-        model._loss_tracker.update_state(loss, sample_weight=total)
-        logs = model.get_metrics_result()
-    return logs, read_scope(scope, model.metrics_variables)
-
-
-def compute_on_all(
-    model: Any, values: Sequence[Any], loss: Any, data: tuple[Any, Any, Any, Any], total: int
+def finish(
+    model: Any, values: Sequence[Any], loss: Any, data: Any, total: Any
 ) -> tuple[Any, list[Any]]:
-    """Update all metrics with the global batch `(x, y, y_pred, sample_weight)`."""
+    """Add the loss of a batch of `total` rows; return the logs and the metric variables.
+
+    `data` is the global batch `(x, y, y_pred, sample_weight)`, with which all metrics are updated;
+    None if they have been.
+    """
     with open_scope(model.metrics_variables, values) as scope:
         model._loss_tracker.update_state(loss, sample_weight=total)
-        logs = model.compute_metrics(*data)
+        logs = model.get_metrics_result() if data is None else model.compute_metrics(*data)
     return logs, read_scope(scope, model.metrics_variables)
 
 
@@ -236,9 +232,7 @@ def add_to_metrics(
     """
     pairs = zip(values, after, strict=True)
     added = [old + increment.astype(old.dtype) for old, increment in pairs]
-    if data is None:
-        return finish(model, added, loss, total)
-    return compute_on_all(model, added, loss, data, total)
+    return finish(model, added, loss, data, total)
 
 
 def scale_loss_trackers(model: Any, increments: Sequence[Any], factor: float) -> list[Any]:

@@ -133,11 +133,7 @@ class Step:
         forget_losses(model)
         with use_rows(dataclasses.replace(rows, has_shares=False)):
             y_pred, new, found = model.stateless_call(
-                trainable,
-                fixed,
-                _add_row(x) if rows.own == 0 else x,
-                return_losses=True,
-                **kwargs,
+                trainable, fixed, _add_row(x) if rows.own == 0 else x, return_losses=True, **kwargs
             )
         if rows.own == 0:
             y_pred = _drop_row(y_pred)
@@ -181,8 +177,7 @@ class Step:
     def _scale(self, loss: Any, of_optimizer: Any) -> Any:
         """Return the loss as the optimizer scales it before differentiation."""
         optimizer = self.model.optimizer
-        pairs = list(zip(optimizer.variables, of_optimizer, strict=True))
-        with keras_module("backend").StatelessScope(state_mapping=pairs):
+        with shares.open_scope(optimizer.variables, of_optimizer):
             return optimizer.scale_loss(loss)
 
     def _gather(self, data: tuple[Any, ...], rows: Rows) -> Any:
@@ -253,7 +248,7 @@ class Step:
                     self.model, of_metrics, found.metrics, found.loss, None, rows.total
                 )
             else:
-                logs, values = shares.compute_on_all(
+                logs, values = shares.finish(
                     self.model, found.metrics, found.loss, found.everything, rows.total
                 )
         return logs, found.fixed, values, found.gradients

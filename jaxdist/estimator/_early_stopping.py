@@ -19,12 +19,7 @@ from jaxdist._validate import (
     show,
 )
 from jaxdist.estimator._estimator import Estimator
-from jaxdist.estimator._hooks import (
-    Session,
-    SessionRunContext,
-    SessionRunHook,
-    SessionRunValues,
-)
+from jaxdist.estimator._hooks import Session, SessionRunContext, SessionRunHook, SessionRunValues
 from jaxdist.estimator._running.progress import read_summaries
 
 _Compare = Callable[[Any, Any], bool]

@@ -24,12 +24,7 @@ from jaxdist._validate import (
 )
 from jaxdist.errors import ContextError, JaxdistError, ShapeError, UnsupportedError
 from jaxdist.estimator._export import check_features, write_export
-from jaxdist.estimator._hooks import (
-    CheckpointSaverListener,
-    SessionRunHook,
-    call_each,
-    check_hooks,
-)
+from jaxdist.estimator._hooks import CheckpointSaverListener, SessionRunHook, call_each, check_hooks
 from jaxdist.estimator._model.building import Built, build
 from jaxdist.estimator._model.model_fn import make_model_fn
 from jaxdist.estimator._model.spec import ModeKeys
@@ -40,7 +35,6 @@ from jaxdist.estimator._running.folder import (
     ModelFolder,
     find_checkpoint,
     read_settings,
-    warm_start,
 )
 from jaxdist.estimator._running.input import make_input_fn, rename_input, split_batch, take_local
 from jaxdist.estimator._running.progress import write_summary
@@ -181,7 +175,7 @@ class Estimator:
             `tf.estimator.Estimator.train`.
         """
         caller = "Estimator.train"
-        own_hooks = check_hooks("hooks", hooks)
+        chain = check_hooks("hooks", hooks)
         listeners = check_hooks("saving_listeners", saving_listeners, CheckpointSaverListener)
         for name, value in (("steps", steps), ("max_steps", max_steps)):
             if value is not None:
@@ -198,21 +192,11 @@ class Estimator:
         if max_steps is not None and latest is not None and latest.step >= max_steps:
             _LOG.info("%s: step %d of %d is reached.", caller, latest.step, max_steps)
             return self
-        settings = self._warm_start
-        run_training(
-            Training(
-                self._make_call(ModeKeys.TRAIN),
-                strategy,
-                read,
-                self._folder,
-                self._config,
-                own_hooks,
-                listeners,
-                steps,
-                max_steps,
-                None if settings is None else lambda built: warm_start(settings, built),
-            )
+        call, config, settings = self._make_call(ModeKeys.TRAIN), self._config, self._warm_start
+        training = Training(
+            call, strategy, read, self._folder, config, chain, listeners, steps, max_steps, settings
         )
+        run_training(training)
         return self
 
     @called("Estimator.evaluate")

@@ -205,10 +205,7 @@ class RunConfig:
         strategies = (train_distribute, eval_distribute, experimental_distribute)
         task = read_own_task(needs_chief=all(x is None for x in strategies))
         self.train_distribute, self.eval_distribute = read_strategies(
-            train_distribute,
-            eval_distribute,
-            experimental_distribute,
-            has_cluster=task.has_cluster,
+            train_distribute, eval_distribute, experimental_distribute, has_cluster=task.has_cluster
         )
         self.experimental_distribute = experimental_distribute
         self.model_dir = _read_folder(model_dir, task.model_dir)

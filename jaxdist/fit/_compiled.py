@@ -1,4 +1,4 @@
-"""Runs `compile`: makes optimizer, steps and runner; and reads and sets the learning rate."""
+"""The parts that `compile` makes; and reads and sets the learning rate of an optimizer."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -10,13 +10,11 @@ import optax
 from flax import nnx
 
 from jaxdist._called import called, refuse, refuse_type
-from jaxdist._strategies import Strategy
-from jaxdist._validate import as_flag, as_integer, respell, show
+from jaxdist._validate import as_integer, respell, show
 from jaxdist.errors import ArgumentError
-from jaxdist.fit._step.find_metrics import find_output_metrics
 from jaxdist.fit._step.losses import CALLER
 from jaxdist.fit._step.output_losses import find_losses
-from jaxdist.fit._step.runners import EvaluateStep, PredictStep, Runner, make_runner
+from jaxdist.fit._step.runners import EvaluateStep, PredictStep, Runner
 from jaxdist.fit._step.steps import Steps
 
 _NAME = "learning_rate"
@@ -59,54 +57,19 @@ class Compiled:
     predict_step: PredictStep
 
 
-@called(CALLER)
-def compile_model(
-    module: nnx.Module,
-    strategy: Strategy,
-    *,
-    optimizer: Any,
-    loss: Any,
-    loss_weights: Any,
-    metrics: Any,
-    weighted_metrics: Any,
-    steps_per_execution: int,
-    mixed_precision: str | None,
-    gradient_accumulation_steps: int | None,
-    find_nonfinite: bool,
-) -> Compiled:
-    """Check the arguments of `compile`, and make the parts that the steps need."""
-    losses = find_losses(loss, loss_weights)
-    plain = find_output_metrics("metrics", metrics, loss)
-    weighted = find_output_metrics("weighted_metrics", weighted_metrics, loss)
-    count = as_integer("steps_per_execution", steps_per_execution, least=1)
-    is_looking = as_flag("find_nonfinite", find_nonfinite)
-    if is_looking and count > 1:
-        raise refuse(
-            f"find_nonfinite=True and steps_per_execution={count}.",
-            "find_nonfinite looks at the model between two steps, and these are one dispatch.",
-            "Pass steps_per_execution=1 while you look.",
-        )
-    transform = _find_optimizer(optimizer)
-    if gradient_accumulation_steps is not None:
-        every = as_integer("gradient_accumulation_steps", gradient_accumulation_steps, least=2)
-        transform = optax.MultiSteps(transform, every).gradient_transformation()
-    steps = Steps(module, losses, plain, weighted, _find_dtype(mixed_precision))
-    with strategy.scope():
-        made = nnx.Optimizer(module, transform, wrt=nnx.Param)
-    return Compiled(
-        optimizer=made,
-        steps=steps,
-        runner=make_runner(strategy, steps, keeps_state=is_looking),
-        steps_per_execution=count,
-        find_nonfinite=is_looking,
-        evaluate_step=EvaluateStep(steps),
-        predict_step=PredictStep(steps),
-    )
-
-
 def make_predict_step(module: nnx.Module) -> PredictStep:
     """Return the prediction step of a model that is not compiled, and so can only predict."""
     return PredictStep(Steps(module, find_losses("mse", None), (), (), None))
+
+
+@called(CALLER)
+def make_transformation(optimizer: Any, accumulated: int | None) -> optax.GradientTransformation:
+    """Return the transformation of an optimizer, for the mean of several gradients if given."""
+    transform = _find_optimizer(optimizer)
+    if accumulated is None:
+        return transform
+    every = as_integer("gradient_accumulation_steps", accumulated, least=2)
+    return optax.MultiSteps(transform, every).gradient_transformation()
 
 
 @called(CALLER)
@@ -132,7 +95,7 @@ def _find_optimizer(optimizer: Any) -> optax.GradientTransformation:
 
 
 @called(CALLER)
-def _find_dtype(name: Any) -> Any:
+def find_dtype(name: Any) -> Any:
     if isinstance(name, str) and name in ("float16", "mixed_float16"):
         raise refuse(
             f"mixed_precision={name!r}.",

@@ -153,10 +153,7 @@ def _find_rows(eqn: Any, other: Any, name: str, facts: list[Fact], dims: set[int
         return rows if eqn.params["axis"] != dim and _same(eqn, other) else None
     if name in _WINDOWS:
         return rows if _is_window_of_one(eqn.params, dim) and _same(eqn, other) else None
-    if name == "concatenate":
-        fits = all(f == rows for f in facts) and eqn.params["dimension"] != dim
-        return rows if fits and _same(eqn, other) else None
-    if name == "sort":
+    if name in ("concatenate", "sort"):
         fits = all(f == rows for f in facts) and eqn.params["dimension"] != dim
         return rows if fits and _same(eqn, other) else None
     if name == "pad":

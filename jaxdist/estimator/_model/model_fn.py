@@ -1,7 +1,7 @@
 """Makes one kind of model function of everything that `Estimator` accepts."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
@@ -70,21 +70,24 @@ def make_model_fn(
     return _adapt(given, params)
 
 
+def list_parameters(
+    function: Callable[..., Any], known: Sequence[str]
+) -> tuple[dict[str, inspect.Parameter], list[str]]:
+    """Return the parameters of a function, and those without a default that are not known."""
+    try:
+        found = dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return {}, []
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    needed = [n for n, p in found.items() if p.default is p.empty and p.kind not in variadic]
+    return found, [n for n in needed if n not in known]
+
+
 def _adapt(given: Callable[..., Any], params: Mapping[str, Any] | None) -> ModelFn:
     """Return a function of five arguments that passes on those that `given` takes."""
-    try:
-        found = dict(inspect.signature(given).parameters)
-    except (TypeError, ValueError):
-        found = dict[str, inspect.Parameter]()
+    found, others = list_parameters(given, _NAMES)
     takes_all = any(p.kind is p.VAR_KEYWORD for p in found.values())
     names = [n for n in _NAMES if takes_all or n in found]
-    others = [
-        n
-        for n, p in found.items()
-        if n not in _NAMES
-        and p.default is p.empty
-        and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    ]
     if "features" not in names or others:
         raise refuse(
             f"model_fn, which takes ({', '.join(found)}).",

@@ -1,6 +1,5 @@
 """Reads batches from `input_fn`."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -11,6 +10,7 @@ from jaxdist._called import call_as, name_call, refuse
 from jaxdist._strategies import Strategy
 from jaxdist._validate import CallerRename, check_callable, show
 from jaxdist._values import is_per_replica
+from jaxdist.estimator._model.model_fn import list_parameters
 
 InputFn: TypeAlias = Callable[[data.InputContext], Any]
 _NAMES = ("mode", "params", "config", "input_context")
@@ -25,17 +25,7 @@ def make_input_fn(input_fn: Any, *, mode: str, params: Any, config: Any) -> Inpu
     """
     example = "Pass a function: lambda: jaxdist.data.batches(arrays, 32)."
     check_callable(input_fn, "input_fn", example)
-    try:
-        found = dict(inspect.signature(input_fn).parameters)
-    except (TypeError, ValueError):
-        found = dict[str, inspect.Parameter]()
-    others = [
-        name
-        for name, p in found.items()
-        if name not in _NAMES
-        and p.default is p.empty
-        and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    ]
+    found, others = list_parameters(input_fn, _NAMES)
     if others:
         raise refuse(
             f"input_fn, which takes ({', '.join(found)}).",
@@ -78,7 +68,5 @@ def split_batch(element: Any) -> tuple[Any, Any]:
 def take_local(strategy: Strategy, batch: Any) -> Any:
     """Return the batch of the first replica of this process."""
     return jax.tree.map(
-        lambda x: strategy.experimental_local_results(x)[0],
-        batch,
-        is_leaf=is_per_replica,
+        lambda x: strategy.experimental_local_results(x)[0], batch, is_leaf=is_per_replica
     )

@@ -22,10 +22,10 @@ from jaxdist.estimator._hooks import (
     SessionRunValues,
     call_each,
 )
-from jaxdist.estimator._model.building import Built, build
+from jaxdist.estimator._model.building import build
 from jaxdist.estimator._model.spec import ModeKeys
 from jaxdist.estimator._run_config import RunConfig
-from jaxdist.estimator._running.folder import ModelFolder
+from jaxdist.estimator._running.folder import ModelFolder, WarmStartSettings, warm_start
 from jaxdist.estimator._running.input import InputFn, rename_input, split_batch, take_local
 from jaxdist.estimator._running.progress import Losses, Progress
 from jaxdist.estimator._running.state import Saver, TrainState
@@ -92,7 +92,7 @@ class Training:
         listeners: The listeners of the chief.
         steps: How many steps this worker takes; None for no limit.
         max_steps: The total of steps of all workers at the end; None for no limit.
-        warm_start: Writes initial values into a new model.
+        warm_start: Where a new model takes its initial values from; None for nowhere.
     """
 
     call: Callable[[Any, Any], Any]
@@ -104,7 +104,7 @@ class Training:
     listeners: Sequence[CheckpointSaverListener]
     steps: int | None
     max_steps: int | None
-    warm_start: Callable[[Built], None] | None
+    warm_start: WarmStartSettings | None
 
     @property
     def is_shared(self) -> bool:
@@ -162,7 +162,7 @@ def _make_state(training: Training, batch: Any) -> TrainState:
     latest = training.folder.find_latest()
     if latest is None:
         if training.warm_start is not None:
-            training.warm_start(built)
+            warm_start(training.warm_start, built)
     elif training.is_chief or not training.is_shared:
         # The other workers read the chief's values from the servers.
         latest, _ = latest.follow(lambda choice: choice.restore(built.state))

@@ -108,9 +108,7 @@ def restore(model: Any, callbacks: Sequence[Callback], start: Start) -> None:
         _LOG.info("fit continues without %s, which the checkpoint has.", ", ".join(unused))
 
 
-def describe_states(
-    callbacks: Sequence[Callback],
-) -> tuple[list[tuple[str, Any]], list[Any]]:
+def describe_states(callbacks: Sequence[Callback]) -> tuple[list[tuple[str, Any]], list[Any]]:
     """Return the class and the state of each callback that has one, and the arrays in them.
 
     Raises:

@@ -13,7 +13,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist._values import PerReplica, is_per_replica
 from jaxdist.errors import CheckpointError, NonFiniteLossError
-from jaxdist.fit._step.runners import Runner
+from jaxdist.fit._compiled import Compiled
 from jaxdist.fit._step.steps import Steps, as_view, split_batch
 
 Sums: TypeAlias = Mapping[str, Any]  # "names" and "values"
@@ -26,20 +26,16 @@ class Totals:
     """Adds up the sums of steps in 64 bits.
 
     Args:
-        runner: Fetches the output that it returned for a step.
-        steps: Turns sums into a loss and metrics.
+        compiled: Has the runner, which fetches the output that it returned for a step.
         describe_batch: Describes the examples of a step, for a loss that is not finite.
         before: The names and the sums of earlier steps; None if there are none.
     """
 
     def __init__(
-        self,
-        runner: Runner,
-        steps: Steps,
-        describe_batch: Callable[[int], str],
-        before: Sums | None = None,
+        self, compiled: Compiled, describe_batch: Callable[[int], str], before: Sums | None = None
     ) -> None:
-        self._runner, self._steps, self._describe_batch = runner, steps, describe_batch
+        self._runner, self._steps = compiled.runner, compiled.steps
+        self._describe_batch = describe_batch
         self._pending: deque[tuple[int, Any]] = deque()
         self._before = before
         self._total: np.ndarray | None = None

@@ -198,7 +198,7 @@ class _Loop:
     def _run_epoch(self, epoch: int, interrupts: Interrupts) -> dict[str, float]:
         """Run all steps of an epoch, and return its loss and metrics."""
         compiled, model, before = self._compiled, self._model, self._position
-        totals = Totals(compiled.runner, compiled.steps, self._feed.describe_batch, before.sums)
+        totals = Totals(compiled, self._feed.describe_batch, before.sums)
         most = compiled.steps_per_execution
         step = before.step
         due: list[ModelCheckpoint] = []
@@ -345,7 +345,7 @@ def train_on_batch(
     feed = Feed(
         strategy, examples, batch_size=count, shuffle=False, seed=0, first_pass=0, steps=None
     )
-    totals = Totals(compiled.runner, compiled.steps, feed.describe_batch)
+    totals = Totals(compiled, feed.describe_batch)
     for batch in feed.epoch():
         totals.add(0, compiled.runner.train(model.module, compiled.optimizer, [batch], classes))
     compiled.runner.wait()

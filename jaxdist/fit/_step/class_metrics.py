@@ -157,11 +157,7 @@ class _OfDecisions(Metric):
         def count(chosen: jax.Array) -> jax.Array:
             return jnp.sum(jnp.where(chosen, weights, 0.0))
 
-        return {
-            "right": count(says & is_so),
-            "said": count(says),
-            "are": count(is_so),
-        }
+        return {"right": count(says & is_so), "said": count(says), "are": count(is_so)}
 
 
 class Precision(_OfDecisions):
