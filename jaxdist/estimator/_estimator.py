@@ -26,7 +26,13 @@ from jaxdist.errors import ContextError, JaxdistError, ShapeError, UnsupportedEr
 from jaxdist.estimator._export import check_features, write_export
 from jaxdist.estimator._hooks import CheckpointSaverListener, SessionRunHook, call_each, check_hooks
 from jaxdist.estimator._model.building import Built, build
-from jaxdist.estimator._model.model_fn import make_model_fn
+from jaxdist.estimator._model.model_fn import (
+    make_input_fn,
+    make_model_fn,
+    rename_input,
+    split_batch,
+    take_local,
+)
 from jaxdist.estimator._model.spec import ModeKeys
 from jaxdist.estimator._run_config import RunConfig
 from jaxdist.estimator._running.evaluate import run_evaluation, run_prediction
@@ -36,7 +42,6 @@ from jaxdist.estimator._running.folder import (
     find_checkpoint,
     read_settings,
 )
-from jaxdist.estimator._running.input import make_input_fn, rename_input, split_batch, take_local
 from jaxdist.estimator._running.progress import write_summary
 from jaxdist.estimator._running.train import Training, count_processes, run_training
 from jaxdist.estimator._specs import check_name

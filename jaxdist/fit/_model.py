@@ -17,9 +17,12 @@ from jaxdist.errors import ContextError
 from jaxdist.fit._callbacks.base import Callback
 from jaxdist.fit._compiled import (
     Compiled,
+    EvaluateStep,
+    PredictStep,
     find_dtype,
     get_rate,
     make_predict_step,
+    make_runner,
     make_transformation,
     set_rate,
 )
@@ -28,7 +31,6 @@ from jaxdist.fit._loop import evaluation, resuming, training
 from jaxdist.fit._step.find_metrics import find_output_metrics
 from jaxdist.fit._step.losses import CALLER
 from jaxdist.fit._step.output_losses import find_losses
-from jaxdist.fit._step.runners import EvaluateStep, PredictStep, make_runner
 from jaxdist.fit._step.steps import Steps
 
 Verbose = str | int  # "auto", 0, 1 or 2

@@ -1,15 +1,19 @@
-"""Makes one kind of model function of everything that `Estimator` accepts."""
+"""Makes one kind of model function and input function of all that `Estimator` accepts."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from jaxdist._called import called, refuse, refuse_type
-from jaxdist._validate import check_callable, check_instance, is_array, show
+from jaxdist import data
+from jaxdist._called import call_as, called, name_call, refuse, refuse_type
+from jaxdist._strategies import Strategy
+from jaxdist._validate import CallerRename, check_callable, check_instance, is_array, show
+from jaxdist._values import is_per_replica
 from jaxdist.errors import ArgumentError
 from jaxdist.estimator._model.building import get_module
 from jaxdist.estimator._model.keras_model import (
@@ -23,7 +27,9 @@ from jaxdist.estimator._model.spec import EstimatorSpec, ModeKeys, check_transfo
 _CALLER = "estimator.Estimator"
 # Called with features, labels, mode, params and config; see `make_model_fn`.
 ModelFn: TypeAlias = Callable[[Any, Any, str, Any, Any], Any]
+InputFn: TypeAlias = Callable[[data.InputContext], Any]
 _NAMES = ("features", "labels", "mode", "params", "config")
+_INPUT_NAMES = ("mode", "params", "config", "input_context")
 
 
 def make_model_fn(
@@ -70,7 +76,7 @@ def make_model_fn(
     return _adapt(given, params)
 
 
-def list_parameters(
+def _list_parameters(
     function: Callable[..., Any], known: Sequence[str]
 ) -> tuple[dict[str, inspect.Parameter], list[str]]:
     """Return the parameters of a function, and those without a default that are not known."""
@@ -85,7 +91,7 @@ def list_parameters(
 
 def _adapt(given: Callable[..., Any], params: Mapping[str, Any] | None) -> ModelFn:
     """Return a function of five arguments that passes on those that `given` takes."""
-    found, others = list_parameters(given, _NAMES)
+    found, others = _list_parameters(given, _NAMES)
     takes_all = any(p.kind is p.VAR_KEYWORD for p in found.values())
     names = [n for n in _NAMES if takes_all or n in found]
     if "features" not in names or others:
@@ -182,3 +188,59 @@ def _take_mean_of_rows(losses: Any) -> Any:
         )
     losses = jnp.asarray(losses)
     return losses if losses.ndim < 2 else jnp.mean(losses, axis=tuple(range(1, losses.ndim)))
+
+
+def make_input_fn(input_fn: Any, *, mode: str, params: Any, config: Any) -> InputFn:
+    """Return a function that calls `input_fn` with the arguments that it takes.
+
+    Raises:
+        ArgumentTypeError: `input_fn` is not a function.
+        ArgumentError: It takes other arguments.
+    """
+    example = "Pass a function: lambda: jaxdist.data.batches(arrays, 32)."
+    check_callable(input_fn, "input_fn", example)
+    found, others = _list_parameters(input_fn, _INPUT_NAMES)
+    if others:
+        raise refuse(
+            f"input_fn, which takes ({', '.join(found)}).",
+            f"input_fn may take {', '.join(_INPUT_NAMES)}, by these names.",
+            example,
+        )
+
+    caller = name_call()
+
+    def call(context: data.InputContext) -> Any:
+        values = dict(zip(_INPUT_NAMES, (mode, params, config, context), strict=True))
+        made = input_fn(**{name: values[name] for name in _INPUT_NAMES if name in found})
+        if made is None:
+            raise call_as(
+                caller,
+                refuse,
+                f"input_fn, which returned {show(made)}.",
+                "input_fn returns a dataset, each element of which is the batch of one replica.",
+                "End it with return; for instance return jaxdist.data.batches(arrays, 32).",
+            )
+        return made
+
+    return call
+
+
+def rename_input() -> CallerRename:
+    """Return a context manager in which errors of the dataset name `input_fn`."""
+    caller = name_call()
+    name = "distribute_datasets_from_function was given dataset_fn"
+    return CallerRename(name, f"{caller} was given input_fn")
+
+
+def split_batch(element: Any) -> tuple[Any, Any]:
+    """Return the features and the labels of a batch; labels are None if it has none."""
+    if isinstance(element, (tuple, list)) and len(element) == 2:
+        return element[0], element[1]
+    return element, None
+
+
+def take_local(strategy: Strategy, batch: Any) -> Any:
+    """Return the batch of the first replica of this process."""
+    return jax.tree.map(
+        lambda x: strategy.experimental_local_results(x)[0], batch, is_leaf=is_per_replica
+    )

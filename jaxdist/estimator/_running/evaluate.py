@@ -21,8 +21,8 @@ from jaxdist.estimator._hooks import (
     call_each,
 )
 from jaxdist.estimator._model.building import Built
+from jaxdist.estimator._model.model_fn import split_batch
 from jaxdist.estimator._model.spec import as_pair, count_rows
-from jaxdist.estimator._running.input import split_batch
 
 # Note [Groups of batches]
 # Each replica evaluates its own batch, of the size that the dataset has. A group that has

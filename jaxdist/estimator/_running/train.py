@@ -23,10 +23,10 @@ from jaxdist.estimator._hooks import (
     call_each,
 )
 from jaxdist.estimator._model.building import build
+from jaxdist.estimator._model.model_fn import InputFn, rename_input, split_batch, take_local
 from jaxdist.estimator._model.spec import ModeKeys
 from jaxdist.estimator._run_config import RunConfig
 from jaxdist.estimator._running.folder import ModelFolder, WarmStartSettings, warm_start
-from jaxdist.estimator._running.input import InputFn, rename_input, split_batch, take_local
 from jaxdist.estimator._running.progress import Losses, Progress
 from jaxdist.estimator._running.state import Saver, TrainState
 
