@@ -250,7 +250,11 @@ def train_and_evaluate(
     if not config.has_cluster:
         return _run_local(estimator, train_spec, eval_spec)
     if config.task_type == TaskType.EVALUATOR:
-        _check_evaluator(config)
+        if config.task_id != 0:
+            raise ClusterError(
+                f"{_CALLER} was called in evaluator {config.task_id}.\n\n"
+                "A job has one evaluator, with the number 0.\n\nStart one evaluator."
+            )
         run_evaluator(estimator, train_spec, eval_spec)
         return None, []
     _check_strategy(config)
@@ -293,14 +297,6 @@ def _train(estimator: Estimator, train_spec: TrainSpec) -> None:
             tell_end(estimator.model_dir, int(latest.rpartition("/")[2]))
     else:
         tell_launcher()
-
-
-def _check_evaluator(config: RunConfig) -> None:
-    if config.task_id != 0:
-        raise ClusterError(
-            f"{_CALLER} was called in evaluator {config.task_id}.\n\n"
-            "A job has one evaluator, with the number 0.\n\nStart one evaluator."
-        )
 
 
 def _check_strategy(config: RunConfig) -> None:

@@ -188,11 +188,10 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
             "merge function.\n\nIt adds up the rows of one replica with those of the others.\n\n"
             "Call it inside the function that you pass to strategy.run."
         )
-    caller = "training.weighted_sums"
     what = "a dict of arrays by name, one value for each row"
     remedy = "Pass for instance per_row={'loss': losses}."
     check_instance("per_row", per_row, Mapping, what, remedy)
-    check_keys(f"{caller} was given", "per_row", per_row)
+    check_keys("training.weighted_sums was given", "per_row", per_row)
     weight = as_array("weight", weight).astype(jnp.float32)
     rows = {name: as_array(f"per_row[{name!r}]", v) for name, v in per_row.items()}
     for name, value in rows.items():

@@ -55,17 +55,12 @@ def compute_shares(call: Call, pairs: Pairs, added: Sequence[Any]) -> list[Any]:
     program = WholeProgram(conversions)
     for number in range(len(added)):
         try:
-            value = _evaluate(program, pair, number, inputs)
+            (own_program, every), used = _find_programs(pair, number)
+            [value] = program.run(own_program, every, [inputs[n] for n in used])
             shares.append(_make_share(program, value, rows))
         except NotProvedError as error:
             raise _make_error(call.model, number, len(added), str(error)) from None
     return shares
-
-
-def _evaluate(program: WholeProgram, pair: Pair, number: int, inputs: list[Value]) -> Value:
-    (own, every), used = _find_programs(pair, number)
-    [value] = program.run(own, every, [inputs[n] for n in used])
-    return value
 
 
 def _find_programs(pair: Pair, number: int) -> tuple[tuple[Any, Any], Sequence[int]]:

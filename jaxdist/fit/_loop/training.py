@@ -200,13 +200,17 @@ class _Loop:
         compiled, model, before = self._compiled, self._model, self._position
         totals = Totals(compiled, self._feed.describe_batch, before.sums)
         most = compiled.steps_per_execution
-        step = before.step
+        step, done = before.step, before.steps
         due: list[ModelCheckpoint] = []
         data: tuple[int, Any] = (0, None)
         for group in group_batches(self._feed.epoch(step), most):
             # Save only now: the end of an epoch is saved together with its validation.
             if due:
-                self._save(due, before, step, data, totals)
+                compiled.runner.wait()
+                position = dataclasses.replace(before, step=step, steps=done, sums=totals.sums())
+                position = self._complete(position, data)
+                for saver in due:
+                    saver._save(position)
             interrupts.check()
             if self._begins:
                 self._callbacks.call("on_train_batch_begin", step, {})
@@ -236,33 +240,15 @@ class _Loop:
     def _find_position(self, epoch: int, logs: Logs) -> Position:
         for saver in self._savers:
             saver._judge(epoch, logs)
-        passes, data = self._feed.get_state()
-        return self._add_states(dataclasses.replace(self._position, passes=passes, data=data))
+        return self._complete(self._position, self._feed.get_state())
 
-    def _add_states(self, position: Position) -> Position:
+    def _complete(self, position: Position, data: tuple[int, Any]) -> Position:
+        """Return a position with the position of the data and the states of the callbacks."""
+        passes, position_of_data = data
         states, arrays = describe_states(self._callbacks.callbacks)
-        return dataclasses.replace(position, callbacks=states, arrays=arrays)
-
-    def _save(
-        self,
-        savers: Sequence[ModelCheckpoint],
-        before: Position,
-        step: int,
-        data: tuple[int, Any],
-        totals: Totals,
-    ) -> None:
-        self._compiled.runner.wait()
-        position = dataclasses.replace(
-            before,
-            step=step,
-            steps=before.steps - before.step + step,
-            passes=data[0],
-            data=data[1],
-            sums=totals.sums(),
+        return dataclasses.replace(
+            position, passes=passes, data=position_of_data, callbacks=states, arrays=arrays
         )
-        position = self._add_states(position)
-        for saver in savers:
-            saver._save(position)
 
 
 def group_batches(batches: Iterable[Any], most: int) -> Iterator[list[Any]]:
