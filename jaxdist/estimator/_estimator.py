@@ -35,7 +35,7 @@ from jaxdist.estimator._model.model_fn import (
 )
 from jaxdist.estimator._model.spec import ModeKeys
 from jaxdist.estimator._run_config import RunConfig
-from jaxdist.estimator._running.evaluate import run_evaluation, run_prediction
+from jaxdist.estimator._running.evaluate import Opened, run_evaluation, run_prediction
 from jaxdist.estimator._running.folder import (
     CheckpointChoice,
     ModelFolder,
@@ -252,11 +252,11 @@ class Estimator:
                 "Leave eval_distribute out, or pass a jaxdist.MirroredStrategy()."
             )
         choice = self._choose(checkpoint_path)
-        built, step, batches, chain = self._open(ModeKeys.EVAL, strategy, choice, read, chain)
-        result: dict[str, Any] = run_evaluation(built, batches, step, most, chain)
-        result["global_step"] = step
+        opened = self._open(ModeKeys.EVAL, strategy, choice, read, chain)
+        result: dict[str, Any] = run_evaluation(opened, most)
+        result["global_step"] = opened.step
         folder = self._folder.path / (f"eval_{name}" if name else "eval")
-        write_summary(folder, step, {n: v for n, v in result.items() if n != "global_step"})
+        write_summary(folder, opened.step, {n: v for n, v in result.items() if n != "global_step"})
         return result
 
     @called("Estimator.predict")
@@ -300,12 +300,8 @@ class Estimator:
         # The call itself makes the checks above, rather than the first `next`.
         @called("Estimator.predict")
         def generate() -> Iterator[Any]:
-            built, step, batches, chain = self._open(
-                ModeKeys.PREDICT, strategy, choice, read, given
-            )
-            yield from run_prediction(
-                built, batches, step, predict_keys, chain, yields_rows=yield_single_examples
-            )
+            opened = self._open(ModeKeys.PREDICT, strategy, choice, read, given)
+            yield from run_prediction(opened, predict_keys, yields_rows=yield_single_examples)
 
         return generate()
 
@@ -443,8 +439,8 @@ class Estimator:
         choice: CheckpointChoice,
         read: Callable[[Any], Any],
         hooks: Sequence[SessionRunHook],
-    ) -> tuple[Built, int, Iterator[Any], list[SessionRunHook]]:
-        """Begin an evaluation or a prediction; return model, step, batches and all hooks."""
+    ) -> Opened:
+        """Begin an evaluation or a prediction; return its model and batches."""
         call_each(hooks, "begin")
         batches = _open_elements(read)
         first = next(batches, None)
@@ -459,7 +455,8 @@ class Estimator:
         spec = built.spec
         own = spec.evaluation_hooks if mode == ModeKeys.EVAL else spec.prediction_hooks
         call_each(own or (), "begin")
-        return built, choice.step, itertools.chain([first], batches), [*hooks, *(own or ())]
+        all_batches = itertools.chain([first], batches)
+        return Opened(built, choice.step, all_batches, [*hooks, *(own or ())])
 
     def _build(
         self, mode: str, strategy: Strategy, element: Any, choice: CheckpointChoice

@@ -12,6 +12,10 @@ from jaxdist.cluster_resolver import ClusterSpec
 from jaxdist.errors import ArgumentError, UnsupportedError
 from jaxdist.estimator._own_task import read_own_task
 
+_CALLER = "estimator.RunConfig"
+_DEFAULT: Any = object()
+_SECONDS = 600
+
 
 class DistributeConfig(NamedTuple):
     """The strategies of a training and of its evaluation. A named tuple.
@@ -106,11 +110,6 @@ def _refuse_remote(cluster: Any, *, has_cluster: bool) -> None:
         "Leave it out, and start the tasks: jaxdist launch --ps 1 --workers 2 script.py.",
         kind=UnsupportedError,
     )
-
-
-_CALLER = "estimator.RunConfig"
-_DEFAULT: Any = object()
-_SECONDS = 600
 
 
 class RunConfig:

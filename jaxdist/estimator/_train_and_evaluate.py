@@ -21,6 +21,8 @@ from jaxdist.estimator._own_task import TaskType
 from jaxdist.estimator._run_config import RunConfig
 from jaxdist.estimator._specs import EvalSpec, TrainSpec
 
+_CALLER = "estimator.train_and_evaluate"
+
 _LOG = logging.getLogger("jaxdist")
 
 _NAME = "training_end.json"
@@ -188,9 +190,6 @@ def evaluate_checkpoint(evaluations: Evaluations, folder: pathlib.Path, step: in
             raise
         return False
     return True
-
-
-_CALLER = "estimator.train_and_evaluate"
 
 
 @called(_CALLER)

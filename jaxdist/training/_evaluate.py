@@ -26,6 +26,8 @@ from jaxdist._validate import (
 from jaxdist.data import InputOptions, PartialBatch
 from jaxdist.errors import ContextError, OtherProcessError, ShapeError
 
+WEIGHT = "weight"
+
 _ACTIONS = ("a list of training.Every", "Pass for instance actions=[training.Every(100, save)].")
 _DATA = "Pass for instance a list of batches, or a distributed dataset."
 
@@ -141,9 +143,6 @@ def run_loop(
         # Return a result, not an exception: the caller needs `step` and the state for its report.
         return LoopEnd(state, step, was_interrupted=True)
     return LoopEnd(state, step, was_interrupted=False)
-
-
-WEIGHT = "weight"
 
 
 @called("training.weighted_sums")

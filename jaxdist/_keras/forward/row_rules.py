@@ -9,7 +9,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from jaxdist._keras.forward.aligned import is_same_parameter
 from jaxdist._program import primitives as known
@@ -79,8 +79,6 @@ _REDUCTIONS = frozenset(
 )
 _CUMULATIVE = frozenset({"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"})
 _WINDOWS = frozenset({"reduce_window_sum", "reduce_window_max", "reduce_window_min"})
-
-Rule: TypeAlias = Callable[[Any, Any, list[Fact]], Fact | None]
 
 
 def find_fact(eqn: Any, other: Any, facts: list[Fact], sizes: Sizes) -> Fact | None:

@@ -15,7 +15,7 @@ from jaxdist._keras import Rows, compute_loss, keras_module, use_rows
 from jaxdist._strategies import get_replica_context
 from jaxdist.errors import ArgumentError, ShapeError, UnsupportedError
 from jaxdist.estimator._model.building import get_module
-from jaxdist.estimator._model.spec import EstimatorSpec, ModeKeys
+from jaxdist.estimator._model.spec import EstimatorSpec, ModeKeys, take_mean_of_rows
 
 _CALLER = "estimator.Estimator"
 
@@ -70,11 +70,7 @@ def _name(variables: Sequence[Any]) -> dict[str, Any]:
 
 
 def make_from_keras(
-    model: Any,
-    loss: Callable[[Any, Any], Any] | None,
-    optimizer: optax.GradientTransformation | None,
-    metrics: Mapping[str, Callable[[Any, Any], Any]] | None,
-    take_mean_of_rows: Callable[[Any], Any],
+    model: Any, loss: Any, optimizer: Any, metrics: Mapping[str, Any] | None
 ) -> Callable[..., EstimatorSpec]:
     """Return a model function of five arguments.
 
@@ -83,7 +79,6 @@ def make_from_keras(
         loss: A loss of predictions and labels; None for that of `compile`.
         optimizer: An optax transformation; None for that of `compile`.
         metrics: Metrics by name, with `loss`.
-        take_mean_of_rows: Reduces the value of `loss` to one number for each row.
     """
 
     def call(features: Any, labels: Any, mode: str, params: Any, config: Any) -> EstimatorSpec:

@@ -5,14 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import optax
 from flax import nnx
 
 from jaxdist import data
-from jaxdist._called import call_as, called, name_call, refuse, refuse_type
+from jaxdist._called import call_as, name_call, refuse
 from jaxdist._strategies import Strategy
-from jaxdist._validate import CallerRename, check_callable, check_instance, is_array, show
+from jaxdist._validate import CallerRename, check_callable, check_instance, show
 from jaxdist._values import is_per_replica
 from jaxdist.errors import ArgumentError
 from jaxdist.estimator._model.building import get_module
@@ -22,7 +21,12 @@ from jaxdist.estimator._model.keras_model import (
     is_keras_object,
     make_from_keras,
 )
-from jaxdist.estimator._model.spec import EstimatorSpec, ModeKeys, check_transformation
+from jaxdist.estimator._model.spec import (
+    EstimatorSpec,
+    ModeKeys,
+    check_transformation,
+    take_mean_of_rows,
+)
 
 _CALLER = "estimator.Estimator"
 # Called with features, labels, mode, params and config; see `make_model_fn`.
@@ -56,7 +60,7 @@ def make_model_fn(
             check_optimizer(given.name, given.optimizer)
         else:
             _check_parts(f"the Keras model {given.name!r}", loss, optimizer, metrics)
-        return make_from_keras(given, loss, optimizer, metrics, _take_mean_of_rows)
+        return make_from_keras(given, loss, optimizer, metrics)
     if isinstance(given, nnx.Module):
         _check_parts("a module", loss, optimizer, metrics)
         return _make_from_module(given, loss, optimizer, metrics)
@@ -169,25 +173,12 @@ def _make_from_module(
         return EstimatorSpec(
             mode,
             predictions=predictions,
-            loss=_take_mean_of_rows(loss(predictions, labels)),
+            loss=take_mean_of_rows(loss(predictions, labels)),
             train_op=optimizer,
             eval_metric_ops={n: m(predictions, labels) for n, m in (metrics or {}).items()},
         )
 
     return call
-
-
-@called(_CALLER)
-def _take_mean_of_rows(losses: Any) -> Any:
-    """Return a scalar, or one value for each row."""
-    if not is_array(losses):
-        raise refuse_type(
-            f"loss, which returned {show(losses)}.",
-            "loss(predictions, labels) returns an array.",
-            "Pass for instance loss=optax.l2_loss.",
-        )
-    losses = jnp.asarray(losses)
-    return losses if losses.ndim < 2 else jnp.mean(losses, axis=tuple(range(1, losses.ndim)))
 
 
 def make_input_fn(input_fn: Any, *, mode: str, params: Any, config: Any) -> InputFn:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import as_list, check_instance, is_array, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.estimator._hooks import SessionRunHook
@@ -237,3 +237,16 @@ def count_rows(features: Any) -> int:
     # In an export the number of rows is symbolic.
     rows: int = jnp.shape(leaves[0])[0]
     return rows
+
+
+@called("estimator.Estimator")
+def take_mean_of_rows(losses: Any) -> Any:
+    """Return a scalar, or one value for each row."""
+    if not is_array(losses):
+        raise refuse_type(
+            f"loss, which returned {show(losses)}.",
+            "loss(predictions, labels) returns an array.",
+            "Pass for instance loss=optax.l2_loss.",
+        )
+    losses = jnp.asarray(losses)
+    return losses if losses.ndim < 2 else jnp.mean(losses, axis=tuple(range(1, losses.ndim)))

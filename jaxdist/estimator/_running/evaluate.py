@@ -1,5 +1,6 @@
 """The loops of `Estimator.evaluate`, where every row counts once, and `Estimator.predict`."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -30,38 +31,52 @@ from jaxdist.estimator._model.spec import as_pair, count_rows
 # whose batches have different shapes. Nothing is padded, so a loss may be a mean over a batch.
 
 
-def run_evaluation(
-    built: Built,
-    elements: Iterator[Any],
-    global_step: int,
-    steps: int | None,
-    hooks: Sequence[SessionRunHook],
-) -> dict[str, float]:
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A model with the values of a checkpoint, and the batches that it evaluates or predicts.
+
+    Args:
+        built: The model.
+        step: The step of the checkpoint.
+        batches: The batches.
+        hooks: The hooks; `begin` has been called.
+    """
+
+    built: Built
+    step: int
+    batches: Iterator[Any]
+    hooks: Sequence[SessionRunHook]
+
+    def open_session(self) -> SessionRunContext:
+        """Call `after_create_session` of the hooks, and return the context of the loop."""
+        session = Session(self.built.modules, lambda: self.step)
+        context = SessionRunContext(session)
+        call_each(self.hooks, "after_create_session", session, context)
+        return context
+
+
+def run_evaluation(opened: Opened, steps: int | None) -> dict[str, float]:
     """Return the loss and the metrics as means over all rows.
 
     Args:
-        built: The model, with the values of a checkpoint.
-        elements: The batches.
-        global_step: The step of the checkpoint.
+        opened: The model and the batches.
         steps: How many batches to read; None for all.
-        hooks: The hooks; `begin` has been called.
 
     Raises:
         ShapeError: There are no rows, or the weights of a metric are all 0.
     """
-    session = Session(built.modules, lambda: global_step)
-    context = SessionRunContext(session)
-    call_each(hooks, "after_create_session", session, context)
+    built, hooks = opened.built, opened.hooks
+    context = opened.open_session()
     totals: list[Any] = []
     replicas = built.strategy.num_replicas_in_sync
-    for group in _make_groups(itertools.islice(elements, steps), replicas):
+    for group in _make_groups(itertools.islice(opened.batches, steps), replicas):
         call_each(hooks, "before_run", context)
-        totals.append(_run_group(built, group, replicas, global_step))
+        totals.append(_run_group(built, group, replicas, opened.step))
         call_each(hooks, "after_run", context, SessionRunValues({}))
         if context.should_stop():
             break
     result = _divide(jax.device_get(totals))
-    call_each(hooks, "end", session)
+    call_each(hooks, "end", context.session)
     return result
 
 
@@ -154,13 +169,7 @@ class _PredictStep:
 
 
 def run_prediction(
-    built: Built,
-    elements: Iterator[Any],
-    global_step: int,
-    keys: Sequence[str] | None,
-    hooks: Sequence[SessionRunHook],
-    *,
-    yields_rows: bool,
+    opened: Opened, keys: Sequence[str] | None, *, yields_rows: bool
 ) -> Iterator[Any]:
     """Yield the predictions, row by row or batch by batch.
 
@@ -168,14 +177,13 @@ def run_prediction(
         ArgumentError: A key is not among the predictions.
         ShapeError: A prediction does not have a row for each row of the batch.
     """
-    session = Session(built.modules, lambda: global_step)
-    context = SessionRunContext(session)
-    call_each(hooks, "after_create_session", session, context)
-    for element in elements:
+    built, hooks = opened.built, opened.hooks
+    context = opened.open_session()
+    for element in opened.batches:
         features, _ = split_batch(element)
         call_each(hooks, "before_run", context)
         step = built.programs.setdefault("predict", _PredictStep(built))
-        found = built.strategy.run(step, (built.modules, features, np.int32(global_step)))
+        found = built.strategy.run(step, (built.modules, features, np.int32(opened.step)))
         chosen = _choose(found, keys)
         call_each(hooks, "after_run", context, SessionRunValues({}))
         plain = jax.tree.map(np.asarray, chosen)
@@ -188,7 +196,7 @@ def run_prediction(
             yield plain
         if context.should_stop():
             break
-    call_each(hooks, "end", session)
+    call_each(hooks, "end", context.session)
 
 
 @called("Estimator.predict")
