@@ -198,8 +198,8 @@ class Step:
         """
         if rows.has_shares:
             return [*own, *(loss * rows.fraction for loss in of_weights)]
-        shares = [add_shares(share, rows) for share in own]
-        return [*shares, *(scale_gradient(loss, rows.fraction) for loss in of_weights)]
+        of_layers = [add_shares(share, rows) for share in own]
+        return [*of_layers, *(scale_gradient(loss, rows.fraction) for loss in of_weights)]
 
     def _find_states(
         self,
