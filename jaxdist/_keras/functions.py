@@ -12,11 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._keras.forward.written import (
-    WrittenStep,
-    check_written_metrics,
-    check_written_step,
-)
+from jaxdist._keras.forward.written import WrittenStep, check_written_metrics, check_written_step
 from jaxdist._keras.models import (
     check_interrupt,
     forget_losses,
@@ -24,9 +20,9 @@ from jaxdist._keras.models import (
     has_own,
     name_of,
 )
+from jaxdist._keras.place import count_rows, is_whole, place_batch, place_state
 from jaxdist._keras.rows import OnlyReplica, Rows, use_rows
 from jaxdist._keras.step import Step
-from jaxdist._keras.values.place import count_rows, is_whole, place_batch, place_state
 from jaxdist._program import EAGERLY, RunOptions, run_eagerly
 from jaxdist._replica import current_frame
 from jaxdist._values import is_per_replica
@@ -138,8 +134,7 @@ class StepFunction:
         # belongs to another model.
         name = f"{name_of(self._model)}_{self._kind}_step_{next(_NUMBERS)}"
         code = keras_step.__code__.replace(co_name=name)
-        made = types.FunctionType(code, globals(), name, None, keras_step.__closure__)
-        return made
+        return types.FunctionType(code, globals(), name, None, keras_step.__closure__)
 
     def _find_step(self) -> Callable[..., Any]:
         own, layout = getattr(self._step, self._kind), self._strategy.layout
@@ -237,19 +232,13 @@ def _group(batches: list[Any]) -> Iterator[tuple[int, list[Any]]]:
     if len(batches) == 1:
         yield count_rows(batches[0]), batches
         return
-    group: list[Any] = []
-    last: Any = None
-    for batch in batches:
+
+    def describe(batch: Any) -> tuple[int, Any, Any]:
         leaves, treedef = jax.tree.flatten(batch)
-        rows = count_rows(batch)
-        form = (rows, treedef, tuple((x.shape, x.dtype) for x in leaves))
-        if group and form != last:
-            yield last[0], group
-            group = []
-        group.append(batch)
-        last = form
-    if group:
-        yield last[0], group
+        return count_rows(batch), treedef, tuple((x.shape, x.dtype) for x in leaves)
+
+    for (rows, _, _), group in itertools.groupby(batches, describe):
+        yield rows, list(group)
 
 
 def _join_rows(value: Any) -> Any:

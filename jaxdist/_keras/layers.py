@@ -61,7 +61,8 @@ def synchronize(moments: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(moments)
     def moments_of_all(self: Any, inputs: Any, mask: Any) -> Any:
         axes = tuple(self._reduction_axes)
-        if self.synchronized and _is_symbolic():
+        scope = keras_module("backend.common.symbolic_scope")
+        if self.synchronized and scope.in_symbolic_scope():
             # Keras only needs the shapes.
             return jnp.mean(inputs, axes), jnp.var(inputs, axes)
         if not self.synchronized:
@@ -82,10 +83,6 @@ def _count_in_step(inputs: Any) -> Rows:
     if replica is None:
         return Rows(size, size, OnlyReplica(None))
     return Rows(size, replica.all_reduce("sum", size), replica)
-
-
-def _is_symbolic() -> bool:
-    return bool(keras_module("backend.common.symbolic_scope").in_symbolic_scope())
 
 
 def _compute_moments(inputs: Any, mask: Any, axes: tuple[int, ...], rows: Rows) -> tuple[Any, Any]:

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdist._keras import gather, losses, metrics
+from jaxdist._keras import shares
 from jaxdist._keras.forward import added, states
-from jaxdist._keras.forward.pairs import Pairs
+from jaxdist._keras.forward.pairs import Call, Pairs
 from jaxdist._keras.models import forget_losses
-from jaxdist._keras.rows import Rows, use_rows
+from jaxdist._keras.rows import Rows, add_shares, gather_rows, scale_gradient, use_rows
 from jaxdist._keras.source import keras_module
 
 
@@ -58,7 +58,7 @@ class Step:
     model: Any
 
     def __post_init__(self) -> None:
-        self._pairs = Pairs(self.model)
+        self._pairs = Pairs()
 
     def train(self, state: Any, data: Any, rows: Rows) -> tuple[Any, Any]:
         """Return the logs and the new state."""
@@ -114,7 +114,7 @@ class Step:
         return outputs, (trainable, fixed)
 
     def _with_shares(self, rows: Rows) -> Rows:
-        return dataclasses.replace(rows, has_shares=losses.has_shares(self.model))
+        return dataclasses.replace(rows, has_shares=shares.has_shares(self.model))
 
     def _compute(
         self,
@@ -133,44 +133,40 @@ class Step:
         forget_losses(model)
         with use_rows(dataclasses.replace(rows, has_shares=False)):
             y_pred, new, found = model.stateless_call(
-                trainable,
-                fixed,
-                _add_row(x) if rows.own == 0 else x,
-                return_losses=True,
-                **kwargs,
+                trainable, fixed, _add_row(x) if rows.own == 0 else x, return_losses=True, **kwargs
             )
         if rows.own == 0:
             y_pred = _drop_row(y_pred)
         num_own = len(found) - sum(v.regularizer is not None for v in model.trainable_variables)
         own = found[:num_own]
         if own and rows.count > 1:
-            own = added.compute_shares(model, self._pairs, trainable, fixed, x, own, rows, train)
+            call = Call(model, trainable, fixed, x, rows, train)
+            own = added.compute_shares(call, self._pairs, own)
         of_call = self._share_losses(own, found[num_own:], rows)
-        sums = metrics.have_increments(model) and rows.has_shares
+        sums = shares.have_increments(model) and rows.has_shares
         # Increments: the values that the variables would have if they had been zero before.
         before = [jnp.zeros_like(v) for v in of_metrics] if sums else of_metrics
+        given = x, y, y_pred, weight
         if rows.has_shares:
             everything = None
-            loss, after, later = self._loss(
-                trainable, new, before, x, y, y_pred, weight, of_call, train
-            )
+            variables = trainable, new, before
+            loss, later, after = shares.compute_loss(model, variables, given, of_call, train)
         else:
-            everything = self._gather(x, y, y_pred, weight, rows)
-            direct = gather.scale_gradient(trainable, rows.fraction)
-            x_all, y_all, pred_all, weight_all = everything
+            everything = self._gather(given, rows)
+            variables = scale_gradient(trainable, rows.fraction), new, before
             with use_rows(rows.of_all):
-                loss, after, later = self._loss(
-                    direct, new, before, x_all, y_all, pred_all, weight_all, of_call, train
+                loss, later, after = shares.compute_loss(
+                    model, variables, everything, of_call, train
                 )
         if sums:
             # Keras metrics that count rows need at least one.
             if rows.own:
-                after = metrics.scale_loss_trackers(model, after, rows.total / rows.own)
+                after = shares.scale_loss_trackers(model, after, rows.total / rows.own)
                 # `train_step` of Keras loses the masks of its outputs; `test_step` keeps them.
                 shown = jax.tree.map(jax.lax.stop_gradient, y_pred) if train else y_pred
-                after = metrics.update_compiled(model, after, y, shown, weight)
+                after = shares.update_compiled(model, after, y, shown, weight)
         elif everything is None:
-            everything = self._gather(x, y, y_pred, weight, rows)
+            everything = self._gather(given, rows)
         unscaled = loss
         if train:
             loss = self._scale(loss, of_optimizer)
@@ -181,52 +177,16 @@ class Step:
     def _scale(self, loss: Any, of_optimizer: Any) -> Any:
         """Return the loss as the optimizer scales it before differentiation."""
         optimizer = self.model.optimizer
-        pairs = list(zip(optimizer.variables, of_optimizer, strict=True))
-        with keras_module("backend").StatelessScope(state_mapping=pairs):
+        with shares.open_scope(optimizer.variables, of_optimizer):
             return optimizer.scale_loss(loss)
 
-    def _loss(
-        self,
-        trainable: Any,
-        fixed: Any,
-        of_metrics: Any,
-        x: Any,
-        y: Any,
-        y_pred: Any,
-        weight: Any,
-        of_call: Any,
-        train: bool,
-    ) -> tuple[Any, list[Any], list[Any]]:
-        model = self.model
-        if of_call:
-            model._losses_override.clear()
-            model._losses_override = of_call
-        try:
-            loss, (_, fixed, of_metrics) = model.stateless_compute_loss(
-                trainable,
-                fixed,
-                of_metrics,
-                x=x,
-                y=y,
-                y_pred=y_pred,
-                sample_weight=weight,
-                training=train,
-            )
-        finally:
-            if of_call:
-                model._losses_override.clear()
-        return loss, of_metrics, fixed
-
-    def _gather(self, x: Any, y: Any, y_pred: Any, weight: Any, rows: Rows) -> Any:
+    def _gather(self, data: tuple[Any, ...], rows: Rows) -> Any:
         # `x` is gathered only for methods of the user; those of Keras do not use it.
         trainer = keras_module("trainers.trainer").Trainer
         kind = type(self.model)
-        is_users = (kind.compute_loss, kind.compute_metrics) != (
-            trainer.compute_loss,
-            trainer.compute_metrics,
-        )
-        given = (x if is_users else None, y, y_pred, weight)
-        return gather.gather_rows(given, rows)
+        methods = trainer.compute_loss, trainer.compute_metrics
+        is_users = (kind.compute_loss, kind.compute_metrics) != methods
+        return gather_rows(data if is_users else (None, *data[1:]), rows)
 
     def _share_losses(self, own: list[Any], of_weights: list[Any], rows: Rows) -> list[Any]:
         """Return losses that the call added, as shares or for the global batch.
@@ -238,8 +198,8 @@ class Step:
         """
         if rows.has_shares:
             return [*own, *(loss * rows.fraction for loss in of_weights)]
-        shares = [gather.add_shares(share, rows) for share in own]
-        return [*shares, *(gather.scale_gradient(loss, rows.fraction) for loss in of_weights)]
+        of_layers = [add_shares(share, rows) for share in own]
+        return [*of_layers, *(scale_gradient(loss, rows.fraction) for loss in of_weights)]
 
     def _find_states(
         self,
@@ -262,8 +222,8 @@ class Step:
             data: The batch.
             of_loss: The variables that `compute_loss` assigned.
         """
-        x, _, _ = _unpack(data)
-        laws = states.find_laws(self.model, self._pairs, trainable, fixed, new, x, rows, train)
+        call = Call(self.model, trainable, fixed, _unpack(data)[0], rows, train)
+        laws = states.find_laws(call, self._pairs, new)
         states.check_assigned_in_loss(self.model, laws, of_loss.values)
         groups = laws.find_groups() if rows.count > 1 else []
         additions = self._compute_additions(rows, train, trainable, fixed, groups, data)
@@ -274,7 +234,8 @@ class Step:
     ) -> dict[int, Any]:
         x, _, _ = _unpack(data)
         x = _add_row(x) if rows.own == 0 else x
-        return states.compute_additions(self.model, trainable, fixed, x, groups, rows, train)
+        call = Call(self.model, trainable, fixed, x, rows, train)
+        return states.compute_additions(call, groups)
 
     def _combine(
         self, rows: Rows, aux: Any, fixed: Any, of_metrics: Any, gradients: Any, own: Any
@@ -283,11 +244,11 @@ class Step:
         found = self._add_up(rows, aux, fixed, gradients, own)
         with use_rows(rows.of_all):
             if found.everything is None:
-                logs, values = metrics.add_to_metrics(
+                logs, values = shares.add_to_metrics(
                     self.model, of_metrics, found.metrics, found.loss, None, rows.total
                 )
             else:
-                logs, values = metrics.compute_on_all(
+                logs, values = shares.finish(
                     self.model, found.metrics, found.loss, found.everything, rows.total
                 )
         return logs, found.fixed, values, found.gradients

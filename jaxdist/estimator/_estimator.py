@@ -1,5 +1,6 @@
 """`Estimator`: trains, evaluates, predicts and exports a model that lives in a folder."""
 
+import itertools
 import logging
 import pathlib
 import sys
@@ -22,31 +23,28 @@ from jaxdist._validate import (
     show,
 )
 from jaxdist.errors import ContextError, JaxdistError, ShapeError, UnsupportedError
-from jaxdist.estimator._exporting import check_features, write_export
-from jaxdist.estimator._hooks import (
-    CheckpointSaverListener,
-    HookChain,
-    SessionRunHook,
-    check_hooks,
-)
-from jaxdist.estimator._model import Built, ModeKeys, build, make_model_fn
-from jaxdist.estimator._run_config import RunConfig
-from jaxdist.estimator._running import (
-    CheckpointChoice,
-    ModelFolder,
-    Training,
-    count_processes,
+from jaxdist.estimator._export import check_features, write_export
+from jaxdist.estimator._hooks import CheckpointSaverListener, SessionRunHook, call_each, check_hooks
+from jaxdist.estimator._model.building import Built, build
+from jaxdist.estimator._model.model_fn import (
     make_input_fn,
+    make_model_fn,
     rename_input,
-    run_evaluation,
-    run_prediction,
-    run_training,
     split_batch,
     take_local,
-    write_summary,
 )
+from jaxdist.estimator._model.spec import ModeKeys
+from jaxdist.estimator._run_config import RunConfig
+from jaxdist.estimator._running.evaluate import Opened, run_evaluation, run_prediction
+from jaxdist.estimator._running.folder import (
+    CheckpointChoice,
+    ModelFolder,
+    find_checkpoint,
+    read_settings,
+)
+from jaxdist.estimator._running.progress import write_summary
+from jaxdist.estimator._running.train import Training, count_processes, run_training
 from jaxdist.estimator._specs import check_name
-from jaxdist.estimator._warm_start import find_checkpoint, read_settings, warm_start
 
 _LOG = logging.getLogger("jaxdist")
 _CALLER = "estimator.Estimator"
@@ -182,7 +180,7 @@ class Estimator:
             `tf.estimator.Estimator.train`.
         """
         caller = "Estimator.train"
-        own_hooks = check_hooks("hooks", hooks)
+        chain = check_hooks("hooks", hooks)
         listeners = check_hooks("saving_listeners", saving_listeners, CheckpointSaverListener)
         for name, value in (("steps", steps), ("max_steps", max_steps)):
             if value is not None:
@@ -199,21 +197,11 @@ class Estimator:
         if max_steps is not None and latest is not None and latest.step >= max_steps:
             _LOG.info("%s: step %d of %d is reached.", caller, latest.step, max_steps)
             return self
-        settings = self._warm_start
-        run_training(
-            Training(
-                self._make_call(ModeKeys.TRAIN),
-                strategy,
-                read,
-                self._folder,
-                self._config,
-                own_hooks,
-                listeners,
-                steps,
-                max_steps,
-                None if settings is None else lambda built: warm_start(settings, built),
-            )
+        call, config, settings = self._make_call(ModeKeys.TRAIN), self._config, self._warm_start
+        training = Training(
+            call, strategy, read, self._folder, config, chain, listeners, steps, max_steps, settings
         )
+        run_training(training)
         return self
 
     @called("Estimator.evaluate")
@@ -264,20 +252,11 @@ class Estimator:
                 "Leave eval_distribute out, or pass a jaxdist.MirroredStrategy()."
             )
         choice = self._choose(checkpoint_path)
-        HookChain(chain).begin()
-        batches = _open_elements(read)
-        first, rest = next(batches, None), batches
-        if first is None:
-            raise _make_empty_error()
-        built, choice = self._build(ModeKeys.EVAL, strategy, first, choice)
-        own = built.spec.evaluation_hooks or ()
-        HookChain(own).begin()
-        result: dict[str, Any] = run_evaluation(
-            built, _chain_first(first, rest), choice.step, most, [*chain, *own]
-        )
-        result["global_step"] = choice.step
+        opened = self._open(ModeKeys.EVAL, strategy, choice, read, chain)
+        result: dict[str, Any] = run_evaluation(opened, most)
+        result["global_step"] = opened.step
         folder = self._folder.path / (f"eval_{name}" if name else "eval")
-        write_summary(folder, choice.step, {n: v for n, v in result.items() if n != "global_step"})
+        write_summary(folder, opened.step, {n: v for n, v in result.items() if n != "global_step"})
         return result
 
     @called("Estimator.predict")
@@ -321,22 +300,8 @@ class Estimator:
         # The call itself makes the checks above, rather than the first `next`.
         @called("Estimator.predict")
         def generate() -> Iterator[Any]:
-            HookChain(given).begin()
-            batches = _open_elements(read)
-            first = next(batches, None)
-            if first is None:
-                raise _make_empty_error()
-            built, restored = self._build(ModeKeys.PREDICT, strategy, first, choice)
-            own = built.spec.prediction_hooks or ()
-            HookChain(own).begin()
-            yield from run_prediction(
-                built,
-                _chain_first(first, batches),
-                restored.step,
-                predict_keys,
-                [*given, *own],
-                yields_rows=yield_single_examples,
-            )
+            opened = self._open(ModeKeys.PREDICT, strategy, choice, read, given)
+            yield from run_prediction(opened, predict_keys, yields_rows=yield_single_examples)
 
         return generate()
 
@@ -467,6 +432,32 @@ class Estimator:
             )
         return find_checkpoint(self._folder.path)
 
+    def _open(
+        self,
+        mode: str,
+        strategy: Strategy,
+        choice: CheckpointChoice,
+        read: Callable[[Any], Any],
+        hooks: Sequence[SessionRunHook],
+    ) -> Opened:
+        """Begin an evaluation or a prediction; return its model and batches."""
+        call_each(hooks, "begin")
+        batches = _open_elements(read)
+        first = next(batches, None)
+        if first is None:
+            raise refuse(
+                "input_fn, whose dataset has no element.",
+                "Each element of the dataset is a batch.",
+                "Let input_fn return a dataset with at least one batch.",
+                kind=ShapeError,
+            )
+        built, choice = self._build(mode, strategy, first, choice)
+        spec = built.spec
+        own = spec.evaluation_hooks if mode == ModeKeys.EVAL else spec.prediction_hooks
+        call_each(own or (), "begin")
+        all_batches = itertools.chain([first], batches)
+        return Opened(built, choice.step, all_batches, [*hooks, *(own or ())])
+
     def _build(
         self, mode: str, strategy: Strategy, element: Any, choice: CheckpointChoice
     ) -> tuple[Built, CheckpointChoice]:
@@ -505,17 +496,3 @@ def _open_elements(read: Callable[[Any], Any]) -> Iterator[Any]:
         dataset = get_strategy().distribute_datasets_from_function(read, options)
         with iter(dataset) as batches:
             yield from batches
-
-
-def _chain_first(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
-
-
-def _make_empty_error() -> ShapeError:
-    return refuse(
-        "input_fn, whose dataset has no element.",
-        "Each element of the dataset is a batch.",
-        "Let input_fn return a dataset with at least one batch.",
-        kind=ShapeError,
-    )

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, as_number, check_callable, check_text
-from jaxdist.estimator._exporting import check_exporters
+from jaxdist.estimator._exporters import check_exporters
 from jaxdist.estimator._hooks import CheckpointSaverListener, SessionRunHook, check_hooks
 
 INPUT = "Pass a function that returns a dataset: lambda: jaxdist.data.batches(arrays, 32)."

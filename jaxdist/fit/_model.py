@@ -9,19 +9,29 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jaxdist._called import called
+from jaxdist._called import called, refuse
 from jaxdist._processes import get_current_process
 from jaxdist._strategies import Strategy, get_strategy, has_strategy
-from jaxdist._validate import as_flag, as_number, check_instance
+from jaxdist._validate import as_flag, as_integer, as_number, check_instance
 from jaxdist.errors import ContextError
-from jaxdist.fit import _files
 from jaxdist.fit._callbacks.base import Callback
-from jaxdist.fit._compiled import Compiled, compile_model, make_predict_step
-from jaxdist.fit._history import History
-from jaxdist.fit._learning_rate import get_rate, set_rate
-from jaxdist.fit._loop import evaluation, training
-from jaxdist.fit._step.runners import PredictStep
-from jaxdist.fit._summary import Summary, summarize
+from jaxdist.fit._compiled import (
+    Compiled,
+    EvaluateStep,
+    PredictStep,
+    find_dtype,
+    get_rate,
+    make_predict_step,
+    make_runner,
+    make_transformation,
+    set_rate,
+)
+from jaxdist.fit._history import History, Summary, summarize
+from jaxdist.fit._loop import evaluation, resuming, training
+from jaxdist.fit._step.find_metrics import find_output_metrics
+from jaxdist.fit._step.losses import CALLER
+from jaxdist.fit._step.output_losses import find_losses
+from jaxdist.fit._step.steps import Steps
 
 Verbose = str | int  # "auto", 0, 1 or 2
 
@@ -61,14 +71,11 @@ class Model:
 
     @called("fit.Model")
     def __init__(self, module: nnx.Module, strategy: Strategy | None = None) -> None:
-        what, remedy = (
-            "a Flax NNX module",
-            "Pass for instance fit.Model(nnx.Linear(2, 1, rngs=...)).",
-        )
-        check_instance("module", module, nnx.Module, what, remedy)
+        remedy = "Pass for instance fit.Model(nnx.Linear(2, 1, rngs=...))."
+        check_instance("module", module, nnx.Module, "a Flax NNX module", remedy)
         if strategy is not None:
-            what, remedy = "a strategy", "Pass jaxdist.MirroredStrategy(), or None."
-            check_instance("strategy", strategy, Strategy, what, remedy)
+            remedy = "Pass jaxdist.MirroredStrategy(), or None."
+            check_instance("strategy", strategy, Strategy, "a strategy", remedy)
         if strategy is None and not has_strategy():
             _log_one_device()
         self.module = module
@@ -82,6 +89,7 @@ class Model:
         self._compiled: Compiled | None = None
         self._predict_step: PredictStep | None = None
 
+    @called(CALLER)
     def compile(
         self,
         optimizer: Any = "rmsprop",
@@ -124,18 +132,24 @@ class Model:
             ArgumentError: A name is unknown, or means probabilities in Keras.
             ArgumentTypeError: An argument is of the wrong type.
         """
-        self._compiled = compile_model(
-            self.module,
-            self.strategy,
-            optimizer=optimizer,
-            loss=loss,
-            loss_weights=loss_weights,
-            metrics=metrics,
-            weighted_metrics=weighted_metrics,
-            steps_per_execution=steps_per_execution,
-            mixed_precision=mixed_precision,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            find_nonfinite=find_nonfinite,
+        losses = find_losses(loss, loss_weights)
+        plain = find_output_metrics("metrics", metrics, loss)
+        weighted = find_output_metrics("weighted_metrics", weighted_metrics, loss)
+        count = as_integer("steps_per_execution", steps_per_execution, least=1)
+        is_looking = as_flag("find_nonfinite", find_nonfinite)
+        if is_looking and count > 1:
+            raise refuse(
+                f"find_nonfinite=True and steps_per_execution={count}.",
+                "find_nonfinite looks at the model between two steps, and these are one dispatch.",
+                "Pass steps_per_execution=1 while you look.",
+            )
+        transform = make_transformation(optimizer, gradient_accumulation_steps)
+        steps = Steps(self.module, losses, plain, weighted, find_dtype(mixed_precision))
+        with self.strategy.scope():
+            made = nnx.Optimizer(self.module, transform, wrt=nnx.Param)
+        runner = make_runner(self.strategy, steps, keeps_state=is_looking)
+        self._compiled = Compiled(
+            made, steps, runner, count, is_looking, EvaluateStep(steps), PredictStep(steps)
         )
 
     def get_compiled(self, method: str) -> Compiled:
@@ -312,17 +326,8 @@ class Model:
             ShapeError: As for `fit`, or there are no examples.
         """
         as_dict = as_flag("return_dict", return_dict)
-        logs = evaluation.evaluate(
-            self,
-            "evaluate",
-            x,
-            y,
-            sample_weight,
-            batch_size=batch_size,
-            steps=steps,
-            verbose=verbose,
-            callbacks=callbacks,
-        )
+        data = (x, y, sample_weight)
+        logs = evaluation.evaluate(self, data, batch_size, steps, verbose, callbacks)
         return _choose_result(logs, as_dict)
 
     def predict(
@@ -348,9 +353,7 @@ class Model:
         Raises:
             ShapeError: As for `fit`, or there are no examples.
         """
-        return evaluation.predict(
-            self, x, batch_size=batch_size, steps=steps, verbose=verbose, callbacks=callbacks
-        )
+        return evaluation.predict(self, x, batch_size, steps, verbose, callbacks)
 
     @called("fit.Model.train_on_batch")
     def train_on_batch(
@@ -426,7 +429,7 @@ class Model:
         Raises:
             CheckpointError: The directory cannot be written.
         """
-        _files.save(self, directory)
+        resuming.save(self, directory)
 
     def load(self, directory: str | Path) -> None:
         """Load a saved model into this one, on any number of devices.
@@ -434,11 +437,11 @@ class Model:
         Raises:
             CheckpointError: The directory has no model, or another one. Nothing changes then.
         """
-        _files.load(self, directory)
+        resuming.load(self, directory)
 
     def get_weights(self) -> list[np.ndarray]:
         """Return copies of all parameters and statistics, in the order of `nnx.state`."""
-        return _files.get_weights(self.module)
+        return resuming.get_weights(self.module)
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Set all parameters and statistics, in the order of `get_weights`.
@@ -446,7 +449,7 @@ class Model:
         Raises:
             ShapeError: The number of arrays or a shape differs; all differences are listed.
         """
-        _files.set_weights(self.module, weights)
+        resuming.set_weights(self.module, weights)
 
     def __repr__(self) -> str:
         count = self.strategy.num_replicas_in_sync

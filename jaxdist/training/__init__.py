@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from jaxdist._validate import EXTRAS as EXTRAS
     from jaxdist._validate import require_extra as require_extra
     from jaxdist.training._evaluate import WEIGHT as WEIGHT
+    from jaxdist.training._evaluate import Every as Every
+    from jaxdist.training._evaluate import LoopEnd as LoopEnd
     from jaxdist.training._evaluate import evaluate as evaluate
+    from jaxdist.training._evaluate import run_loop as run_loop
     from jaxdist.training._evaluate import weighted_sums as weighted_sums
-    from jaxdist.training._loop import Every as Every
-    from jaxdist.training._loop import LoopEnd as LoopEnd
-    from jaxdist.training._loop import run_loop as run_loop
     from jaxdist.training._reduce_and_update import reduce_and_update as reduce_and_update
     from jaxdist.training._steps import accumulate_gradients as accumulate_gradients
     from jaxdist.training._steps import multi_step as multi_step

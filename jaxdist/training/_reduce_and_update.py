@@ -88,11 +88,10 @@ def reduce_and_update(
         The loss of `tf.nn.compute_average_loss` with the gradient reduction of
         `Optimizer.apply_gradients`.
     """
-    caller = REDUCED
     replica = get_replica_context()
     if replica is None:
         raise ContextError(
-            f"{caller} was called across replicas, where no replica has gradients.\n\n"
+            f"{REDUCED} was called across replicas, where no replica has gradients.\n\n"
             "It adds up the gradients of one replica with those of the others.\n\n"
             "Call it inside the function that you pass to strategy.run."
         )
@@ -105,7 +104,7 @@ def reduce_and_update(
     total = _as_count(count)
     # These transforms all-reduce the gradients themselves. A second all-reduce would multiply them.
     reduces_itself = isinstance(optimizer.tx, ReducingUpdate)
-    with CallerRename("ReplicaContext.all_reduce", f"{caller}, for sums,"):
+    with CallerRename("ReplicaContext.all_reduce", f"{REDUCED}, for sums,"):
         if reduces_itself:
             total, sums = replica.all_reduce(ReduceOp.SUM, (total, sums))
         else:

@@ -80,7 +80,10 @@ def accumulate_gradients(
         `optax.MultiSteps` accumulates over calls instead, with an all-reduce in each.
     """
     check_callable(grad_fn, "grad_fn")
-    count = _check_count(num_microbatches)
+    remedy = "Pass the number of pieces that each replica's batch is cut into, for instance 4."
+    count = as_integer(
+        "num_microbatches", num_microbatches, least=1, remedy=remedy, wrong_type=ArgumentError
+    )
 
     @called("accumulate_gradients")
     def accumulated(params: Any, batch: Any) -> Out:
@@ -224,16 +227,6 @@ def _write_back(tree: PyTree, graph: Any, carried: Any) -> Any:
 
 
 # Checks
-
-
-def _check_count(count: int) -> int:
-    return as_integer(
-        "num_microbatches",
-        count,
-        least=1,
-        remedy="Pass the number of pieces that each replica's batch is cut into, for instance 4.",
-        wrong_type=ArgumentError,
-    )
 
 
 @called("accumulate_gradients")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from jaxdist import estimator as est
-from jaxdist.estimator._running import summaries
+from jaxdist.estimator._running import progress
 from tests.estimator.models import Record, batches, model_fn
 
 
@@ -92,8 +92,8 @@ def test_after_an_error_the_events_are_on_disk_and_no_thread_is_left(
 def test_without_tensorboardx_there_are_lines_only(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    missing = dataclasses.replace(summaries.TENSORBOARD, module="no_such_module")
-    monkeypatch.setattr(summaries, "TENSORBOARD", missing)
+    missing = dataclasses.replace(progress.TENSORBOARD, module="no_such_module")
+    monkeypatch.setattr(progress, "TENSORBOARD", missing)
     _train(tmp_path).evaluate(batches(7))
     assert not list(tmp_path.rglob("events.out.*"))
     assert list(_read_lines(tmp_path)) == [1, 4, 7, 8]

@@ -21,9 +21,7 @@ from jaxdist.errors import (
     ClusterError,
     ShapeError,
 )
-from jaxdist.estimator._tasks.evaluation import Evaluations
-from jaxdist.estimator._tasks.evaluator import evaluate_checkpoint
-from jaxdist.estimator._tasks.job_end import tell_end
+from jaxdist.estimator._train_and_evaluate import Evaluations, evaluate_checkpoint, tell_end
 from tests.estimator.models import X, Y, batches, descend, model_fn, read_weights
 
 

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from jaxdist._keras.values.batches import read_batches
+from jaxdist._keras.place import read_batches
 
 adapters: Any = importlib.import_module("keras.src.trainers.data_adapters.array_data_adapter")
 

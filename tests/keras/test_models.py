@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxdist
-from jaxdist._keras.values.place import count_rows
+from jaxdist._keras.place import count_rows
 from jaxdist.errors import (
     JaxdistError,
     MixedStrategyError,

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 
 from jaxdist import _compat
 from jaxdist._keras.forward.aligned import NotAlignedError, find_differences
-from jaxdist._keras.forward.conversions import Conversions
-from jaxdist._keras.forward.pairs import Pair, Pairs
+from jaxdist._keras.forward.pairs import Call, Pair, Pairs
 from jaxdist._keras.forward.row_rules import OWN, PART, WHOLE, Fact, Kind, Sizes
-from jaxdist._keras.forward.whole import NotProvedError, Value, WholeProgram
+from jaxdist._keras.forward.whole import Conversions, NotProvedError, Value, WholeProgram
 from jaxdist._keras.models import name_of
 from jaxdist._keras.rows import Rows
 from jaxdist.errors import UnsupportedError
@@ -21,65 +20,47 @@ from jaxdist.errors import UnsupportedError
 _LEAST, _ENOUGH = 2, 8
 
 
-def compute_shares(
-    model: Any,
-    pairs: Pairs,
-    trainable: Sequence[Any],
-    fixed: Sequence[Any],
-    x: Any,
-    added: Sequence[Any],
-    rows: Rows,
-    training: bool,
-) -> list[Any]:
+def compute_shares(call: Call, pairs: Pairs, added: Sequence[Any]) -> list[Any]:
     """Return the part of this replica in each loss of the global batch.
 
     Traces the call for the rows of the replica, and for those of all replicas, as Keras alone
     computes it. The two traces show what kind each value is: see `forward/whole.py`.
 
     Args:
-        model: The model.
-        pairs: Its traces.
-        trainable: The values of the trainable variables.
-        fixed: The values of the other variables.
-        x: The rows of this replica.
+        call: The call.
+        pairs: The traces of the model.
         added: The losses that the call added, without those of weight regularizers.
-        rows: The number of rows.
-        training: Whether the model is called for training.
 
     Raises:
         UnsupportedError: A loss of the global batch cannot be computed.
     """
+    rows = call.rows
     own = [jnp.sum(loss) for loss in added]
     if rows.most == rows.total:
         # One replica has all rows, so the others add nothing.
         return own if rows.own else [jnp.zeros_like(loss) for loss in own]
     sizes = _list_sizes(rows)
     for size in sizes:
-        pair = pairs.find(trainable, fixed, x, rows, (size, rows.total), training)
+        pair = pairs.find(call, (size, rows.total))
         if size == sizes[-1] or all(_is_aligned(pair, n) for n in range(len(added))):
             break
     conversions = Conversions(rows, Sizes(size, rows.total))
-    leaves = [_repeat_rows(leaf, size, rows) for leaf in jax.tree.leaves(x)]
+    leaves = [_repeat_rows(leaf, size, rows) for leaf in jax.tree.leaves(call.x)]
     inputs = [
         Value(OWN, jnp.asarray(rows.replica.replica_id_in_sync_group, jnp.int32)),
-        *(Value(WHOLE, v) for v in (*trainable, *fixed)),
+        *(Value(WHOLE, v) for v in (*call.trainable, *call.fixed)),
         *(Value(Fact(Kind.ROWS, 0), leaf) for leaf in leaves),
     ]
     shares: list[Any] = []
     program = WholeProgram(conversions)
     for number in range(len(added)):
         try:
-            value = _evaluate(program, pair, number, inputs)
+            (own_program, every), used = _find_programs(pair, number)
+            [value] = program.run(own_program, every, [inputs[n] for n in used])
             shares.append(_make_share(program, value, rows))
         except NotProvedError as error:
-            raise _make_error(model, number, len(added), str(error)) from None
+            raise _make_error(call.model, number, len(added), str(error)) from None
     return shares
-
-
-def _evaluate(program: WholeProgram, pair: Pair, number: int, inputs: list[Value]) -> Value:
-    (own, every), used = _find_programs(pair, number)
-    [value] = program.run(own, every, [inputs[n] for n in used])
-    return value
 
 
 def _find_programs(pair: Pair, number: int) -> tuple[tuple[Any, Any], Sequence[int]]:

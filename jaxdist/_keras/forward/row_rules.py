@@ -9,7 +9,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from jaxdist._keras.forward.aligned import is_same_parameter
 from jaxdist._program import primitives as known
@@ -80,8 +80,6 @@ _REDUCTIONS = frozenset(
 _CUMULATIVE = frozenset({"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"})
 _WINDOWS = frozenset({"reduce_window_sum", "reduce_window_max", "reduce_window_min"})
 
-Rule: TypeAlias = Callable[[Any, Any, list[Fact]], Fact | None]
-
 
 def find_fact(eqn: Any, other: Any, facts: list[Fact], sizes: Sizes) -> Fact | None:
     """Return the fact of the results of the own operation on own operands; None if unknown.
@@ -149,27 +147,32 @@ def _find_rows(eqn: Any, other: Any, name: str, facts: list[Fact], dims: set[int
     simple = _RULES.get(name)
     if simple is not None:
         return simple(eqn, other, dim)
-    if name in _CUMULATIVE:
-        return rows if eqn.params["axis"] != dim and _same(eqn, other) else None
-    if name in _WINDOWS:
-        return rows if _is_window_of_one(eqn.params, dim) and _same(eqn, other) else None
-    if name == "concatenate":
-        fits = all(f == rows for f in facts) and eqn.params["dimension"] != dim
-        return rows if fits and _same(eqn, other) else None
-    if name == "sort":
-        fits = all(f == rows for f in facts) and eqn.params["dimension"] != dim
-        return rows if fits and _same(eqn, other) else None
-    if name == "pad":
-        fits = facts[1].kind is Kind.WHOLE and eqn.params["padding_config"][dim] == (0, 0, 0)
-        return rows if fits and _same(eqn, other) else None
     if name == "conv_general_dilated":
         return _convolve(eqn, other, facts, dim)
     if name == "dynamic_slice":
         sizes = eqn.params["slice_sizes"]
         fits = facts[0] == rows and sizes[dim] == eqn.invars[0].aval.shape[dim]
-        fits = fits and all(f.kind is Kind.WHOLE for f in facts[1:])
-        return rows if fits else None
-    return None
+        return rows if fits and all(f.kind is Kind.WHOLE for f in facts[1:]) else None
+    return rows if _keeps_rows(eqn, name, facts, rows) and _same(eqn, other) else None
+
+
+def _keeps_rows(eqn: Any, name: str, facts: list[Fact], rows: Fact) -> bool:
+    """Whether an operation works on each row by itself, and leaves the rows where they are."""
+    params, dim = eqn.params, rows.dim
+    if name in _CUMULATIVE:
+        return bool(params["axis"] != dim)
+    if name in _WINDOWS:
+        return _is_window_of_one(params, dim)
+    if name in ("concatenate", "sort"):
+        return all(f == rows for f in facts) and params["dimension"] != dim
+    if name == "pad":
+        return facts[1].kind is Kind.WHOLE and params["padding_config"][dim] == (0, 0, 0)
+    if name == "rev":
+        return dim not in params["dimensions"]
+    if name == "top_k":
+        ndim = len(eqn.invars[0].aval.shape)
+        return bool(params.get("axis", ndim - 1) % ndim != dim)
+    return False
 
 
 def _reduce(eqn: Any, other: Any, name: str, dim: int) -> Fact | None:
@@ -223,25 +226,12 @@ def _slice(eqn: Any, other: Any, dim: int) -> Fact | None:
     )
 
 
-def _reverse(eqn: Any, other: Any, dim: int) -> Fact | None:
-    fits = dim not in eqn.params["dimensions"] and _same(eqn, other)
-    return Fact(Kind.ROWS, dim) if fits else None
-
-
-def _top_k(eqn: Any, other: Any, dim: int) -> Fact | None:
-    ndim = len(eqn.invars[0].aval.shape)
-    axis = eqn.params.get("axis", ndim - 1) % ndim
-    return Fact(Kind.ROWS, dim) if axis != dim and _same(eqn, other) else None
-
-
 _RULES: dict[str, Callable[[Any, Any, int], Fact | None]] = {
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "squeeze": _squeeze,
     "transpose": _transpose,
     "slice": _slice,
-    "rev": _reverse,
-    "top_k": _top_k,
 }
 
 

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 
 from jaxdist import _compat
 from jaxdist._keras.forward import marks
-from jaxdist._keras.forward.owners import find_aggregations
-from jaxdist._keras.forward.pairs import Pair, Pairs
-from jaxdist._keras.forward.traced import trace_forward
-from jaxdist._keras.forward.variation import may_vary
+from jaxdist._keras.forward.aligned import may_vary
+from jaxdist._keras.forward.pairs import Call, Pair, Pairs
+from jaxdist._keras.listing import find_aggregations
 from jaxdist._keras.models import name_of
 from jaxdist._keras.rows import Rows
 from jaxdist._program import (
@@ -60,33 +59,20 @@ class Laws:
         return Laws({n: Law.FIRST for n, law in self.by_number.items() if law is Law.KEEP})
 
 
-def find_laws(
-    model: Any,
-    pairs: Pairs,
-    trainable: Sequence[Any],
-    fixed: Sequence[Any],
-    new: Sequence[Any],
-    x: Any,
-    rows: Rows,
-    training: bool,
-) -> Laws:
+def find_laws(call: Call, pairs: Pairs, new: Sequence[Any]) -> Laws:
     """Return the laws of the variables that a call of the model assigned.
 
     Args:
-        model: The model.
-        pairs: Its traces.
-        trainable: The values of the trainable variables.
-        fixed: The values of the other variables before the call.
-        new: The values of the other variables after the call.
-        x: The rows of this replica.
-        rows: The number of rows.
-        training: Whether the model is called for training.
+        call: The call.
+        pairs: The traces of the model.
+        new: The values of the non-trainable variables after the call.
 
     Raises:
         StateDivergenceError: A variable of a user's layer has a different value on each replica,
             and there is no way to merge them.
     """
-    changed = [n for n, (a, b) in enumerate(zip(fixed, new, strict=True)) if a is not b]
+    model, rows = call.model, call.rows
+    changed = [n for n, (a, b) in enumerate(zip(call.fixed, new, strict=True)) if a is not b]
     aggregations = find_aggregations(model)
     of_keras = [n for n in changed if n not in aggregations]
     found = {n: Law.MEAN if _has_mean(new[n]) else Law.KEEP for n in of_keras}
@@ -96,7 +82,7 @@ def find_laws(
     # Every replica decides from the same two numbers of rows.
     size = max(rows.most, 2)
     sizes = size, rows.total if rows.total > size else size + 1
-    pair = pairs.find(trainable, fixed, x, rows, sizes, training)
+    pair = pairs.find(call, sizes)
     question = "laws", tuple(others)
     if question not in pair.proved:
         dtypes = {n: new[n].dtype for n in others}
@@ -271,36 +257,23 @@ def merge_states(
     return merged
 
 
-def compute_additions(
-    model: Any,
-    trainable: Sequence[Any],
-    fixed: Sequence[Any],
-    x: Any,
-    groups: Sequence[Sequence[int]],
-    rows: Rows,
-    training: bool,
-) -> dict[int, Any]:
+def compute_additions(call: Call, groups: Sequence[Sequence[int]]) -> dict[int, Any]:
     """Return the additions of this replica to variables: their new values if they began at zero.
 
     The difference of new and old values would lose small additions to a large sum.
 
     Args:
-        model: The model.
-        trainable: The values of the trainable variables.
-        fixed: The values of the other variables before the call.
-        x: The rows of this replica.
+        call: The call.
         groups: The numbers of the variables; those of a group are set to zero together.
-        rows: The number of rows.
-        training: Whether the model is called for training.
     """
     if not groups:
         return {}
-    forward = trace_forward(model, trainable, fixed, x, rows, training)
+    rows, forward = call.rows, call.trace(call.rows)
     found: dict[int, Any] = {}
     for group in groups:
-        zeroed = [jnp.zeros_like(v) if n in group else v for n, v in enumerate(fixed)]
+        zeroed = [jnp.zeros_like(v) if n in group else v for n, v in enumerate(call.fixed)]
         number = jnp.asarray(rows.replica.replica_id_in_sync_group, jnp.int32)
-        inputs = [number, *trainable, *zeroed, *jax.tree.leaves(x)]
+        inputs = [number, *call.trainable, *zeroed, *jax.tree.leaves(call.x)]
         closed, used = _compat.drop_unused(forward.closed, [forward.result_of(n) for n in group])
         # Results come in the order of the program.
         values = _Evaluation(rows).run(closed, [inputs[n] for n in used])

@@ -11,17 +11,83 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
 from jaxdist import _compat
 from jaxdist._keras.forward import marks
 from jaxdist._keras.forward.aligned import NotAlignedError, find_differences
-from jaxdist._keras.forward.conversions import Conversions
 from jaxdist._keras.forward.nested import find_nested
-from jaxdist._keras.forward.row_rules import OWN, PART, WHOLE, Fact, Kind, find_fact
+from jaxdist._keras.forward.row_rules import OWN, PART, WHOLE, Fact, Kind, Sizes, find_fact
+from jaxdist._keras.rows import Rows, with_gradient
 from jaxdist._program import get_consts, iterate_with_inner, open_jaxpr
 from jaxdist._program import primitives as known
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversions:
+    """Conversions between values of one replica and values of all rows inside a step.
+
+    The replicas compute shares of one loss, whose sum is differentiated. So the gradients of a
+    whole value are shares that add up. The gradient of rows is the part for these rows. The
+    gradient of a partial sum is the same on all replicas.
+
+    Args:
+        rows: The rows of the replica; `own` of them are real.
+        sizes: The numbers of rows in the programs of one replica, which may be more, and of all.
+    """
+
+    rows: Rows
+    sizes: Sizes
+
+    def add_up(self, part: Any) -> Any:
+        """Return the sum over the replicas of a partial sum."""
+        return with_gradient(self.rows.add_up, self.rows.add_up, part)
+
+    def gather(self, array: Any, dim: int) -> Any:
+        """Return the rows of all replicas.
+
+        Shapes:
+            In: `sizes.own` blocks of rows along `dim`. Out: `sizes.total` blocks.
+        """
+        rows, length = self.rows, array.shape[dim]
+        block = length // self.sizes.own
+
+        def forward(value: Any) -> Any:
+            real = jax.lax.slice_in_dim(value, 0, rows.own * block, axis=dim)
+            return rows.gather(real, dim, block)
+
+        def backward(cotangent: Any) -> Any:
+            own = rows.take_own(rows.add_up(cotangent), dim, block)
+            pads = [(0, 0)] * own.ndim
+            pads[dim] = (0, length - own.shape[dim])
+            return jnp.pad(own, pads)
+
+        return with_gradient(forward, backward, array)
+
+    def take_rows(self, whole: Any, dim: int) -> Any:
+        """Return the rows of this replica, padded with copies of the last; zeros without rows."""
+        own, length = self.rows.own, self.sizes.own
+        block = whole.shape[dim] // self.sizes.total
+        if not own:
+            shape = list(whole.shape)
+            shape[dim] = block * length
+            return jnp.zeros(shape, whole.dtype)
+        taken = self.rows.take_own(whole, dim, block)
+        if own == length:
+            return taken
+        last = jax.lax.slice_in_dim(taken, (own - 1) * block, own * block, axis=dim)
+        return jnp.concatenate([taken] + [last] * (length - own), dim)
+
+    def keep_real(self, array: Any, dim: int) -> Any:
+        """Return the rows, with zeros instead of padding."""
+        if self.rows.own == self.sizes.own:
+            return array
+        block = array.shape[dim] // self.sizes.own
+        numbers = jax.lax.broadcasted_iota(jnp.int32, array.shape, dim)
+        return jnp.where(numbers < self.rows.own * block, array, jnp.zeros_like(array))
+
 
 _INLINED = frozenset({"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"})
 _NESTED = frozenset({"scan", "while", "cond", "custom_jvp_call", "custom_linear_solve"})

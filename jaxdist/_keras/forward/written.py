@@ -5,17 +5,13 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from jaxdist import _compat
 from jaxdist._collectives import trace_beside_step
-from jaxdist._keras.forward.marks import trace_with_marks
-from jaxdist._keras.forward.owners import find_aggregations
-from jaxdist._keras.forward.traced import TracedReplica
-from jaxdist._keras.forward.variation import may_vary
-from jaxdist._keras.models import forget_losses, name_of
-from jaxdist._keras.rows import Rows, use_rows
+from jaxdist._keras.forward.aligned import may_vary
+from jaxdist._keras.forward.pairs import trace_rows
+from jaxdist._keras.listing import find_aggregations
+from jaxdist._keras.models import name_of
+from jaxdist._keras.rows import Rows
 from jaxdist._keras.source import keras_module
 from jaxdist._program import iterate_equations
 from jaxdist.errors import StateDivergenceError
@@ -72,26 +68,13 @@ class WrittenStep:
         return any(e.primitive.name.startswith("all_gather") for e in iterate_equations(program))
 
     def _trace(self, size: int) -> Any:
-        numbers = {id(v): n for n, v in enumerate(self.model.non_trainable_variables)}
+        rows = Rows(size, size * self.rows.count, self.rows.replica)
 
-        def call(number: Any, state: Any, batch: Any) -> list[Any]:
-            replica = TracedReplica(self.rows.replica.strategy, self.rows.count, number)
-            own = Rows(size, size * self.rows.count, replica, has_shares=False)
-            forget_losses(self.model)
-            with use_rows(own), trace_with_marks(numbers):
-                fixed, metrics = self.run(state, batch)
+        def call(state: Any, batch: Any) -> list[Any]:
+            fixed, metrics = self.run(state, batch)
             return [*fixed, *metrics]
 
-        def shape(leaf: Any) -> Any:
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-
-        def shape_of_rows(leaf: Any) -> Any:
-            return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
-
-        number = jax.ShapeDtypeStruct((), jnp.int32)
-        return jax.make_jaxpr(call)(
-            number, jax.tree.map(shape, self.state), jax.tree.map(shape_of_rows, self.batch)
-        )
+        return trace_rows(self.model, rows, call, self.state, self.batch)
 
 
 def check_written_step(step: WrittenStep, new: Sequence[Any]) -> None:
@@ -99,7 +82,7 @@ def check_written_step(step: WrittenStep, new: Sequence[Any]) -> None:
 
     `run` proves that the values of the replicas are equal. A number of rows is equal on replicas
     with equally many rows, but Keras alone would use that of all rows. So the step is traced for
-    two numbers of rows: see `forward/variation.py`.
+    two numbers of rows: see `forward/aligned.py`.
 
     Args:
         step: The step.

@@ -1,4 +1,4 @@
-"""Makes a model function from a Keras model."""
+"""Makes a model function from a Keras model, its optimizer and its metrics."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,14 +9,13 @@ import numpy as np
 import optax
 from flax import nnx
 
+from jaxdist import _keras_servers
 from jaxdist._called import called, refuse
-from jaxdist._keras import Rows, keras_module, use_rows
+from jaxdist._keras import Rows, compute_loss, keras_module, use_rows
 from jaxdist._strategies import get_replica_context
 from jaxdist.errors import ArgumentError, ShapeError, UnsupportedError
-from jaxdist.estimator._model.keras_metrics import check_metrics, compute_metrics
-from jaxdist.estimator._model.keras_optimizer import make_transformation
-from jaxdist.estimator._model.modules import get_module
-from jaxdist.estimator._model.spec import EstimatorSpec, ModeKeys
+from jaxdist.estimator._model.building import get_module
+from jaxdist.estimator._model.spec import EstimatorSpec, ModeKeys, take_mean_of_rows
 
 _CALLER = "estimator.Estimator"
 
@@ -71,11 +70,7 @@ def _name(variables: Sequence[Any]) -> dict[str, Any]:
 
 
 def make_from_keras(
-    model: Any,
-    loss: Callable[[Any, Any], Any] | None,
-    optimizer: optax.GradientTransformation | None,
-    metrics: Mapping[str, Callable[[Any, Any], Any]] | None,
-    take_mean_of_rows: Callable[[Any], Any],
+    model: Any, loss: Any, optimizer: Any, metrics: Mapping[str, Any] | None
 ) -> Callable[..., EstimatorSpec]:
     """Return a model function of five arguments.
 
@@ -84,7 +79,6 @@ def make_from_keras(
         loss: A loss of predictions and labels; None for that of `compile`.
         optimizer: An optax transformation; None for that of `compile`.
         metrics: Metrics by name, with `loss`.
-        take_mean_of_rows: Reduces the value of `loss` to one number for each row.
     """
 
     def call(features: Any, labels: Any, mode: str, params: Any, config: Any) -> EstimatorSpec:
@@ -116,9 +110,10 @@ def make_from_keras(
                 mode, predictions, of_rows, train_op=optimizer, eval_metric_ops=own
             )
         with _use_replica(mode, rows):
-            held = (trainable, after)
-            data = {"x": features, "y": labels, "y_pred": predictions, "training": is_train}
-            total = _compute_loss(model, held, added, data)
+            counts = [jnp.zeros(v.shape, v.dtype) for v in model.metrics_variables]
+            held, data = (trainable, after, counts), (features, labels, predictions, None)
+            # The mean over the rows, plus the losses of the layers.
+            total, _, _ = compute_loss(model, held, data, added, is_train)
         return EstimatorSpec(
             mode,
             predictions,
@@ -194,15 +189,85 @@ def _write_fixed(values: _Values, before: Sequence[Any], after: Sequence[Any]) -
         values.fixed[name][...] = new
 
 
-def _compute_loss(
-    model: Any, variables: tuple[Any, Any], added: list[Any], data: dict[str, Any]
-) -> Any:
-    """Return the loss of `compile` as the mean over the rows, plus the losses of the layers."""
-    counts = [jnp.zeros(v.shape, v.dtype) for v in model.metrics_variables]
-    model._losses_override.clear()
-    model._losses_override = added
-    try:
-        loss, _ = model.stateless_compute_loss(*variables, counts, sample_weight=None, **data)
-    finally:
-        model._losses_override.clear()
-    return loss
+def check_metrics(model: Any) -> None:
+    """Check that each metric of `compile` is a mean over rows.
+
+    Raises:
+        UnsupportedError: A metric is not a mean over rows, or the model has several outputs.
+    """
+    wrapper = keras_module("metrics.reduction_metrics").MeanMetricWrapper
+    # A model without a list of outputs is a subclass with its own `call`.
+    count = len(getattr(model, "outputs", None) or [None])
+    for metric in _list_metrics(model):
+        is_mean = isinstance(metric, wrapper) and type(metric).update_state is wrapper.update_state
+        if is_mean and count == 1:
+            continue
+        why = (
+            f"the metric {metric.name!r}, a {type(metric).__name__}"
+            if not is_mean
+            else f"metrics for {count} outputs"
+        )
+        raise refuse(
+            f"the Keras model {model.name!r} with {why}.",
+            "An evaluation of an Estimator takes the mean of a value of each row of one output.",
+            "Leave it out of compile, or evaluate with the model's own evaluate.",
+            kind=UnsupportedError,
+        )
+
+
+def compute_metrics(model: Any, labels: Any, predictions: Any) -> dict[str, Any]:
+    """Return each metric of `compile` for each row; with a mask, also the weights of the rows."""
+    found: dict[str, Any] = {}
+    mask = keras_module("backend").get_keras_mask(predictions)
+    for metric in _list_metrics(model):
+        values = metric._fn(labels, predictions, **metric._fn_kwargs)
+        values, weights = keras_module("metrics.reduction_metrics").reduce_to_samplewise_values(
+            values, mask, jnp.mean, metric.dtype
+        )
+        if weights is None:
+            found[metric.name] = values
+        else:
+            # Keras divides the sum of the weighted values by the sum of the weights.
+            own = jnp.where(weights > 0, values / jnp.where(weights > 0, weights, 1), 0)
+            found[metric.name] = (own, weights)
+    return found
+
+
+def _list_metrics(model: Any) -> list[Any]:
+    return [] if model._compile_metrics is None else list(model._compile_metrics.metrics)
+
+
+def check_optimizer(name: str, optimizer: Any) -> None:
+    """Check that an optimizer of Keras is a function of its state and the gradients.
+
+    Args:
+        name: The name of the model.
+        optimizer: Its optimizer.
+
+    Raises:
+        UnsupportedError: The optimizer scales the loss, or overwrites weights by their averages.
+    """
+    scales = isinstance(
+        optimizer, keras_module("optimizers.loss_scale_optimizer").LossScaleOptimizer
+    )
+    if not scales and not getattr(optimizer, "use_ema", False):
+        return
+    what = "a LossScaleOptimizer" if scales else "an optimizer with use_ema=True"
+    instead = "mixed_bfloat16, which needs no scaling" if scales else "optax.ema in an optax chain"
+    raise refuse(
+        f"the Keras model {name!r} with {what}.",
+        "An Estimator passes gradients to the optimizer, and saves the weights that it returns.",
+        f"Use {instead}, or train the model with its own fit in the strategy's scope.",
+        kind=UnsupportedError,
+    )
+
+
+def make_transformation(optimizer: Any) -> optax.GradientTransformation:
+    """Return a transformation whose updates lead to the weights that the optimizer computes.
+
+    The optimizer must be built. The state begins with its current values.
+    """
+
+    return _keras_servers.make_transformation(
+        optimizer, lambda: [jnp.array(np.asarray(v.value)) for v in optimizer.variables]
+    )

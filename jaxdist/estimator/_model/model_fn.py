@@ -1,30 +1,39 @@
-"""Makes one kind of model function of everything that `Estimator` accepts."""
+"""Makes one kind of model function and input function of all that `Estimator` accepts."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from jaxdist._called import called, refuse, refuse_type
-from jaxdist._validate import check_callable, check_instance, is_array, show
-from jaxdist.errors import ArgumentError, ShapeError
+from jaxdist import data
+from jaxdist._called import call_as, name_call, refuse
+from jaxdist._strategies import Strategy
+from jaxdist._validate import CallerRename, check_callable, check_instance, show
+from jaxdist._values import is_per_replica
+from jaxdist.errors import ArgumentError
+from jaxdist.estimator._model.building import get_module
 from jaxdist.estimator._model.keras_model import (
     check_keras_model,
+    check_optimizer,
     is_keras_object,
     make_from_keras,
 )
-from jaxdist.estimator._model.keras_optimizer import check_optimizer
-from jaxdist.estimator._model.modules import get_module
-from jaxdist.estimator._model.spec import EstimatorSpec, ModeKeys, check_transformation
+from jaxdist.estimator._model.spec import (
+    EstimatorSpec,
+    ModeKeys,
+    check_transformation,
+    take_mean_of_rows,
+)
 
 _CALLER = "estimator.Estimator"
 # Called with features, labels, mode, params and config; see `make_model_fn`.
 ModelFn: TypeAlias = Callable[[Any, Any, str, Any, Any], Any]
+InputFn: TypeAlias = Callable[[data.InputContext], Any]
 _NAMES = ("features", "labels", "mode", "params", "config")
+_INPUT_NAMES = ("mode", "params", "config", "input_context")
 
 
 def make_model_fn(
@@ -51,7 +60,7 @@ def make_model_fn(
             check_optimizer(given.name, given.optimizer)
         else:
             _check_parts(f"the Keras model {given.name!r}", loss, optimizer, metrics)
-        return make_from_keras(given, loss, optimizer, metrics, _take_mean_of_rows)
+        return make_from_keras(given, loss, optimizer, metrics)
     if isinstance(given, nnx.Module):
         _check_parts("a module", loss, optimizer, metrics)
         return _make_from_module(given, loss, optimizer, metrics)
@@ -71,21 +80,24 @@ def make_model_fn(
     return _adapt(given, params)
 
 
+def _list_parameters(
+    function: Callable[..., Any], known: Sequence[str]
+) -> tuple[dict[str, inspect.Parameter], list[str]]:
+    """Return the parameters of a function, and those without a default that are not known."""
+    try:
+        found = dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return {}, []
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    needed = [n for n, p in found.items() if p.default is p.empty and p.kind not in variadic]
+    return found, [n for n in needed if n not in known]
+
+
 def _adapt(given: Callable[..., Any], params: Mapping[str, Any] | None) -> ModelFn:
     """Return a function of five arguments that passes on those that `given` takes."""
-    try:
-        found = dict(inspect.signature(given).parameters)
-    except (TypeError, ValueError):
-        found = dict[str, inspect.Parameter]()
+    found, others = _list_parameters(given, _NAMES)
     takes_all = any(p.kind is p.VAR_KEYWORD for p in found.values())
     names = [n for n in _NAMES if takes_all or n in found]
-    others = [
-        n
-        for n, p in found.items()
-        if n not in _NAMES
-        and p.default is p.empty
-        and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    ]
     if "features" not in names or others:
         raise refuse(
             f"model_fn, which takes ({', '.join(found)}).",
@@ -161,7 +173,7 @@ def _make_from_module(
         return EstimatorSpec(
             mode,
             predictions=predictions,
-            loss=_take_mean_of_rows(loss(predictions, labels)),
+            loss=take_mean_of_rows(loss(predictions, labels)),
             train_op=optimizer,
             eval_metric_ops={n: m(predictions, labels) for n, m in (metrics or {}).items()},
         )
@@ -169,32 +181,57 @@ def _make_from_module(
     return call
 
 
-@called(_CALLER)
-def _take_mean_of_rows(losses: Any) -> Any:
-    """Return a scalar, or one value for each row."""
-    if not is_array(losses):
-        raise refuse_type(
-            f"loss, which returned {show(losses)}.",
-            "loss(predictions, labels) returns an array.",
-            "Pass for instance loss=optax.l2_loss.",
-        )
-    losses = jnp.asarray(losses)
-    return losses if losses.ndim < 2 else jnp.mean(losses, axis=tuple(range(1, losses.ndim)))
-
-
-def count_rows(features: Any) -> int:
-    """Return the number of rows of a batch.
+def make_input_fn(input_fn: Any, *, mode: str, params: Any, config: Any) -> InputFn:
+    """Return a function that calls `input_fn` with the arguments that it takes.
 
     Raises:
-        ShapeError: The batch has no rows.
+        ArgumentTypeError: `input_fn` is not a function.
+        ArgumentError: It takes other arguments.
     """
-    leaves = jax.tree.leaves(features)
-    if not leaves or not jnp.shape(leaves[0]):
-        raise ShapeError(
-            f"{_CALLER}: input_fn gave the features {show(features)}.\n\n"
-            "Features are arrays [b, ...], or a pytree of these, one row for each example.\n\n"
-            "Let each element of the dataset be a batch."
+    example = "Pass a function: lambda: jaxdist.data.batches(arrays, 32)."
+    check_callable(input_fn, "input_fn", example)
+    found, others = _list_parameters(input_fn, _INPUT_NAMES)
+    if others:
+        raise refuse(
+            f"input_fn, which takes ({', '.join(found)}).",
+            f"input_fn may take {', '.join(_INPUT_NAMES)}, by these names.",
+            example,
         )
-    # In an export the number of rows is symbolic.
-    rows: int = jnp.shape(leaves[0])[0]
-    return rows
+
+    caller = name_call()
+
+    def call(context: data.InputContext) -> Any:
+        values = dict(zip(_INPUT_NAMES, (mode, params, config, context), strict=True))
+        made = input_fn(**{name: values[name] for name in _INPUT_NAMES if name in found})
+        if made is None:
+            raise call_as(
+                caller,
+                refuse,
+                f"input_fn, which returned {show(made)}.",
+                "input_fn returns a dataset, each element of which is the batch of one replica.",
+                "End it with return; for instance return jaxdist.data.batches(arrays, 32).",
+            )
+        return made
+
+    return call
+
+
+def rename_input() -> CallerRename:
+    """Return a context manager in which errors of the dataset name `input_fn`."""
+    caller = name_call()
+    name = "distribute_datasets_from_function was given dataset_fn"
+    return CallerRename(name, f"{caller} was given input_fn")
+
+
+def split_batch(element: Any) -> tuple[Any, Any]:
+    """Return the features and the labels of a batch; labels are None if it has none."""
+    if isinstance(element, (tuple, list)) and len(element) == 2:
+        return element[0], element[1]
+    return element, None
+
+
+def take_local(strategy: Strategy, batch: Any) -> Any:
+    """Return the batch of the first replica of this process."""
+    return jax.tree.map(
+        lambda x: strategy.experimental_local_results(x)[0], batch, is_leaf=is_per_replica
+    )

@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdist._called import called, refuse
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import as_list, check_instance, is_array, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.estimator._hooks import SessionRunHook
@@ -218,3 +219,34 @@ def check_spec(spec: Any, mode: str, rows: int) -> EstimatorSpec:
             "Take the mean over the other dims: jnp.mean(losses, axis=range(1, losses.ndim))."
         )
     return spec
+
+
+def count_rows(features: Any) -> int:
+    """Return the number of rows of a batch.
+
+    Raises:
+        ShapeError: The batch has no rows.
+    """
+    leaves = jax.tree.leaves(features)
+    if not leaves or not jnp.shape(leaves[0]):
+        raise ShapeError(
+            f"estimator.Estimator: input_fn gave the features {show(features)}.\n\n"
+            "Features are arrays [b, ...], or a pytree of these, one row for each example.\n\n"
+            "Let each element of the dataset be a batch."
+        )
+    # In an export the number of rows is symbolic.
+    rows: int = jnp.shape(leaves[0])[0]
+    return rows
+
+
+@called("estimator.Estimator")
+def take_mean_of_rows(losses: Any) -> Any:
+    """Return a scalar, or one value for each row."""
+    if not is_array(losses):
+        raise refuse_type(
+            f"loss, which returned {show(losses)}.",
+            "loss(predictions, labels) returns an array.",
+            "Pass for instance loss=optax.l2_loss.",
+        )
+    losses = jnp.asarray(losses)
+    return losses if losses.ndim < 2 else jnp.mean(losses, axis=tuple(range(1, losses.ndim)))

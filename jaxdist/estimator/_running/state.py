@@ -1,7 +1,9 @@
-"""`TrainState`: a model in training, its global step, and its step on the replicas."""
+"""A model in training, with its global step and its step on the replicas, and its saver."""
 
+import contextlib
 import logging
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,9 +13,10 @@ from flax import nnx
 from jaxdist._processes import get_settings
 from jaxdist._strategies import get_replica_context
 from jaxdist._values import Variable, VariableAggregation
-from jaxdist.estimator._model import Built
+from jaxdist.estimator._hooks import CheckpointSaverListener, Session, call_each
+from jaxdist.estimator._model.building import Built
 from jaxdist.estimator._run_config import RunConfig
-from jaxdist.estimator._running.folder import CheckpointChoice
+from jaxdist.estimator._running.folder import CheckpointChoice, ModelFolder
 
 _LOG = logging.getLogger("jaxdist")
 _PAUSE = 0.05
@@ -146,3 +149,64 @@ class TrainState:
                 return
             time.sleep(_PAUSE)
         self.read_step()
+
+
+class Saver:
+    """Saves checkpoints, and calls listeners around each of them.
+
+    Args:
+        folder: The folder of the model.
+        listeners: The listeners.
+    """
+
+    def __init__(self, folder: ModelFolder, listeners: Sequence[CheckpointSaverListener]) -> None:
+        self._folder, self._listeners = folder, list(listeners)
+        self._is_chief = False
+        self._step, self._time = 0, time.monotonic()
+
+    def begin(self) -> None:
+        """Call `begin` of all listeners. Only the chief calls this."""
+        self._is_chief = True
+        call_each(self._listeners, "begin")
+
+    @contextlib.contextmanager
+    def open(self, session: Session) -> Iterator[None]:
+        """Open the folder for the steps of this training."""
+        self._session = session
+        with self._folder.open() as self._checkpoints:
+            yield
+
+    def is_due_by_step(self, step: int, every: int) -> bool:
+        """Return whether enough steps have been taken since the last checkpoint."""
+        return step >= self._step + every
+
+    def is_due_by_time(self, seconds: float) -> bool:
+        """Return whether enough time has passed since the last checkpoint."""
+        return time.monotonic() >= self._time + seconds
+
+    def save_first(self, state: TrainState) -> None:
+        """Save the state before the first step, if no checkpoint has it."""
+        self._step, self._time = state.step, time.monotonic()
+        if state.is_as_restored and state.step not in self._checkpoints.steps():
+            self.save(state)
+
+    def save(self, state: TrainState) -> bool:
+        """Save a checkpoint; return whether a listener wants the training to end."""
+        checkpoints = self._checkpoints
+        # Workers continue while the chief saves, so read the step before saving.
+        step = state.read_step()
+        self._step, self._time = step, time.monotonic()
+        if step in checkpoints.steps():
+            return False
+        session, listeners = self._session, self._listeners if self._is_chief else []
+        call_each(listeners, "before_save", session, step)
+        self._folder.save(checkpoints, step, state.built.state)
+        if self._is_chief:
+            self._folder.delete_old()
+        return any(wish is True for wish in call_each(listeners, "after_save", session, step))
+
+    def end(self, state: TrainState) -> None:
+        """Save the last step, and call `end` of all listeners."""
+        self.save(state)
+        if self._is_chief:
+            call_each(self._listeners, "end", self._session, self._step)

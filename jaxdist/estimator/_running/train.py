@@ -6,29 +6,75 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxdist._called import refuse
 from jaxdist._parameter_server import WorkerStrategy
-from jaxdist._strategies import Strategy
+from jaxdist._replica import ReplicaContext
+from jaxdist._strategies import Strategy, get_replica_context
 from jaxdist.data import InputOptions, PartialBatch
 from jaxdist.errors import ShapeError
 from jaxdist.estimator._hooks import (
     CheckpointSaverListener,
-    HookChain,
     Session,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
+    call_each,
 )
-from jaxdist.estimator._model import Built, ModeKeys, build
+from jaxdist.estimator._model.building import build
+from jaxdist.estimator._model.model_fn import InputFn, rename_input, split_batch, take_local
+from jaxdist.estimator._model.spec import ModeKeys
 from jaxdist.estimator._run_config import RunConfig
-from jaxdist.estimator._running.agreement import Agreement
-from jaxdist.estimator._running.folder import ModelFolder
-from jaxdist.estimator._running.input import InputFn, rename_input, split_batch, take_local
+from jaxdist.estimator._running.folder import ModelFolder, WarmStartSettings, warm_start
 from jaxdist.estimator._running.progress import Losses, Progress
-from jaxdist.estimator._running.saver import Saver
-from jaxdist.estimator._running.state import TrainState
+from jaxdist.estimator._running.state import Saver, TrainState
 
 _LOG = logging.getLogger("jaxdist")
+
+# How often the processes exchange wishes: one exchange per step would cost more than the step.
+_EVERY = 10
+
+
+class Agreement:
+    """Decisions that the processes of a strategy make together: to stop, or to save by the clock.
+
+    Args:
+        strategy: The strategy.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        # Workers of servers are not in step with each other.
+        self.is_needed = not isinstance(strategy, WorkerStrategy) and count_processes(strategy) > 1
+
+    def decide(self, step: int, wish: bool) -> bool:
+        """Return whether any process wishes it; always False between exchanges.
+
+        Args:
+            step: How many steps this call of `train` has taken; the same in all processes.
+            wish: Whether this process wishes it.
+        """
+        if not self.is_needed:
+            return wish
+        if step % _EVERY:
+            return False
+        given = self._strategy.experimental_distribute_values_from_function(
+            lambda context: np.int32(wish)
+        )
+        return bool(np.asarray(self._strategy.run(_find_most, (given,))) > 0)
+
+
+def _find_most(wish: Any) -> Any:
+    context: ReplicaContext = get_replica_context()
+    return context.all_reduce("sum", wish)
+
+
+def count_processes(strategy: Strategy) -> int:
+    """Return how many processes have devices of a strategy."""
+    return len(set(strategy.layout.replica_owners))
+
+
 _STEPS_OF_OTHERS = 4
 
 
@@ -46,7 +92,7 @@ class Training:
         listeners: The listeners of the chief.
         steps: How many steps this worker takes; None for no limit.
         max_steps: The total of steps of all workers at the end; None for no limit.
-        warm_start: Writes initial values into a new model.
+        warm_start: Where a new model takes its initial values from; None for nowhere.
     """
 
     call: Callable[[Any, Any], Any]
@@ -58,7 +104,7 @@ class Training:
     listeners: Sequence[CheckpointSaverListener]
     steps: int | None
     max_steps: int | None
-    warm_start: Callable[[Built], None] | None
+    warm_start: WarmStartSettings | None
 
     @property
     def is_shared(self) -> bool:
@@ -71,20 +117,19 @@ class Training:
         return bool(self.strategy.extended.should_checkpoint)
 
 
-def run_training(training: Training) -> int:
-    """Train, and return the global step at the end.
+def run_training(training: Training) -> None:
+    """Train, and save the last step.
 
     Raises:
         ShapeError: The dataset does not have a batch for each replica.
         NonFiniteLossError: The loss is not finite.
     """
     strategy = training.strategy
-    chain, saver = HookChain(training.hooks), Saver(training.folder, training.listeners)
-    chain.begin()
+    saver = Saver(training.folder, training.listeners)
+    call_each(training.hooks, "begin")
     if training.is_chief:
         saver.begin()
-    with contextlib.ExitStack() as stack:
-        batches = stack.enter_context(_open_input(training))
+    with _open_input(training) as batches:
         first = next(batches, None)
         if first is None:
             replicas = strategy.num_replicas_in_sync
@@ -96,7 +141,7 @@ def run_training(training: Training) -> int:
                 kind=ShapeError,
             )
         state = _make_state(training, take_local(strategy, first))
-        return _Loop(training, state, chain, saver).run(first, batches)
+        _Loop(training, state, saver).run(first, batches)
 
 
 def _open_input(training: Training) -> Any:
@@ -117,7 +162,7 @@ def _make_state(training: Training, batch: Any) -> TrainState:
     latest = training.folder.find_latest()
     if latest is None:
         if training.warm_start is not None:
-            training.warm_start(built)
+            warm_start(training.warm_start, built)
     elif training.is_chief or not training.is_shared:
         # The other workers read the chief's values from the servers.
         latest, _ = latest.follow(lambda choice: choice.restore(built.state))
@@ -128,10 +173,8 @@ def _make_state(training: Training, batch: Any) -> TrainState:
 class _Loop:
     """The steps of one call of `train`."""
 
-    def __init__(
-        self, training: Training, state: TrainState, chain: HookChain, saver: Saver
-    ) -> None:
-        self._training, self._state, self._chain, self._saver = training, state, chain, saver
+    def __init__(self, training: Training, state: TrainState, saver: Saver) -> None:
+        self._training, self._state, self._saver = training, state, saver
         config = training.config
         self._losses = Losses()
         self._progress = Progress(training.folder.path, config, is_chief=training.is_chief)
@@ -140,18 +183,23 @@ class _Loop:
         # If processes are in step, all of them take part in a save.
         self._saves = training.is_chief or self._agreement.is_needed
         self._own = 0
+        self._hooks = list(training.hooks)
 
-    def run(self, batch: Any, batches: Iterator[Any]) -> int:
-        training, state, chain = self._training, self._state, self._chain
+    def run(self, batch: Any, batches: Iterator[Any]) -> None:
+        training, state = self._training, self._state
         spec = state.built.spec
-        chain.add(spec.training_hooks or ())
+        own = [spec.training_hooks or ()]
         if training.is_chief:
-            chain.add(spec.training_chief_hooks or ())
+            own.append(spec.training_chief_hooks or ())
+        for hooks in own:
+            call_each(hooks, "begin")
+            self._hooks += hooks
         with (
             contextlib.closing(self._progress),
-            self._saver.open(self._session) if self._saves else _nothing(),
+            self._saver.open(self._session) if self._saves else contextlib.nullcontext(),
         ):
-            context = chain.open(self._session)
+            context = SessionRunContext(self._session)
+            call_each(self._hooks, "after_create_session", self._session, context)
             if self._saves:
                 self._saver.save_first(state)
             if not self._is_complete(state.read_step()):
@@ -161,20 +209,19 @@ class _Loop:
             state.tell_end(training.config)
             if self._saves:
                 self._saver.end(state)
-            chain.end(self._session)
-        return state.step
+            call_each(self._hooks, "end", self._session)
 
     def _take_steps(self, context: SessionRunContext, batch: Any, batches: Iterator[Any]) -> None:
         """Take steps until the last one, or until the data ends."""
         state = self._state
         while True:
-            self._chain.before_run(context)
+            call_each(self._hooks, "before_run", context)
             values = self._take_step(batch)
             if self._saves and self._is_save_due():
                 self._losses.check_all()
                 if self._saver.save(state):
                     context.request_stop()
-            self._chain.after_run(context, values)
+            call_each(self._hooks, "after_run", context, values)
             if self._agreement.decide(self._own, context.should_stop()) or state.is_stopped:
                 return
             if self._is_near_end():
@@ -217,8 +264,3 @@ class _Loop:
     def _is_complete(self, step: int) -> bool:
         steps, most = self._training.steps, self._training.max_steps
         return (steps is not None and self._own >= steps) or (most is not None and step >= most)
-
-
-@contextlib.contextmanager
-def _nothing() -> Iterator[None]:
-    yield

@@ -1,10 +1,11 @@
-"""`Callback`, the base class, and `CallbackList`, which calls all callbacks of a `fit`."""
+"""`Callback`, `LambdaCallback`, `CallbackList`, which calls all, and the values they watch."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxdist._called import refuse_type
-from jaxdist._validate import as_list
+from jaxdist._called import called, name_call, refuse, refuse_type
+from jaxdist._validate import as_list, as_number, check_callable, check_text, show
 
 Logs = Mapping[str, float]
 
@@ -122,29 +123,24 @@ class CallbackList:
 
     def __init__(self, callbacks: Iterable[Any], model: Any, params: Mapping[str, Any]) -> None:
         what, remedy = "a list of fit.Callback", "Pass callbacks=[fit.EarlyStopping()]."
-        self._callbacks: Sequence[Callback] = as_list(
+        self.callbacks: Sequence[Callback] = as_list(
             "callbacks", callbacks, what, remedy, kind=Callback
         )
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             _check_states(callback)
             callback.set_model(model)
             callback.set_params(params)
-
-    @property
-    def callbacks(self) -> Sequence[Callback]:
-        """The callbacks, in the order in which they are called."""
-        return self._callbacks
 
     def has(self, method: str) -> bool:
         """Whether a callback overrides a method. The others cost nothing."""
         return any(
             getattr(type(callback), method) is not getattr(Callback, method)
-            for callback in self._callbacks
+            for callback in self.callbacks
         )
 
     def close(self) -> None:
         """Close all callbacks."""
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             callback.close()
 
     def call(self, method: str, *args: Any) -> None:
@@ -152,7 +148,7 @@ class CallbackList:
 
         An exception keeps its type, and gets a note that says which callback raised it.
         """
-        called = self._callbacks
+        called = self.callbacks
         if method == "on_epoch_end":
             called = sorted(called, key=lambda callback: callback._saves_states)
         for callback in called:
@@ -180,3 +176,141 @@ def _check_states(callback: Callback) -> None:
             "set_state of a resumed training gets what get_state returned.",
             f"Give it a {missing} as well.",
         )
+
+
+_METHODS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+
+class LambdaCallback(Callback):
+    """A callback made of functions.
+
+    Args:
+        functions: Functions by the name of the method: `on_epoch_end=lambda epoch, logs: ...`.
+
+    Raises:
+        ArgumentError: A name is not a method of a callback.
+
+    Example:
+        >>> printer = fit.LambdaCallback(on_epoch_end=lambda epoch, logs: print(epoch))
+        >>> printer.on_epoch_end(3, {})
+        3
+
+    Source:
+        `keras.callbacks.LambdaCallback`.
+    """
+
+    @called("fit.LambdaCallback")
+    def __new__(cls, **functions: Callable[..., Any]) -> "LambdaCallback":
+        wrong = sorted(set(functions) - set(_METHODS))
+        if wrong:
+            raise refuse(
+                f"{', '.join(wrong)}.",
+                f"The methods of a callback are {', '.join(_METHODS)}.",
+                "Pass functions by these names.",
+            )
+        for name, function in functions.items():
+            check_callable(function, name)
+        # Each has its own class, since the class says which methods a callback overrides.
+        methods = {name: staticmethod(function) for name, function in functions.items()}
+        kind = type("LambdaCallback", (cls,), {**methods, "__module__": cls.__module__})
+        return object.__new__(kind)
+
+    def __init__(self, **functions: Callable[..., Any]) -> None:
+        super().__init__()
+
+
+# Metrics for which higher is better. As in Keras, lower is better for all others.
+_MORE_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "top_", "fmeasure")
+
+
+class Monitor:
+    """Follows one value of the logs.
+
+    Args:
+        caller: The callback, for messages.
+        name: The name in the logs, such as "val_loss".
+        mode: "min", "max", or "auto" by the name.
+        min_delta: By how much a value has to be better to count.
+    """
+
+    def __init__(self, name: str, mode: str, min_delta: float = 0.0) -> None:
+        check_text("monitor", name, "val_loss")
+        if not isinstance(mode, str) or mode not in ("auto", "min", "max"):
+            raise refuse(
+                f"mode={show(mode)}.",
+                "It says whether the best value is the smallest or the largest.",
+                "Pass 'min', 'max', or 'auto', which decides by the name.",
+            )
+        if mode == "auto":
+            is_more = any(part in name for part in _MORE_IS_BETTER)
+            mode = "max" if is_more else "min"
+        self.name, self._caller = name, name_call()
+        self._sign = -1.0 if mode == "max" else 1.0
+        self._delta = as_number("min_delta", min_delta, least=0.0)
+        self.best = math.inf * self._sign
+
+    @called(lambda self: self._caller)
+    def read(self, logs: Mapping[str, float], model: Any) -> float | None:
+        """Return the value, or None after an epoch without validation.
+
+        Raises:
+            ArgumentError: No epoch has this value in its logs.
+        """
+        if self.name not in logs:
+            validates_every = getattr(model, "_validates_every", None)
+            if self.name.startswith("val_") and (validates_every or 1) > 1:
+                return None
+            raise refuse(
+                f"monitor={self.name!r}, and the epoch has {', '.join(logs) or 'no values'}.",
+                "Values that begin with val_ are there after a validation.",
+                "Pass one of these names, or validation_data to fit.",
+            )
+        return logs[self.name]
+
+    @called(lambda self: self._caller)
+    def check(self) -> None:
+        """Check the name, for a `fit` without validation.
+
+        Raises:
+            ArgumentError: It is the name of a validation value.
+        """
+        if self.name.startswith("val_"):
+            raise refuse(
+                f"monitor={self.name!r}, and fit has neither validation_data nor validation_split.",
+                "Values that begin with val_ are there after a validation.",
+                "Pass validation_data=(x, y) or validation_split=0.1 to fit, or monitor="
+                f"{self.name.removeprefix('val_')!r}.",
+            )
+
+    def is_better(self, value: float) -> bool:
+        """Whether a value is better than the best one. A nan is not."""
+        return value * self._sign < self.best * self._sign - self._delta
+
+    def reset(self, best: float | None = None) -> None:
+        """Forget the best value, or set it."""
+        self.best = math.inf * self._sign if best is None else best
+
+
+def check_watched(callbacks: Sequence[Callback], *, validates: bool) -> None:
+    """Check, before training, that the values that callbacks watch will exist.
+
+    A callback of the user may add values to the logs of an epoch. If there is one, nothing is
+    checked here.
+
+    Args:
+        callbacks: All callbacks of a `fit`.
+        validates: Whether the `fit` has validation data.
+
+    Raises:
+        ArgumentError: A callback watches a validation value, and `fit` does not validate.
+    """
+    if validates or any(map(_may_add_values, callbacks)):
+        return
+    for callback in callbacks:
+        if callback._watched is not None:
+            callback._watched.check()
+
+
+def _may_add_values(callback: Callback) -> bool:
+    own = type(callback).on_epoch_end.__module__.partition(".")[0]
+    return own != "jaxdist" or isinstance(callback, LambdaCallback)

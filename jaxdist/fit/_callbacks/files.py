@@ -95,11 +95,7 @@ class CSVLogger(_EpochLog):
         with self._path.open(newline="") as lines:
             names: list[str] = next(csv.reader(lines, delimiter=self._separator), [])
         writer = csv.DictWriter(
-            file,
-            names or list(row),
-            delimiter=self._separator,
-            extrasaction="ignore",
-            restval="NA",
+            file, names or list(row), delimiter=self._separator, extrasaction="ignore", restval="NA"
         )
         if not names:
             writer.writeheader()

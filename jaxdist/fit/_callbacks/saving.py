@@ -11,12 +11,8 @@ from jaxdist._called import called, refuse, refuse_type
 from jaxdist._checkpoints import Checkpoints, make_step_error, read_notes_without_orbax
 from jaxdist._processes import get_current_process
 from jaxdist._validate import as_flag, as_integer, as_path, show
-from jaxdist.errors import (
-    CheckpointError,
-    DamagedCheckpointError,
-)
-from jaxdist.fit._callbacks.base import Callback, Logs
-from jaxdist.fit._callbacks.monitor import Monitor
+from jaxdist.errors import CheckpointError, DamagedCheckpointError
+from jaxdist.fit._callbacks.base import Callback, Logs, Monitor
 from jaxdist.fit._callbacks.states import make_empty_arrays
 
 _CALLER = "fit.ModelCheckpoint"

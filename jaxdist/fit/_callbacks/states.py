@@ -53,11 +53,7 @@ def split_state(what: str, state: Any, arrays: list[np.ndarray]) -> Any:
 
 def join_state(state: Any, arrays: Sequence[Any]) -> Any:
     """Undo `split_state`. Tuples come back as lists, and arrays as NumPy arrays."""
-
-    def read(entry: Any) -> Any:
-        return np.array(arrays[entry[0]])
-
-    return _replace(state, read)
+    return _replace(state, lambda entry: np.array(arrays[entry[0]]))
 
 
 def make_empty_arrays(states: Any) -> list[np.ndarray]:

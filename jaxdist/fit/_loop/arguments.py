@@ -13,6 +13,7 @@ from jaxdist._integers import check_fits
 from jaxdist._validate import as_integer, as_number, check_instance, format_lines, show
 from jaxdist.data import Batches, DistributedDataset, batches
 from jaxdist.errors import ShapeError
+from jaxdist.fit._step.output_losses import ClassWeights
 
 BATCH_SIZE = 32  # as in Keras
 MOST = 2**31 - 1  # of epochs and steps
@@ -160,20 +161,20 @@ def _as_arrays(name: str, tree: Any) -> Any:
     )
 
 
-def check_class_weight(value: Any) -> dict[int, float] | None:
-    """Return the weights of classes, or raise."""
+def read_class_weight(value: Any) -> ClassWeights | None:
+    """Return classes and their weights as arrays, or raise."""
     if value is None:
         return None
     remedy = "Pass for instance class_weight={0: 1.0, 1: 5.0}."
     check_instance("class_weight", value, Mapping, "a dict from class to weight", remedy)
-    if not value:
-        return None
-    return {
-        as_integer("a class of class_weight", label, least=0, most=MOST, remedy=remedy): as_number(
-            f"class_weight[{label!r}]", weight, least=0.0, example=1.0
-        )
-        for label, weight in value.items()
-    }
+    weights: dict[int, float] = {}
+    for label, weight in value.items():
+        number = as_integer("a class of class_weight", label, least=0, most=MOST, remedy=remedy)
+        name = f"class_weight[{label!r}]"
+        weights[number] = as_number(name, weight, least=0.0, example=1.0)
+    labels = sorted(weights)
+    found = np.array(labels, np.int32), np.array([weights[n] for n in labels], np.float32)
+    return found if labels else None
 
 
 @called("fit.Model.fit")

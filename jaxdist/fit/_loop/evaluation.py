@@ -22,38 +22,30 @@ from jaxdist.fit._loop.progress import as_verbose, print_result
 _MOST_PENDING = 3
 
 
-@called(lambda method: f"fit.Model.{method}")
+@called("fit.Model.evaluate")
 def evaluate(
     model: Any,
-    method: str,
-    x: Any,
-    y: Any,
-    weight: Any,
-    *,
+    data: tuple[Any, Any, Any],
     batch_size: int | None,
     steps: int | None,
     verbose: Any,
     callbacks: Sequence[Callback],
 ) -> dict[str, float]:
-    """Return the loss and the metrics; `Model.evaluate` documents it."""
-    model.get_compiled(method)
-    examples = read_examples(x, y, weight, needs_y=True)
+    """Return the loss and the metrics of `(x, y, sample_weight)`; see `Model.evaluate`."""
+    model.get_compiled("evaluate")
+    examples = read_examples(*data, needs_y=True)
     size = as_batch_size(batch_size, examples)
     steps = None if steps is None else as_integer("steps", steps, least=1, most=MOST)
     prints = as_verbose(verbose) and model.writes_logs
     each = CallbackList(callbacks, model, {"steps": steps, "verbose": verbose})
-    logs = measure(model, x if examples is None else examples, size, steps, each)
+    logs = measure(model, data[0] if examples is None else examples, size, steps, each)
     if prints:
         print_result(logs)
     return logs
 
 
 def measure(
-    model: Any,
-    source: Any,
-    batch_size: int,
-    steps: int | None,
-    callbacks: CallbackList,
+    model: Any, source: Any, batch_size: int, steps: int | None, callbacks: CallbackList
 ) -> dict[str, float]:
     """Return the loss and the metrics over the batches of a source."""
     compiled, strategy = model.get_compiled("evaluate"), model.strategy
@@ -84,7 +76,6 @@ def measure(
 def predict(
     model: Any,
     x: Any,
-    *,
     batch_size: int | None,
     steps: int | None,
     verbose: Any,

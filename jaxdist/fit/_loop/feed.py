@@ -65,11 +65,7 @@ class Feed:
             source = self._batches
         is_distributed = isinstance(source, DistributedDataset)
         self._is_padded = _needs_equal_rows(strategy) and _can_be_padded(source)
-        options = InputOptions(
-            experimental_per_replica_buffer_size=_AHEAD,
-            partial_batch=PartialBatch.PAD if self._is_padded else PartialBatch.UNEVEN,
-            balance_rows=True,
-        )
+        options = _make_options(is_padded=self._is_padded)
         self._data: DistributedDataset = (
             source if is_distributed else strategy.experimental_distribute_dataset(source, options)
         )
@@ -247,13 +243,15 @@ def distribute_padded(strategy: Strategy, source: Any, batch_size: int) -> Itera
     if isinstance(source, Examples):
         source = source.make_batches(batch_size)
     if isinstance(source, (list, tuple)) and not _can_be_padded(source):
-        options = InputOptions(experimental_per_replica_buffer_size=_AHEAD, balance_rows=True)
-        source = strategy.experimental_distribute_dataset(source, options)
+        source = strategy.experimental_distribute_dataset(source, _make_options(is_padded=False))
     if isinstance(source, DistributedDataset):
         return ((batch, None) for batch in source)
-    options = InputOptions(
+    return strategy.experimental_distribute_dataset(source, _make_options(is_padded=True))
+
+
+def _make_options(*, is_padded: bool) -> InputOptions:
+    return InputOptions(
         experimental_per_replica_buffer_size=_AHEAD,
-        partial_batch=PartialBatch.PAD,
+        partial_batch=PartialBatch.PAD if is_padded else PartialBatch.UNEVEN,
         balance_rows=True,
     )
-    return strategy.experimental_distribute_dataset(source, options)

@@ -12,24 +12,22 @@ from jaxdist._checkpoints import Interrupts
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer, as_number, show
 from jaxdist._values import PerReplica, is_per_replica
-from jaxdist.fit._callbacks.base import Callback, CallbackList, Logs
-from jaxdist.fit._callbacks.monitor import check_watched
+from jaxdist.fit._callbacks.base import Callback, CallbackList, Logs, check_watched
 from jaxdist.fit._callbacks.saving import ModelCheckpoint, Position
 from jaxdist.fit._history import History
 from jaxdist.fit._loop import evaluation
 from jaxdist.fit._loop.arguments import (
     MOST,
     as_batch_size,
-    check_class_weight,
+    read_class_weight,
     read_examples,
     unpack_validation,
 )
 from jaxdist.fit._loop.feed import Feed, count_steps
-from jaxdist.fit._loop.nonfinite import StateBefore
 from jaxdist.fit._loop.progress import Progress, as_verbose
-from jaxdist.fit._loop.resuming import Start, describe_states, find_start, load
-from jaxdist.fit._loop.totals import Totals
-from jaxdist.fit._step.classes import ClassWeights, make_class_weights
+from jaxdist.fit._loop.resuming import Start, describe_states, find_start, restore
+from jaxdist.fit._loop.totals import StateBefore, Totals
+from jaxdist.fit._step.output_losses import ClassWeights
 
 _CALLER = "fit.Model.fit"
 _CALLER_OF_VALIDATION = "fit.Model.fit, for validation_data,"
@@ -96,7 +94,7 @@ def fit(model: Any, given: FitArguments) -> History:
             )
         examples, kept = examples.split(given.validation_split)
         held_out = (kept.x, kept.y, kept.weight)
-    classes = check_class_weight(given.class_weight)
+    classes = read_class_weight(given.class_weight)
     source = given.x if examples is None else examples
     num_steps = count_steps(source, size, given.steps_per_epoch)
     verbose = as_verbose(given.verbose) if model.writes_logs else 0
@@ -121,9 +119,8 @@ def fit(model: Any, given: FitArguments) -> History:
         model.history = History(params=params)
         model.stop_training = False
         model._validates_every = None if held_out is None else given.validation_freq
-        table = None if classes is None else make_class_weights(classes)
         progress = Progress(verbose, given.epochs, num_steps)
-        loop = _Loop(model, compiled, feed, callbacks, progress, table, start)
+        loop = _Loop(model, compiled, feed, callbacks, progress, classes, start)
         try:
             loop.run(given.epochs, validate, given.validation_freq)
         finally:
@@ -161,19 +158,15 @@ class _Loop:
         self, epochs: int, validate: Callable[[], dict[str, float]] | None, validation_freq: int
     ) -> None:
         """Run the remaining epochs."""
-        model, callbacks, progress, start = (
-            self._model,
-            self._callbacks,
-            self._progress,
-            self._start,
-        )
+        model, callbacks = self._model, self._callbacks
+        progress, start = self._progress, self._start
         logs: dict[str, float] = dict(start.position.logs)
         with Interrupts() as interrupts, progress:
             callbacks.call("on_train_begin", {})
             first, is_begun = start.epoch, start.position.step > 0
             if is_begun and first < epochs:
                 callbacks.call("on_epoch_begin", first, {})
-            load(model, callbacks.callbacks, start)
+            restore(model, callbacks.callbacks, start)
             if start.savers:
                 # Raise for a state that cannot be saved now, not after the first epoch.
                 describe_states(callbacks.callbacks)
@@ -205,15 +198,19 @@ class _Loop:
     def _run_epoch(self, epoch: int, interrupts: Interrupts) -> dict[str, float]:
         """Run all steps of an epoch, and return its loss and metrics."""
         compiled, model, before = self._compiled, self._model, self._position
-        totals = Totals(compiled.runner, compiled.steps, self._feed.describe_batch, before.sums)
+        totals = Totals(compiled, self._feed.describe_batch, before.sums)
         most = compiled.steps_per_execution
-        step = before.step
+        step, done = before.step, before.steps
         due: list[ModelCheckpoint] = []
         data: tuple[int, Any] = (0, None)
         for group in group_batches(self._feed.epoch(step), most):
             # Save only now: the end of an epoch is saved together with its validation.
             if due:
-                self._save(due, before, step, data, totals)
+                compiled.runner.wait()
+                position = dataclasses.replace(before, step=step, steps=done, sums=totals.sums())
+                position = self._complete(position, data)
+                for saver in due:
+                    saver._save(position)
             interrupts.check()
             if self._begins:
                 self._callbacks.call("on_train_batch_begin", step, {})
@@ -243,33 +240,15 @@ class _Loop:
     def _find_position(self, epoch: int, logs: Logs) -> Position:
         for saver in self._savers:
             saver._judge(epoch, logs)
-        passes, data = self._feed.get_state()
-        return self._add_states(dataclasses.replace(self._position, passes=passes, data=data))
+        return self._complete(self._position, self._feed.get_state())
 
-    def _add_states(self, position: Position) -> Position:
+    def _complete(self, position: Position, data: tuple[int, Any]) -> Position:
+        """Return a position with the position of the data and the states of the callbacks."""
+        passes, position_of_data = data
         states, arrays = describe_states(self._callbacks.callbacks)
-        return dataclasses.replace(position, callbacks=states, arrays=arrays)
-
-    def _save(
-        self,
-        savers: Sequence[ModelCheckpoint],
-        before: Position,
-        step: int,
-        data: tuple[int, Any],
-        totals: Totals,
-    ) -> None:
-        self._compiled.runner.wait()
-        position = dataclasses.replace(
-            before,
-            step=step,
-            steps=before.steps - before.step + step,
-            passes=data[0],
-            data=data[1],
-            sums=totals.sums(),
+        return dataclasses.replace(
+            position, passes=passes, data=position_of_data, callbacks=states, arrays=arrays
         )
-        position = self._add_states(position)
-        for saver in savers:
-            saver._save(position)
 
 
 def group_batches(batches: Iterable[Any], most: int) -> Iterator[list[Any]]:
@@ -348,14 +327,13 @@ def train_on_batch(
     strategy: Strategy = model.strategy
     count = count_examples("train_on_batch", x, y, weight)
     examples = read_examples(x, y, weight, needs_y=True)
-    classes = check_class_weight(class_weight)
-    table = None if classes is None else make_class_weights(classes)
+    classes = read_class_weight(class_weight)
     feed = Feed(
         strategy, examples, batch_size=count, shuffle=False, seed=0, first_pass=0, steps=None
     )
-    totals = Totals(compiled.runner, compiled.steps, feed.describe_batch)
+    totals = Totals(compiled, feed.describe_batch)
     for batch in feed.epoch():
-        totals.add(0, compiled.runner.train(model.module, compiled.optimizer, [batch], table))
+        totals.add(0, compiled.runner.train(model.module, compiled.optimizer, [batch], classes))
     compiled.runner.wait()
     totals.fetch()
     return totals.logs()

@@ -19,10 +19,9 @@ from jaxdist._strategies import get_replica_context
 from jaxdist._validate import show
 from jaxdist._values import is_sharded
 from jaxdist.errors import ShapeError
-from jaxdist.fit._step.classes import weigh_classes
 from jaxdist.fit._step.find_metrics import measure_sums
 from jaxdist.fit._step.metrics import Metric
-from jaxdist.fit._step.output_losses import Losses
+from jaxdist.fit._step.output_losses import Losses, weigh_classes
 from jaxdist.training import reduce_and_update
 
 LOSS, ROWS, PART = "loss", "rows", "loss of an output"
@@ -135,11 +134,6 @@ class Steps:
         self._mode = _find_mode_argument(module)
         # By the size of the vector: a metric may have other shapes when it evaluates other data.
         self._layouts: dict[int, Layout] = {}
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the loss and the metrics, in the order of the logs."""
-        return [LOSS, *self._losses.names.values(), *(name for name, _, _ in self._metrics)]
 
     # Inside a replica
 

@@ -16,8 +16,8 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
 import jaxdist
+from jaxdist._keras.forward.aligned import _Varies
 from jaxdist._keras.forward.states import _Evaluation, _Reads
-from jaxdist._keras.forward.variation import _Varies
 from jaxdist._keras_servers.accumulated import WeightedSums
 from jaxdist._parameter_server.closures.optimizers.row_pieces import RowInterpreter
 from jaxdist._parameter_server.closures.trace import Origin as Source

@@ -1,6 +1,8 @@
-"""Lists variables of Keras models and optimizers for `partition.place` and `explain`."""
+"""Lists variables of Keras for `partition.place` and `explain`, and those of users' layers."""
 
 import dataclasses
+import functools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,10 +12,16 @@ from flax import nnx
 from jaxdist import _replica
 from jaxdist._called import called, refuse
 from jaxdist._keras.models import name_of, remember_strategy, strategy_of
+from jaxdist._keras.place import (
+    drop_copies,
+    keep_copies,
+    mesh_of_one,
+    read_copies,
+    set_spec,
+    take_own,
+)
 from jaxdist._keras.source import WITH_VARIABLES, is_keras_imported, keras_module
-from jaxdist._keras.values.layouts import mesh_of_one, set_spec, take_own
-from jaxdist._keras.values.place import drop_copies, keep_copies, read_copies
-from jaxdist._keras.values.variables import is_held
+from jaxdist._keras.variables import is_held
 from jaxdist.errors import ContextError, MixedStrategyError, UnsupportedError
 
 
@@ -92,25 +100,16 @@ def _flatten(path: str) -> str:
     return path.replace("/", "_") + "_"
 
 
-@dataclasses.dataclass(frozen=True)
-class Assign:
-    """Puts an array placed by `partition.place` into a variable."""
-
-    strategy: Any
-    node: Any
-    variable: Any
-
-    def __call__(self, array: jax.Array) -> None:
-        """Set the value and the layout of the variable."""
-        if isinstance(self.node, keras_module("trainers.trainer").Trainer):
-            with _replica.enter_frame(_replica.Frame(self.strategy)):
-                remember_strategy(self.node, "placed")
-        variable = self.variable
-        sharding: Any = array.sharding  # on the mesh of the strategy
-        set_spec(variable, sharding.spec, self.strategy.layout)
-        drop_copies(variable)
-        variable._value = take_own(variable, array)
-        keep_copies([variable], [array])
+def _assign(strategy: Any, node: Any, variable: Any, array: jax.Array) -> None:
+    """Set the value and the layout of a variable to an array that `partition.place` placed."""
+    if isinstance(node, keras_module("trainers.trainer").Trainer):
+        with _replica.enter_frame(_replica.Frame(strategy)):
+            remember_strategy(node, "placed")
+    sharding: Any = array.sharding  # on the mesh of the strategy
+    set_spec(variable, sharding.spec, strategy.layout)
+    drop_copies(variable)
+    variable._value = take_own(variable, array)
+    keep_copies([variable], [array])
 
 
 @called("partition.place")
@@ -157,7 +156,8 @@ def list_for_rules(
                 "Place the model before or after fit, and not in a callback.",
                 kind=ContextError,
             )
-        found.append((each.path, each.role, each.array, Assign(strategy, node, each.variable)))
+        assign = functools.partial(_assign, strategy, node, each.variable)
+        found.append((each.path, each.role, each.array, assign))
     return found
 
 
@@ -183,3 +183,48 @@ def _check_strategy(strategy: Any, node: Any, name: str) -> None:
         )
     if strategy.layout.num_logical > 1 and strategy.layout.described is None:
         mesh_of_one(strategy.layout)
+
+
+# Methods of a layer that do not compute its state.
+_HARMLESS = frozenset({"__init__", "get_config", "from_config", "compute_output_shape"})
+
+
+def find_aggregations(model: Any) -> dict[int, str]:
+    """Return the aggregation of each non-trainable variable that does not belong to a Keras layer.
+
+    Args:
+        model: The model.
+
+    Returns:
+        "none", "sum", "mean" or "only_first_replica", by the number of the variable.
+    """
+    layers = model._flatten_layers()
+    known = {id(g.state) for layer in layers for g in layer._seed_generators}
+    statistics: set[int] = set()
+    batch_norm = keras_module("layers.normalization.batch_normalization").BatchNormalization
+    for layer in layers:
+        own = [*layer._trainable_variables, *layer._non_trainable_variables]
+        if _is_of_keras(type(layer)):
+            known.update(id(v) for v in own)
+        elif isinstance(layer, batch_norm):
+            statistics.update(id(v) for v in (layer.moving_mean, layer.moving_variance))
+    found: dict[int, str] = {}
+    for n, variable in enumerate(model.non_trainable_variables):
+        if id(variable) in known:
+            continue
+        aggregation = variable.aggregation or "none"
+        is_moving = aggregation == "none" and id(variable) in statistics
+        found[n] = "mean" if is_moving else aggregation
+    return found
+
+
+def _is_of_keras(kind: type) -> bool:
+    """Whether a class computes the same as its base class in Keras."""
+    base = next((b for b in kind.__mro__ if b.__module__.partition(".")[0] == "keras"), object)
+    own = kind.__mro__[: kind.__mro__.index(base)]
+    methods = {n for each in own for n, x in vars(each).items() if _is_method(x)}
+    return base is not object and not any(hasattr(base, n) for n in methods - _HARMLESS)
+
+
+def _is_method(value: Any) -> bool:
+    return isinstance(value, (types.FunctionType, property, classmethod, staticmethod))

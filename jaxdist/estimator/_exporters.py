@@ -94,7 +94,9 @@ class FinalExporter(Exporter):
         """
         if not is_the_final_export:
             return None
-        return _export(self, estimator, export_path, checkpoint_path, self._make_features)
+        features = self._make_features()
+        exported: str = estimator.export(export_path, features, checkpoint_path=checkpoint_path)
+        return exported
 
 
 class LatestExporter(Exporter):
@@ -143,7 +145,8 @@ class LatestExporter(Exporter):
             eval_result: The results that `evaluate` returned.
             is_the_final_export: Whether training has ended.
         """
-        found = _export(self, estimator, export_path, checkpoint_path, self._make_features)
+        features = self._make_features()
+        found: str = estimator.export(export_path, features, checkpoint_path=checkpoint_path)
         _delete_old(pathlib.Path(export_path), self._keep)
         return found
 
@@ -207,7 +210,8 @@ class BestExporter(Exporter):
             best_eval_result=best, current_eval_result=eval_result
         ):
             return None
-        found = _export(self, estimator, export_path, checkpoint_path, self._make_features)
+        features = self._make_features()
+        found: str = estimator.export(export_path, features, checkpoint_path=checkpoint_path)
         # After the export: a process that is killed between the two repeats the export.
         plain = {name: float(value) for name, value in eval_result.items()}
         replace_file(folder / _BEST, json.dumps(plain).encode())
@@ -221,18 +225,6 @@ def _has_smaller_loss(
     return bool(current_eval_result["loss"] < best_eval_result["loss"])
 
 
-def _export(
-    exporter: Exporter,
-    estimator: Any,
-    export_path: str,
-    checkpoint_path: str,
-    make_features: Callable[[], Any],
-) -> str:
-    del exporter
-    path: str = estimator.export(export_path, make_features(), checkpoint_path=checkpoint_path)
-    return path
-
-
 def _delete_old(folder: pathlib.Path, keep: int | None) -> None:
     if keep is None:
         return
@@ -243,8 +235,7 @@ def _delete_old(folder: pathlib.Path, keep: int | None) -> None:
 
 def _check_receiver(function: Any) -> Callable[[], Any]:
     remedy = "Pass a function that returns example features: lambda: np.zeros((1, 4), 'float32')."
-    name = "serving_input_receiver_fn"
-    check_callable(function, name, remedy)
+    check_callable(function, "serving_input_receiver_fn", remedy)
     checked: Callable[[], Any] = function
     return checked
 

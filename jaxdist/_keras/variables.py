@@ -11,10 +11,9 @@ from typing import Any
 import jax
 
 from jaxdist import _compat, _replica
+from jaxdist._keras.place import drop_copies, is_placed, sharding_in_step, take_own
 from jaxdist._keras.rows import current_rows
 from jaxdist._keras.source import keras_module
-from jaxdist._keras.values.layouts import is_placed, sharding_in_step, take_own
-from jaxdist._keras.values.place import drop_copies
 from jaxdist._values import Variable, current_binding, put, use_binding
 from jaxdist.errors import ContextError, MixedStrategyError
 

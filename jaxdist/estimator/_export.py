@@ -15,7 +15,7 @@ from jaxdist._called import called, name_call, refuse, refuse_type
 from jaxdist._checkpoints import Checkpoints
 from jaxdist._validate import as_path, is_array, show
 from jaxdist.errors import CheckpointError
-from jaxdist.estimator._model import Built
+from jaxdist.estimator._model.building import Built
 from jaxdist.training import require_extra
 
 _PROGRAM, _WEIGHTS, _ABOUT = "predict.bin", "weights", "export.json"

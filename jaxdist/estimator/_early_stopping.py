@@ -1,10 +1,11 @@
 """Early stopping: hooks that end training when the evaluations meet a condition."""
 
+import functools
 import operator
 import pathlib
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from jaxdist._called import call_as, called, name_call, refuse
 from jaxdist._validate import (
@@ -18,13 +19,8 @@ from jaxdist._validate import (
     show,
 )
 from jaxdist.estimator._estimator import Estimator
-from jaxdist.estimator._hooks import (
-    Session,
-    SessionRunContext,
-    SessionRunHook,
-    SessionRunValues,
-)
-from jaxdist.estimator._running import read_summaries
+from jaxdist.estimator._hooks import Session, SessionRunContext, SessionRunHook, SessionRunValues
+from jaxdist.estimator._running.progress import read_summaries
 
 _Compare = Callable[[Any, Any], bool]
 
@@ -124,88 +120,74 @@ def _make_hook(estimator: Any, should_stop_fn: Any, seconds: Any, steps: Any) ->
     return _EarlyStoppingHook(should_stop_fn, seconds, steps)
 
 
+class _Watched(NamedTuple):
+    """A result of the evaluations, and how often a hook reads it."""
+
+    estimator: Any
+    metric_name: Any
+    eval_dir: Any
+    min_steps: Any
+    seconds: Any
+    steps: Any
+
+    def check(self) -> None:
+        example = "Pass the estimator that trains."
+        check_instance("estimator", self.estimator, Estimator, "an estimator.Estimator", example)
+        check_text("metric_name", self.metric_name, "loss")
+        if self.eval_dir is not None:
+            as_path("eval_dir", self.eval_dir, "runs/eval")
+        as_integer("min_steps", self.min_steps, least=0)
+
+    def read(self) -> Iterator[tuple[int, float]]:
+        """Yield the steps of the evaluations, and their values."""
+        given, name = self.eval_dir, self.metric_name
+        folder = self.estimator.eval_dir()
+        if given is not None:
+            folder = as_local_path(f"eval_dir is {given!r}", str(given))
+        for step, values in read_eval_metrics(folder).items():
+            if step < self.min_steps:
+                continue
+            if name not in values:
+                raise refuse(
+                    f"metric_name={name!r}, and an evaluation has {', '.join(sorted(values))}.",
+                    "It watches one result of the evaluations.",
+                    "Pass one of these names.",
+                )
+            yield step, values[name]
+
+    def make_hook(self, should_stop: Callable[[], bool]) -> SessionRunHook:
+        # The hook runs later, and its errors have the name of the function that makes it.
+        stop = functools.partial(call_as, name_call(), should_stop)
+        return _make_hook(self.estimator, stop, self.seconds, self.steps)
+
+
 @called(lambda name: f"estimator.experimental.{name}")
 def _make_threshold_hook(
-    name: str,
-    is_beyond: _Compare,
-    estimator: Any,
-    metric_name: Any,
-    threshold: Any,
-    eval_dir: Any,
-    min_steps: Any,
-    seconds: Any,
-    steps: Any,
+    name: str, watched: _Watched, is_beyond: _Compare, threshold: Any
 ) -> SessionRunHook:
-    caller = name_call()
-    _check_common(estimator, metric_name, eval_dir, min_steps)
+    watched.check()
     as_number("threshold", threshold)
-
-    def should_stop() -> bool:
-        results = read_eval_metrics(_find_folder(estimator, eval_dir))
-        return any(
-            is_beyond(call_as(caller, _read, values, metric_name), threshold)
-            for step, values in results.items()
-            if step >= min_steps
-        )
-
-    return _make_hook(estimator, should_stop, seconds, steps)
+    return watched.make_hook(
+        lambda: any(is_beyond(value, threshold) for _, value in watched.read())
+    )
 
 
 @called(lambda name: f"estimator.experimental.{name}")
 def _make_progress_hook(
-    name: str,
-    is_better: _Compare,
-    estimator: Any,
-    metric_name: Any,
-    most_steps: Any,
-    eval_dir: Any,
-    min_steps: Any,
-    seconds: Any,
-    steps: Any,
+    name: str, watched: _Watched, is_better: _Compare, most_steps: Any
 ) -> SessionRunHook:
-    caller = name_call()
-    _check_common(estimator, metric_name, eval_dir, min_steps)
+    watched.check()
 
     def should_stop() -> bool:
         best: tuple[float, int] | None = None
-        for step, values in read_eval_metrics(_find_folder(estimator, eval_dir)).items():
-            if step < min_steps:
-                continue
-            value = call_as(caller, _read, values, metric_name)
+        for step, value in watched.read():
             if best is None or is_better(value, best[0]):
                 best = value, step
             elif step - best[1] >= most_steps:
                 return True
         return False
 
-    return _make_hook(estimator, should_stop, seconds, steps)
-
-
-def _check_common(estimator: Any, metric_name: Any, eval_dir: Any, min_steps: Any) -> None:
-    example = "Pass the estimator that trains."
-    check_instance("estimator", estimator, Estimator, "an estimator.Estimator", example)
-    check_text("metric_name", metric_name, "loss")
-    if eval_dir is not None:
-        as_path("eval_dir", eval_dir, "runs/eval")
-    as_integer("min_steps", min_steps, least=0)
-
-
-def _find_folder(estimator: Estimator, given: Any) -> Any:
-    return (
-        estimator.eval_dir()
-        if given is None
-        else as_local_path(f"eval_dir is {given!r}", str(given))
-    )
-
-
-def _read(values: dict[str, float], name: str) -> float:
-    if name not in values:
-        raise refuse(
-            f"metric_name={name!r}, and an evaluation has {', '.join(sorted(values))}.",
-            "It watches one result of the evaluations.",
-            "Pass one of these names.",
-        )
-    return values[name]
+    return watched.make_hook(should_stop)
 
 
 def stop_if_higher_hook(
@@ -231,17 +213,8 @@ def stop_if_higher_hook(
     Source:
         `tf.estimator.experimental.stop_if_higher_hook`.
     """
-    return _make_threshold_hook(
-        "stop_if_higher_hook",
-        operator.gt,
-        estimator,
-        metric_name,
-        threshold,
-        eval_dir,
-        min_steps,
-        run_every_secs,
-        run_every_steps,
-    )
+    watched = _Watched(estimator, metric_name, eval_dir, min_steps, run_every_secs, run_every_steps)
+    return _make_threshold_hook("stop_if_higher_hook", watched, operator.gt, threshold)
 
 
 def stop_if_lower_hook(
@@ -267,17 +240,8 @@ def stop_if_lower_hook(
     Source:
         `tf.estimator.experimental.stop_if_lower_hook`.
     """
-    return _make_threshold_hook(
-        "stop_if_lower_hook",
-        operator.lt,
-        estimator,
-        metric_name,
-        threshold,
-        eval_dir,
-        min_steps,
-        run_every_secs,
-        run_every_steps,
-    )
+    watched = _Watched(estimator, metric_name, eval_dir, min_steps, run_every_secs, run_every_steps)
+    return _make_threshold_hook("stop_if_lower_hook", watched, operator.lt, threshold)
 
 
 @called("estimator.experimental.stop_if_no_increase_hook")
@@ -305,16 +269,9 @@ def stop_if_no_increase_hook(
         `tf.estimator.experimental.stop_if_no_increase_hook`.
     """
     as_integer("max_steps_without_increase", max_steps_without_increase, least=0)
+    watched = _Watched(estimator, metric_name, eval_dir, min_steps, run_every_secs, run_every_steps)
     return _make_progress_hook(
-        "stop_if_no_increase_hook",
-        operator.gt,
-        estimator,
-        metric_name,
-        max_steps_without_increase,
-        eval_dir,
-        min_steps,
-        run_every_secs,
-        run_every_steps,
+        "stop_if_no_increase_hook", watched, operator.gt, max_steps_without_increase
     )
 
 
@@ -343,14 +300,7 @@ def stop_if_no_decrease_hook(
         `tf.estimator.experimental.stop_if_no_decrease_hook`.
     """
     as_integer("max_steps_without_decrease", max_steps_without_decrease, least=0)
+    watched = _Watched(estimator, metric_name, eval_dir, min_steps, run_every_secs, run_every_steps)
     return _make_progress_hook(
-        "stop_if_no_decrease_hook",
-        operator.lt,
-        estimator,
-        metric_name,
-        max_steps_without_decrease,
-        eval_dir,
-        min_steps,
-        run_every_secs,
-        run_every_steps,
+        "stop_if_no_decrease_hook", watched, operator.lt, max_steps_without_decrease
     )

@@ -1,1 +1,0 @@
-"""Places the values of variables and batches of Keras."""
