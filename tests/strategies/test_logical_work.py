@@ -14,8 +14,8 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 import jaxdist
 from jaxdist import PerReplica
-from jaxdist._program.logical.in_region import InRegion
 from jaxdist._program.logical.logical_device import assigned, on_device
+from jaxdist._program.logical.placed_region import InRegion
 from jaxdist._program.logical.placing import Together, find_obstacle, make_schedule
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from tests.strategies.logical import tpus

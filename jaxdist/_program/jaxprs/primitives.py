@@ -1,9 +1,14 @@
-"""Tables of JAX's primitives for the replication analysis.
+"""Tables of JAX's primitives for the replication analysis, and a primitive of jaxdist.
 
-They are allow-lists: the analysis assumes of any other primitive that its results may differ.
+The tables are allow-lists: the analysis assumes of any other primitive that its results may differ.
 `tests/program/` runs every family of primitives in random programs, and compares the facts with
 the real values of the replicas.
 """
+
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
 
 from jaxdist import _compat
 
@@ -82,3 +87,27 @@ COLLECTIVES = (REPLICATING | VARYING) - {"axis_index"}
 # The parameter that holds the program of each call: JAX's own calls, `shard_map`, and jaxdist's
 # all-reduce, which may consist of several operations.
 CALLS = {**_compat.CALLS, "shard_map": "jaxpr", "jaxdist_all_reduce": "program"}
+
+
+PLACEHOLDER = Primitive("jaxdist_placeholder")
+PLACEHOLDER.def_abstract_eval(
+    lambda *, number, shape, dtype, weak_type: jax.core.ShapedArray(
+        shape, dtype, weak_type=weak_type
+    )
+)
+
+
+def placeholder(
+    trace: Any, number: int, shape: tuple[int, ...], dtype: Any, *, weak_type: bool = False
+) -> Any:
+    """Return a traced value of this shape and dtype in the outermost program of a trace.
+
+    Args:
+        trace: The trace of that program; the caller may be in a trace inside it.
+        number: The number of the placeholder in that trace.
+        shape: The shape in the program.
+        dtype: The dtype of the value.
+        weak_type: Whether JAX treats its dtype as that of a Python number.
+    """
+    params = {"number": number, "shape": shape, "dtype": dtype, "weak_type": weak_type}
+    return _compat.call_in_trace(trace, lambda: PLACEHOLDER.bind(**params))

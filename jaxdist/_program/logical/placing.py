@@ -28,8 +28,7 @@ from jax.extend.core import Literal
 from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
-from jaxdist._program.logical.logical_device import ASSIGN, get_device
-from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
+from jaxdist._program.logical.logical_device import ASSIGN, LOGICAL_LAYOUT, get_device
 from jaxdist._program.proof.replication import get_named_axes
 from jaxdist.errors import ArgumentError
 

@@ -32,9 +32,8 @@ from jaxdist._program.jaxprs.subprograms import (
     subprograms,
     trace_again,
 )
-from jaxdist._program.logical.in_region import InRegion
-from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
-from jaxdist._program.logical.placed_region import Part, PlacedCall
+from jaxdist._program.logical.logical_device import LOGICAL_LAYOUT
+from jaxdist._program.logical.placed_region import InRegion, Part, PlacedCall
 from jaxdist._program.logical.placing import Together, is_marked, make_schedule
 from jaxdist._program.logical.scatter_stages import ScatterStages
 

@@ -37,7 +37,7 @@ from jaxdist._program.state.rows import place_of, replicas_with_rows
 from jaxdist._program.state.state import check_functional_state, find_combinations
 from jaxdist._program.trace.sharded import have_equal_copies, join_pieces, pieces_of
 from jaxdist._program.trace.trace import Signature, name_of_result, replica_axes_of
-from jaxdist._program.uneven.groups import Groups
+from jaxdist._program.uneven.joined_ops import Groups
 from jaxdist._program.uneven.uneven import (
     check_ranks,
     find_noted_means,

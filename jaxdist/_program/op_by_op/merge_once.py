@@ -18,7 +18,7 @@ from jax.extend.core import jaxpr_as_fun
 from jaxdist import _compat
 from jaxdist._collectives import GatherLog, record_gathers
 from jaxdist._program.arguments.arguments import Static
-from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
+from jaxdist._program.jaxprs.primitives import PLACEHOLDER
 from jaxdist._program.nnx.closures import iterate_cells
 from jaxdist._program.uneven.joined_ops import is_equal
 from jaxdist._program.variables.step_variables import Lifting

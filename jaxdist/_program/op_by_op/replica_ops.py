@@ -16,8 +16,7 @@ from jaxdist._collectives import UNEVEN_ALL_GATHER, GatherLog, shared_trace_key
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import explain_ref
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.jaxprs.batched_while import keep_finished_rows
-from jaxdist._program.jaxprs.control_flow import Scan, While
+from jaxdist._program.jaxprs.control_flow import Scan, While, keep_finished_rows
 from jaxdist._program.jaxprs.subprograms import iterate_equations, iterate_programs, open_jaxpr
 from jaxdist._program.op_by_op.invalid_numbers import explain_invalid_number
 from jaxdist._program.op_by_op.rendezvous import Collective, NumRows

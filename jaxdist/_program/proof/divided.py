@@ -17,8 +17,7 @@ import numpy as np
 from jaxdist import _compat
 from jaxdist._collectives import ASSUME_REPLICATED
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
-from jaxdist._program.jaxprs.interpreter import get_literal_value, read_number
+from jaxdist._program.jaxprs.interpreter import ForwardAnalysis, get_literal_value, read_number
 from jaxdist._program.proof.made_of_nothing import find_line
 from jaxdist._program.proof.replication import get_named_axes
 

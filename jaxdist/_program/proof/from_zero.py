@@ -15,8 +15,7 @@ from jax.extend.core import Literal
 from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan
-from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
-from jaxdist._program.jaxprs.interpreter import Interpreter
+from jaxdist._program.jaxprs.interpreter import ForwardAnalysis, Interpreter
 from jaxdist._program.jaxprs.subprograms import open_jaxpr
 
 # Calls that may be inlined. The others have derivatives of their own, which inlining would lose.

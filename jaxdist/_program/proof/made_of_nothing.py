@@ -19,7 +19,7 @@ import numpy as np
 from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan
-from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
+from jaxdist._program.jaxprs.interpreter import ForwardAnalysis
 from jaxdist._program.jaxprs.subprograms import get_input_variables, subprograms
 from jaxdist._program.proof.replication import get_named_axes
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
+from jaxdist._program.jaxprs.interpreter import ForwardAnalysis
 from jaxdist._program.jaxprs.primitives import LAYOUT_ONLY
 from jaxdist._program.proof import uncut_dims
 from jaxdist._program.proof.replication import NONE, Differs, analyse_equation

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from jaxdist import _compat
-from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
+from jaxdist._program.jaxprs.interpreter import ForwardAnalysis
 from jaxdist._program.jaxprs.subprograms import iterate_equations
 from jaxdist._values import OPEN, PIECE, REDUCED_PIECES
 from jaxdist.errors import ShardedArrayError

@@ -14,7 +14,7 @@ from jaxdist import _compat
 from jaxdist._collectives import ASSUME_REPLICATED, NO_PLAN, REQUIRE_REPLICATED, AllReducePlan
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan, While
-from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
+from jaxdist._program.jaxprs.interpreter import ForwardAnalysis
 from jaxdist._program.jaxprs.subprograms import get_input_variables, subprograms
 from jaxdist._values import OPEN, PIECE, Cut
 from jaxdist.errors import DivergentCollectiveError, StateDivergenceError

@@ -10,7 +10,7 @@ from typing import Any
 from jaxdist import _compat
 from jaxdist._collectives import ASSUME_REPLICATED, REQUIRE_REPLICATED
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
+from jaxdist._program.jaxprs.interpreter import ForwardAnalysis
 from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._values import OPEN, PIECE
 

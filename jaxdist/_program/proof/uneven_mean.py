@@ -10,8 +10,7 @@ import numpy as np
 from jaxdist import _compat
 from jaxdist._program.arguments.caller import user_stack_level
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
-from jaxdist._program.jaxprs.interpreter import get_literal_value, read_number
+from jaxdist._program.jaxprs.interpreter import ForwardAnalysis, get_literal_value, read_number
 from jaxdist._program.proof.made_of_nothing import find_line
 from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._values import OPEN, PIECE, next_power_of_two, share_of_mean

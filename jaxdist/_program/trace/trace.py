@@ -38,12 +38,11 @@ from jaxdist._program.proof.uneven_mean import MeanOverReplicas
 from jaxdist._program.trace import sharded
 from jaxdist._program.trace.axis_errors import (
     axis_error,
+    explicit_types_error,
     needs_explicit_axes,
     out_sharding_error,
 )
-from jaxdist._program.trace.explicit_types import explicit_types_error
-from jaxdist._program.trace.layouts import check_layouts, names_layouts
-from jaxdist._program.trace.replica_specs import LayoutsOfReplica
+from jaxdist._program.trace.layouts import LayoutsOfReplica, check_layouts, names_layouts
 from jaxdist._program.trace.step_errors import (
     explain_methods_of_optimizers,
     explain_row_numbers,

@@ -6,7 +6,7 @@
 # (uneven.py). XLA runs one program on all devices, so `_Join` evaluates the traces together:
 #
 # - Operations that are equal in all traces, on the same values, run once, on all replicas. Of a
-#   call, a loop or a branch with several results, each result is judged alone (parts.py).
+#   call, a loop or a branch with several results, each result is judged alone (`split_by_results`).
 # - The other operations go into the branches of a `jax.lax.switch` over the group of the replica.
 # - Collectives run between these switches, where all replicas meet: a replica in another branch
 #   would never reach a collective in this one.
@@ -35,10 +35,10 @@ from jaxdist._program.uneven.divergence import (
     check_same_loop,
     check_same_shapes,
 )
-from jaxdist._program.uneven.groups import Groups
 from jaxdist._program.uneven.joined_loops import LOOPS, list_constants
 from jaxdist._program.uneven.joined_ops import (
     Const,
+    Groups,
     Key,
     Op,
     Slot,
@@ -47,9 +47,11 @@ from jaxdist._program.uneven.joined_ops import (
     flatten_ops,
     is_equal,
     is_same,
+    list_shapes,
+    pad_to_largest,
+    slice_to,
+    split_by_results,
 )
-from jaxdist._program.uneven.padding import list_shapes, pad_to_largest, slice_to
-from jaxdist._program.uneven.parts import split_by_results
 
 # Their rules for derivatives have been applied, and JAX cannot compute some of their results alone.
 _INLINED = frozenset({"custom_jvp_call", "custom_vjp_call"})

@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 
 import jax
 
-from jaxdist._program.jaxprs.batched_while import run_while
-from jaxdist._program.jaxprs.control_flow import Scan, While
+from jaxdist._program.jaxprs.control_flow import Scan, While, run_while
 from jaxdist._program.uneven.joined_ops import Op, Slot
 
 # Evaluates one program for each group, joined, on the operands of each group.

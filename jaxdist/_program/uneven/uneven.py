@@ -28,10 +28,8 @@ from jaxdist._program.trace.trace import (
     trace,
     trace_again,
 )
-from jaxdist._program.uneven.groups import Groups
 from jaxdist._program.uneven.joined import Slot, run_joined
-from jaxdist._program.uneven.joined_ops import Const, is_equal
-from jaxdist._program.uneven.padding import pad_to_shape
+from jaxdist._program.uneven.joined_ops import Const, Groups, is_equal, pad_to_shape
 from jaxdist._replica import HasLayout
 from jaxdist._values import Kind, PerReplica, find_shapes, mark_with_shapes
 from jaxdist.errors import ShapeError, StateDivergenceError

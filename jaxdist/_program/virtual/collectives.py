@@ -11,7 +11,7 @@ from jaxdist import _compat
 from jaxdist._called import refuse
 from jaxdist._collectives import reduce_by_tree
 from jaxdist._program.op_by_op import move_to_one_axis
-from jaxdist._program.virtual.values import Own, Same, VirtualDevice, barrier
+from jaxdist._program.virtual.device import Own, Same, VirtualDevice, barrier
 from jaxdist._values import combine_pairwise
 from jaxdist.errors import UnsupportedError
 

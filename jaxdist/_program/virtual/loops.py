@@ -13,10 +13,9 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jaxdist._program.jaxprs.batched_while import run_while
-from jaxdist._program.jaxprs.control_flow import Scan, While
+from jaxdist._program.jaxprs.control_flow import Scan, While, run_while
 from jaxdist._program.proof.replication import Differs
-from jaxdist._program.virtual.values import Own, Same, VirtualDevice
+from jaxdist._program.virtual.device import Own, Same, VirtualDevice
 
 Run: TypeAlias = Callable[[Any, Sequence[Same | Own], VirtualDevice], list[Same | Own]]
 Held: TypeAlias = Sequence[Same | Own]

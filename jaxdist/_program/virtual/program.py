@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec
 from jaxdist._program.nnx.graph_rules import Combination, combine
 from jaxdist._program.state.rows import replicas_with_rows
 from jaxdist._program.trace.trace import Argument, Signature, TracedStep
+from jaxdist._program.virtual.device import Own, Same, VirtualDevice
 from jaxdist._program.virtual.program_of_one import run_virtually
-from jaxdist._program.virtual.values import Own, Same, VirtualDevice
 from jaxdist._values import Kind
 
 

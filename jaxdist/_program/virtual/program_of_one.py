@@ -31,9 +31,17 @@ from jaxdist._program.virtual.collectives import (
     is_sum,
     run_collective,
 )
-from jaxdist._program.virtual.device import evaluate_operation, has_replica_number, is_over_replicas
+from jaxdist._program.virtual.device import (
+    Own,
+    Same,
+    VirtualDevice,
+    barrier,
+    evaluate_operation,
+    get_literal,
+    has_replica_number,
+    is_over_replicas,
+)
 from jaxdist._program.virtual.loops import LOOPS
-from jaxdist._program.virtual.values import Own, Same, VirtualDevice, barrier, get_literal
 from jaxdist.errors import UnsupportedError
 
 
