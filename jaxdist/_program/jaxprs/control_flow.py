@@ -1,4 +1,4 @@
-"""JAX's loops and solvers: their operands by roles, and loops whose rows finish one by one."""
+"""JAX's loops and solvers: their operands by roles, and the same loops with other bodies."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +20,17 @@ class Scan:
 
     program: Any
     length: int
+    is_reverse: bool
+    unroll: Any
     num_consts: int
     num_carry: int
 
     @classmethod
     def of(cls, params: Mapping[str, Any]) -> "Scan":
         """Return the parts of a `scan` with these parameters."""
-        return cls(params["jaxpr"], params["length"], *_compat.get_scan_counts(params))
+        p = params
+        counts = _compat.get_scan_counts(p)
+        return cls(p["jaxpr"], p["length"], p["reverse"], p["unroll"], *counts)
 
     @property
     def row_avals(self) -> list[Any]:
@@ -38,6 +42,32 @@ class Scan:
     def split(self, operands: Values[V]) -> tuple[list[V], list[V], list[V]]:
         """Return the constants, the initial carry, and the arrays that the loop iterates over."""
         return _split(operands, self.num_consts, self.num_carry)
+
+    def run(
+        self,
+        body: Callable[[list[Any]], list[Any]],
+        start: list[Any],
+        over: list[Any],
+        *,
+        unroll: Any = 1,
+    ) -> list[Any]:
+        """Return the results of the loop with another body.
+
+        Args:
+            body: Returns the next carry and the rows to stack, for a carry and rows.
+            start: The first carry.
+            over: The arrays that the loop iterates over.
+            unroll: As for `jax.lax.scan`.
+        """
+
+        def run_body(carry: list[Any], rows: list[Any]) -> tuple[list[Any], list[Any]]:
+            results = body([*carry, *rows])
+            return results[: self.num_carry], results[self.num_carry :]
+
+        carry, stacked = jax.lax.scan(
+            run_body, start, over, length=self.length, reverse=self.is_reverse, unroll=unroll
+        )
+        return [*carry, *stacked]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,59 +85,38 @@ class While:
         p = params
         return cls(p["cond_jaxpr"], p["body_jaxpr"], p["cond_nconsts"], p["body_nconsts"])
 
-    @property
-    def is_batched(self) -> bool:
-        """Whether the condition has one value for each row, as under `jax.vmap`."""
-        return bool(self.condition.out_avals[0].shape)
-
     def split(self, operands: Values[V]) -> tuple[list[V], list[V], list[V]]:
         """Return the constants of the condition, those of the body, and the initial state."""
         return _split(operands, self.num_condition_consts, self.num_body_consts)
 
+    def run(
+        self,
+        condition: Callable[[list[Any]], Any],
+        body: Callable[[list[Any]], list[Any]],
+        start: list[Any],
+        axes: Sequence[int] | None = None,
+    ) -> list[Any]:
+        """Return the last state of the loop with another condition and another body.
 
-def _split(operands: Values[V], first: int, second: int) -> tuple[list[V], list[V], list[V]]:
-    whole = list(operands)
-    return whole[:first], whole[first : first + second], whole[first + second :]
+        Under `jax.vmap` the condition has one value for each row, but `jax.lax.while_loop` accepts
+        a scalar only. Then one loop runs for all rows, which finish independently of each other.
 
+        Args:
+            condition: Returns for a state whether a row continues, `[rows...]`; or a scalar.
+            body: Returns the next state of all rows.
+            start: The first state.
+            axes: As for `keep_finished_rows`.
+        """
+        is_batched = bool(self.condition.out_avals[0].shape)
 
-def get_solve(eqn: Any, operands: Values[V]) -> tuple[Any, list[V]]:
-    """Return the program that a `custom_linear_solve` runs, and its operands.
+        def run_body(state: list[Any]) -> list[Any]:
+            after = body(state)
+            return keep_finished_rows(condition(state), after, state, axes) if is_batched else after
 
-    The equation holds four programs; only derivatives use the other three.
-    """
-    lengths = eqn.params["const_lengths"]
-    start = lengths.matvec + lengths.vecmat
-    whole = list(operands)
-    given = whole[start : start + lengths.solve] + whole[sum(lengths) :]
-    return eqn.params["jaxprs"].solve, given
+        def has_active_row(state: list[Any]) -> Any:
+            return jnp.any(condition(state)) if is_batched else condition(state)
 
-
-def run_while(
-    condition: Callable[[list[Any]], Any],
-    body: Callable[[list[Any]], list[Any]],
-    start: list[Any],
-    *,
-    is_batched: bool,
-    axes: Sequence[int] | None = None,
-) -> list[Any]:
-    """Return the last state of a loop, whose rows finish independently of each other.
-
-    Args:
-        condition: Returns for a state whether a row continues, `[rows...]`; or a scalar.
-        body: Returns the next state of all rows.
-        start: The first state.
-        is_batched: Whether the condition has rows.
-        axes: As for `keep_finished_rows`.
-    """
-
-    def run_body(state: list[Any]) -> list[Any]:
-        after = body(state)
-        return keep_finished_rows(condition(state), after, state, axes) if is_batched else after
-
-    def has_active_row(state: list[Any]) -> Any:
-        return jnp.any(condition(state)) if is_batched else condition(state)
-
-    return jax.lax.while_loop(has_active_row, run_body, start)
+        return jax.lax.while_loop(has_active_row, run_body, start)
 
 
 def keep_finished_rows(
@@ -131,3 +140,20 @@ def keep_finished_rows(
 
     fronts = [0] * len(after) if axes is None else axes
     return [select(n, o, f) for n, o, f in zip(after, before, fronts, strict=True)]
+
+
+def _split(operands: Values[V], first: int, second: int) -> tuple[list[V], list[V], list[V]]:
+    whole = list(operands)
+    return whole[:first], whole[first : first + second], whole[first + second :]
+
+
+def get_solve(eqn: Any, operands: Values[V]) -> tuple[Any, list[V]]:
+    """Return the program that a `custom_linear_solve` runs, and its operands.
+
+    The equation holds four programs; only derivatives use the other three.
+    """
+    lengths = eqn.params["const_lengths"]
+    start = lengths.matvec + lengths.vecmat
+    whole = list(operands)
+    given = whole[start : start + lengths.solve] + whole[sum(lengths) :]
+    return eqn.params["jaxprs"].solve, given

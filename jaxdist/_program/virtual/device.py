@@ -13,7 +13,7 @@ from jax.sharding import Sharding
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.jaxprs.control_flow import Scan, While, get_solve, run_while
+from jaxdist._program.jaxprs.control_flow import Scan, While, get_solve
 from jaxdist._program.jaxprs.interpreter import Interpreter
 from jaxdist._program.jaxprs.subprograms import iterate_with_inner
 from jaxdist._program.proof.replication import get_named_axes
@@ -171,22 +171,13 @@ class OneReplica(Interpreter[Any]):
         return super().call(eqn, inputs)
 
     def scan(self, eqn: Any, inputs: list[Any]) -> list[Any]:
-        loop, params = Scan.of(eqn.params), eqn.params
-        held, start, rows = loop.split(inputs)
+        loop = Scan.of(eqn.params)
+        held, start, over = loop.split(inputs)
 
-        def body(state: list[Any], values: list[Any]) -> Any:
-            results = self.run(loop.program, [*held, *state, *values])
-            return results[: loop.num_carry], results[loop.num_carry :]
+        def body(given: list[Any]) -> list[Any]:
+            return self.run(loop.program, [*held, *given])
 
-        state, stacked = jax.lax.scan(
-            body,
-            start,
-            rows,
-            length=loop.length,
-            reverse=params["reverse"],
-            unroll=params["unroll"],
-        )
-        return [*state, *stacked]
+        return loop.run(body, start, over, unroll=loop.unroll)
 
     def while_loop(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         loop = While.of(eqn.params)
@@ -198,7 +189,7 @@ class OneReplica(Interpreter[Any]):
         def body(state: list[Any]) -> list[Any]:
             return self.run(loop.body, [*of_body, *state])
 
-        return run_while(condition, body, start, is_batched=loop.is_batched)
+        return loop.run(condition, body, start)
 
     def cond(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         index, *values = inputs
