@@ -124,8 +124,7 @@ def _check_results(fn: Callable[..., Any], results: Any) -> Any:
                 f"TPUStrategy.on_logical_device: result{jax.tree_util.keystr(path)} of {name} is "
                 f"of type {type(leaf).__name__}.\n\n"
                 "One logical device computes the results, and the others get them as arrays.\n\n"
-                "Return arrays, or pytrees of them, and keep other values outside of the "
-                "function."
+                "Return arrays, or pytrees of them, and keep other values outside of the function."
             )
     return results
 

@@ -314,9 +314,8 @@ def _get_device_of_marks(marks: Sequence[Any]) -> int:
         if mark.params["device"] != first:
             raise ArgumentError(
                 f"A value is assigned to logical device {first}, at "
-                f"{_compat.find_source(marks[0])}, "
-                f"and to logical device {mark.params['device']}, at "
-                f"{_compat.find_source(mark)}.\n\n"
+                f"{_compat.find_source(marks[0])}, and to logical device {mark.params['device']}, "
+                f"at {_compat.find_source(mark)}.\n\n"
                 "One logical device of each replica computes a value; the others get it when they "
                 "use it.\n\n"
                 "Leave one of the two calls out, or assign what is computed from the value."

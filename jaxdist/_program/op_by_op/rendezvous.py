@@ -219,9 +219,8 @@ def _suggest_one_kind(requests: Sequence[Collective]) -> str:
 
 
 _SAME_CONDITION = (
-    "Make the condition that decides about it the same everywhere "
-    "(flag = get_replica_context().all_reduce('sum', flag) > 0), or move the collective out "
-    "of the branch."
+    "Make the condition that decides about it the same everywhere (flag = "
+    "get_replica_context().all_reduce('sum', flag) > 0), or move the collective out of the branch."
 )
 _GATHER_BEFORE = (
     "A parameter in pieces is gathered where it is used: gather it before the branch or loop that "

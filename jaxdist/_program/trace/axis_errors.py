@@ -297,9 +297,8 @@ def explicit_types_error(
             "jaxdist.partition.constrain, which works with and without types."
         )
     return UnsupportedError(
-        f"The step {step!r}, at "
-        f"{_find_line(error)}, has an operation that JAX refuses on a value that "
-        f"is split over an Explicit axis: {type(error).__name__}: {text[:300]}\n\n"
+        f"The step {step!r}, at {_find_line(error)}, has an operation that JAX refuses on a value "
+        f"that is split over an Explicit axis: {type(error).__name__}: {text[:300]}\n\n"
         f"A step that uses out_sharding or reshard over {list(axes)} is traced with the types of "
         "the strategy's mesh, and JAX has no rule for every operation along a split dim.\n\n"
         f"{remedy}"

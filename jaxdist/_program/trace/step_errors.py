@@ -144,9 +144,8 @@ def find_better_error(error: Exception, names: Sequence[str]) -> JaxdistError | 
             "what a mask leaves (muon), cannot take pieces.\n\n"
             "Place the state of an optimizer with its model: jaxdist.partition.place(strategy, "
             "(model, optimizer), rules). For such an optimizer use tx = "
-            "jaxdist.sharded_update(tx), "
-            "which gives it whole arrays. A tree of masks or numbers comes first: "
-            "jax.tree.map(lambda mask, grad: ..., masks, grads)."
+            "jaxdist.sharded_update(tx), which gives it whole arrays. A tree of masks or numbers "
+            "comes first: jax.tree.map(lambda mask, grad: ..., masks, grads)."
         )
     return None
 

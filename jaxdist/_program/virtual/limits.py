@@ -57,10 +57,9 @@ def check_inside_trace(layout: ReplicaMesh) -> None:
         f"that JAX is tracing (jax.jit, scan, grad), on {layout.platform} with JAX "
         f"{jax.__version__}.\n\n"
         f"There XLA keeps the bits only with {_compat.format_flags(options)}, set before JAX "
-        "starts, "
-        "and jaxdist does not compile that function.\n\n"
-        "Decorate it with jaxdist.function instead of jax.jit; or call strategy.run outside of "
-        "it, with jaxdist.training.multi_step for many steps in one call."
+        "starts, and jaxdist does not compile that function.\n\n"
+        "Decorate it with jaxdist.function instead of jax.jit; or call strategy.run outside of it, "
+        "with jaxdist.training.multi_step for many steps in one call."
     )
 
 
