@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _compat
-from jaxdist._program.jaxprs.subprograms import get_input_variables
+from jaxdist._program.jaxprs.subprograms import open_jaxpr
 
 V = TypeVar("V")
 Values = Sequence[V]
@@ -35,9 +35,7 @@ class Scan:
     @property
     def row_avals(self) -> list[Any]:
         """The shapes and dtypes of one row of each array that the loop iterates over."""
-        return [v.aval for v in get_input_variables(self.program)][
-            self.num_consts + self.num_carry :
-        ]
+        return [v.aval for v in open_jaxpr(self.program).invars][self.num_consts + self.num_carry :]
 
     def split(self, operands: Values[V]) -> tuple[list[V], list[V], list[V]]:
         """Return the constants, the initial carry, and the arrays that the loop iterates over."""

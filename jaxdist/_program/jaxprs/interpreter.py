@@ -69,11 +69,6 @@ class Environment(Generic[V]):
         self._values.update(zip(variables, values, strict=True))
 
 
-def get_literal_value(literal: Any) -> Any:
-    """Return the number or array of a literal."""
-    return literal.val
-
-
 def read_number(value: Any) -> float | None:
     """Return the value of a constant that is one real number; None for anything else."""
     if value is None or np.size(value) != 1 or np.iscomplexobj(value):

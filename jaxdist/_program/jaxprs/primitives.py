@@ -51,6 +51,9 @@ PAIRWISE = frozenset(
 # They return their operand, and change at most its layout over the devices.
 LAYOUT_ONLY = frozenset({"sharding_constraint", "pcast", "pvary", "reshard", "mesh_cast"})
 
+SUMS = frozenset({"psum", "psum2", "psum_invariant"})
+SCATTERS = frozenset({"psum_scatter", "reduce_scatter"})
+
 # Collectives with equal results on all replicas of their axes, unless they have groups.
 REPLICATING = frozenset(
     {

@@ -17,7 +17,7 @@ from jaxdist._collectives import make_mark
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs.control_flow import Scan
 from jaxdist._program.jaxprs.interpreter import Interpreter
-from jaxdist._program.jaxprs.subprograms import get_input_variables
+from jaxdist._program.jaxprs.subprograms import open_jaxpr
 from jaxdist._program.nnx.closures import find_closure_values
 from jaxdist._program.nnx.graph import split_objects
 from jaxdist._values import is_nnx_object
@@ -185,7 +185,7 @@ def marks_of_results(program: Any) -> list[Parts]:
 
     A value keeps its mark when a function or a loop returns it.
     """
-    return MarkAnalysis().run(program, [None] * len(get_input_variables(program)))
+    return MarkAnalysis().run(program, [None] * len(open_jaxpr(program).invars))
 
 
 class MarkAnalysis(Interpreter[Parts]):

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from jaxdist import _compat
 from jaxdist._program.jaxprs.interpreter import Environment
-from jaxdist._program.jaxprs.subprograms import has_subprogram, rewrite_programs, trace_again
+from jaxdist._program.jaxprs.subprograms import rewrite_programs, trace_again
 from jaxdist._program.logical.placing import Region
 
 Function = Callable[..., Sequence[Any]]
@@ -290,7 +290,7 @@ def _use_current_mesh(parameter: Any) -> Any:
     if isinstance(parameter, NamedSharding) and isinstance(parameter.mesh, AbstractMesh):
         return NamedSharding(jax.sharding.get_abstract_mesh(), parameter.spec)
     # The shapes in sub-programs have the mesh of their trace too.
-    return rewrite_programs(parameter, _trace_again) if has_subprogram(parameter) else parameter
+    return rewrite_programs(parameter, _trace_again)
 
 
 def _trace_again(jaxpr: Any, consts: Sequence[Any]) -> Any:

@@ -13,6 +13,7 @@ Note [Placed work].
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,11 +23,10 @@ from jax.sharding import PartitionSpec
 
 from jaxdist import _compat
 from jaxdist._program.jaxprs.extremes import EXTREMES, compute_extreme_on_integers
-from jaxdist._program.jaxprs.interpreter import Environment, get_literal_value
+from jaxdist._program.jaxprs.interpreter import Environment
 from jaxdist._program.jaxprs.subprograms import (
     contains,
     get_consts,
-    has_subprogram,
     open_jaxpr,
     rewrite_programs,
     subprograms,
@@ -95,7 +95,7 @@ class Rewrite:
         """
         plan = make_schedule(jaxpr, backward=backward)
         given = zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True)
-        env: Environment[Any] = Environment(get_literal_value, dict(given), plan.alias)
+        env: Environment[Any] = Environment(operator.attrgetter("val"), dict(given), plan.alias)
         local: set[Any] = set()
         for step in plan.steps:
             operands = env.read_all(step.invars)
@@ -155,9 +155,7 @@ class Rewrite:
             program = open_jaxpr(inner)
             return self.call(program, operands, get_consts(inner), backward=backward)
         trace = functools.partial(self._trace_again, backward=backward)
-        params = {
-            k: rewrite_programs(v, trace) if has_subprogram(v) else v for k, v in eqn.params.items()
-        }
+        params = {k: rewrite_programs(v, trace) for k, v in eqn.params.items()}
         # A caller may differentiate the result, so keep the user's own derivative rules.
         params = _compat.rewrite_derivatives(params, self._trace_again)
         return _compat.bind_like(eqn, operands, params)

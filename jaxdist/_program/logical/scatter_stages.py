@@ -22,11 +22,11 @@ import numpy as np
 
 from jaxdist import cost
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.jaxprs import primitives as known
 
 # Below this size start-up dominates the time of a collective.
 _LEAST_BYTES = 1 << 20
 _LEAST_CHIPS = 4  # along each dim
-_SCATTERS = frozenset({"reduce_scatter", "psum_scatter"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ScatterStages:
 
     def fits(self, eqn: Any) -> bool:
         """Whether an operation is a large reduce-scatter over all replicas of each slice."""
-        if eqn.primitive.name not in _SCATTERS:
+        if eqn.primitive.name not in known.SCATTERS:
             return False
         names, [given] = eqn.params["axis_name"], eqn.invars
         over = names if isinstance(names, tuple) else (names,)

@@ -24,11 +24,11 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.exact import same_bits
 from jaxdist._program.nnx.graph_rules import Combination, combine_all
 from jaxdist._program.op_by_op.rendezvous import Rendezvous
-from jaxdist._program.op_by_op.replica import Replica, TapeTrace
+from jaxdist._program.op_by_op.replica import Replica
 from jaxdist._program.op_by_op.thread_scheduler import ThreadScheduler
 from jaxdist._program.proof.pieces import check_results
 from jaxdist._program.proof.replication import NONE, Differs
-from jaxdist._program.proof.uneven_mean import MeanOverReplicas
+from jaxdist._program.proof.uneven_mean import MeanOverReplicas, find_averages
 from jaxdist._program.state.constant_additions import check_constant_additions
 from jaxdist._program.state.divided_metrics import warn_of_divided_metrics
 from jaxdist._program.state.metric_increments import numbers_of_metrics
@@ -36,11 +36,10 @@ from jaxdist._program.state.no_rows import check_without_rows, has_empty_input
 from jaxdist._program.state.rows import place_of, replicas_with_rows
 from jaxdist._program.state.state import check_functional_state, find_combinations
 from jaxdist._program.trace.sharded import have_equal_copies, join_pieces, pieces_of
-from jaxdist._program.trace.trace import Signature, name_of_result, replica_axes_of
+from jaxdist._program.trace.trace import Signature, TracedStep, name_of_result, replica_axes_of
 from jaxdist._program.uneven.joined_ops import Groups
 from jaxdist._program.uneven.uneven import (
     check_ranks,
-    find_noted_means,
     find_uneven_means,
     get_signature_of_replica,
     join_templates,
@@ -131,13 +130,13 @@ class OpByOpStep:
         has = replicas_with_rows(self._signature, count)
         return sorted(range(count), key=lambda number: has is not None and not has[number])
 
-    def get_trace(self) -> TapeTrace:
+    def get_trace(self) -> TracedStep:
         """Return the operations of the first replica in the form of a trace."""
         return self._replicas[0].get_trace()
 
     def find_means(self) -> tuple[MeanOverReplicas, ...]:
         """Return the means over replicas that have different numbers of rows."""
-        noted = find_noted_means([r.ops.log for r in self._replicas])
+        noted = find_averages([r.ops.log.averaged for r in self._replicas])
         taped = [r.get_trace() for r in self._replicas]
         return (*noted, *find_uneven_means(self._signature, taped, self._layout))
 
@@ -230,7 +229,7 @@ class OpByOpStep:
         return Outcome(state, tuple(changed), values, result)
 
     def _warn_of_divided_metrics(
-        self, taped: Sequence[TapeTrace], axes: Differs, where: str
+        self, taped: Sequence[TracedStep], axes: Differs, where: str
     ) -> None:
         # Replicas without rows divide nothing.
         signature, count = self._signature, self._layout.num_replicas
@@ -238,7 +237,7 @@ class OpByOpStep:
         first = has.index(True) if has is not None and any(has) else 0
         warn_of_divided_metrics(signature, taped[first], axes, count, where)
 
-    def _check_rows(self, taped: Sequence[TapeTrace]) -> None:
+    def _check_rows(self, taped: Sequence[TracedStep]) -> None:
         """Check that no mean over no rows, from a replica without rows, reached other replicas."""
         count = self._layout.num_replicas
         for replica, tape in enumerate(taped):

@@ -13,7 +13,6 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.nnx.graph_rules import is_metric
 from jaxdist._program.op_by_op.merge_once import MergeAnswer, make_merge_call, trace_merge
 from jaxdist._program.op_by_op.replica_ops import ReplicaOps
-from jaxdist._program.op_by_op.tape import Tape
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._program.proof.reduced_gradients import check_reduced_gradients
 from jaxdist._program.proof.replication import NONE, Differs, analyse
@@ -120,18 +119,6 @@ def _explain_still_traced(variable: Variable, what: str) -> ContextError:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class TapeTrace(TracedStep):
-    """The tape of one replica, in the form of the trace of a step."""
-
-    tape: Tape | None = None
-
-    @property
-    def jaxpr(self) -> Any:
-        """The operations of the replica."""
-        return self.tape
-
-
 # JAX's own message mentions `disable_jit`, which a user of `run_eagerly` did not call.
 _NO_TURNS = (
     "Op by op, JAX cannot run a scan (or lax.map) without turns. Run this step compiled: "
@@ -212,22 +199,12 @@ class Replica:
         self._is_own.append(variable.home.per_replica)
         return own
 
-    def get_trace(self) -> TapeTrace:
+    def get_trace(self) -> TracedStep:
         """Return the operations of the replica in the form of a trace."""
-        local, tape = self._local, self.ops.tape
+        tape = self.ops.tape
         others = len(tape.invars) - len(self._arguments)
         operands = (*map(Argument, range(len(self._arguments))), *[None] * others)
-        return TapeTrace(
-            None,
-            operands,
-            local.template,
-            local.num_graph,
-            local.paths,
-            local.shapes,
-            frozenset(),
-            cuts=local.cuts,
-            tape=tape,
-        )
+        return self._local.describe(None, operands, tape=tape)
 
     def finish(self, results: Sequence[Any], changed: Sequence[Variable]) -> None:
         """Record the results, and the values of all variables that any replica has changed."""

@@ -20,7 +20,7 @@ from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan
 from jaxdist._program.jaxprs.interpreter import ForwardAnalysis
-from jaxdist._program.jaxprs.subprograms import get_input_variables, subprograms
+from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
 from jaxdist._program.proof.replication import get_named_axes
 
 # The cost is bounded: larger values are evaluated only if all their elements are equal.
@@ -145,7 +145,7 @@ class NothingAnalysis(ForwardAnalysis[Found]):
             return results
         # The programs of an unknown primitive may make a nan that reaches a collective inside.
         for inner in subprograms(eqn):
-            self.run(inner, [UNKNOWN] * len(get_input_variables(inner)))
+            self.run(inner, [UNKNOWN] * len(open_jaxpr(inner).invars))
         return self._mark_unknown(eqn, name, inputs)
 
     def call(self, eqn: Any, inputs: list[Found]) -> list[Found]:

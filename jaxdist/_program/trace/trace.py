@@ -119,6 +119,8 @@ class TracedStep:
     left_out: tuple[str, ...] = ()
     # Means over replicas that have different numbers of rows.
     means: tuple[MeanOverReplicas, ...] = ()
+    # The operations of one replica, if it ran op by op; then there is no `shard_map`.
+    tape: Any = None
 
     @property
     def eqn(self) -> Any:
@@ -127,8 +129,8 @@ class TracedStep:
 
     @property
     def jaxpr(self) -> Any:
-        """The jaxpr of one replica."""
-        return self.eqn.params["jaxpr"]
+        """The jaxpr of one replica, or its tape."""
+        return self.eqn.params["jaxpr"] if self.tape is None else self.tape
 
     def call(self, leaves: Sequence[Any], out_specs: Sequence[PartitionSpec]) -> list[Any]:
         """Run on global arrays, with the results laid out by `out_specs`."""
@@ -227,7 +229,7 @@ def _trace_once(
             raise
         what = f"The step {local.__name__!r} closes over a jax.Ref"
         raise ContextError(explain_ref(what)) from error
-    described = local.describe(closed, axes)
+    described = local.describe(closed, _operands(closed), axes)
     finished: TracedStep = variables.finish(
         dataclasses.replace(described, is_explicit=is_explicit, left_out=layouts.left_out)
     )
@@ -443,17 +445,24 @@ class LocalStep:
             closures.raise_if_leaked(self.fn, error)
             raise
 
-    def describe(self, closed: Any, manual_axes: frozenset[str]) -> TracedStep:
+    def describe(
+        self,
+        closed: Any,
+        operands: tuple[Any, ...],
+        manual_axes: frozenset[str] = frozenset(),
+        tape: Any = None,
+    ) -> TracedStep:
         """Return the trace of this step, after the call that found its results."""
         return TracedStep(
             closed,
-            _operands(closed),
+            operands,
             self.template,
             self.num_graph,
             self.paths,
             self.shapes,
             manual_axes,
             cuts=self.cuts,
+            tape=tape,
         )
 
     def _enter(self, leaves: list[Any]) -> list[Any]:

@@ -190,11 +190,6 @@ def joined_trace(
     return trace_again(joined, step, signature, layout)
 
 
-def find_noted_means(logs: Sequence[GatherLog]) -> tuple[MeanOverReplicas, ...]:
-    """Return the means over replicas with different shapes that the traces noted themselves."""
-    return find_averages([log.averaged for log in logs])
-
-
 def find_uneven_means(
     signature: Signature, traces: Sequence[TracedStep], layout: ReplicaMesh
 ) -> tuple[MeanOverReplicas, ...]:
@@ -268,7 +263,7 @@ def _trace_with_known_gathers(
             raise failed
         if failed is None and found == assumed and not is_guess:
             _check_asked(logs, groups)
-            means = find_noted_means(logs)
+            means = find_averages([log.averaged for log in logs])
             return [dataclasses.replace(t, means=means) for t in traces]
         assumed = found
     raise ShapeError(
