@@ -184,9 +184,11 @@ class OpByOpStep:
         of_results, of_variables = differs[:count], differs[count:]
         first = dataclasses.replace(taped[0], template=template)
         of_results = [d and i not in first.cuts for i, d in enumerate(of_results)]
-        self._check_pieces(axes)
         combined: list[Combination] = []
         if axes:
+            # The step may use pieces of arrays only where they equal the whole arrays.
+            for replica in self._replicas:
+                check_results(replica.find_wrong_pieces(axes))
             num_replicas = layout.num_replicas
             # Python code decides on each replica which metrics it updates, so take the
             # combinations of all replicas.
@@ -197,7 +199,9 @@ class OpByOpStep:
                 if has is None or has[r] or not any(has)
             ]
             combined = list(dict.fromkeys(c for one in found for c in one))
-            self._warn_of_divided_metrics(taped, axes, where)
+            # Replicas without rows divide nothing.
+            divides = has.index(True) if has is not None and any(has) else 0
+            warn_of_divided_metrics(signature, taped[divides], axes, num_replicas, where)
             check_functional_state(signature, first, of_results, donated, num_replicas, where)
             check_equal(changed, of_variables, num_replicas)
             old = self._replicas[0].old_metrics
@@ -228,15 +232,6 @@ class OpByOpStep:
         result = close_containers(jax.tree.map(lambda number: results[number], template))
         return Outcome(state, tuple(changed), values, result)
 
-    def _warn_of_divided_metrics(
-        self, taped: Sequence[TracedStep], axes: Differs, where: str
-    ) -> None:
-        # Replicas without rows divide nothing.
-        signature, count = self._signature, self._layout.num_replicas
-        has = replicas_with_rows(signature, count)
-        first = has.index(True) if has is not None and any(has) else 0
-        warn_of_divided_metrics(signature, taped[first], axes, count, where)
-
     def _check_rows(self, taped: Sequence[TracedStep]) -> None:
         """Check that no mean over no rows, from a replica without rows, reached other replicas."""
         count = self._layout.num_replicas
@@ -244,12 +239,6 @@ class OpByOpStep:
             own = get_signature_of_replica(self._signature, replica, count)
             if count > 1 and has_empty_input(own, count):
                 check_without_rows(self._signature, own, tape, [replica], self._layout)
-
-    def _check_pieces(self, axes: Differs) -> None:
-        """Check that the step used pieces of arrays only where they equal the whole arrays."""
-        if axes:
-            for replica in self._replicas:
-                check_results(replica.find_wrong_pieces(axes))
 
     def _find_differing_axes(self, axes: Differs) -> list[Differs]:
         """Return for each result and each changed variable the axes over which it may differ."""

@@ -40,13 +40,11 @@ class VariablesNow(StepAccess):
         self,
         layout: ReplicaMesh,
         number: int,
-        bring: Callable[[Variable, Any], Any],
         ops: ReplicaOps,
     ) -> None:
         super().__init__(layout)
         self._number = number
         self._ops = ops
-        self._bring = bring
         self._cells: dict[int, _Cell] = {}
         self._tracing = contextlib.ExitStack()
 
@@ -78,6 +76,11 @@ class VariablesNow(StepAccess):
         return []
 
     @property
+    def used(self) -> list[Variable]:
+        """The variables that this replica has used, in the order of their first use."""
+        return [c.variable for c in self._cells.values()]
+
+    @property
     def changed(self) -> list[Variable]:
         """The variables that this replica has assigned."""
         return [c.variable for c in self._cells.values() if c.is_written]
@@ -92,7 +95,7 @@ class VariablesNow(StepAccess):
             check_same_strategy(variable, self._layout)
             copies = _compat.call_outside_traces(variable.home.copies, get_arrays([variable])[0])
             own = copies[self._number] if len(copies) > 1 else copies[0]
-            cell = self._cells[id(variable)] = _Cell(variable, self._bring(variable, own))
+            cell = self._cells[id(variable)] = _Cell(variable, self._ops.add_input(own))
         return cell
 
     def _own(self, variable: Variable) -> Any:
@@ -141,14 +144,10 @@ class Replica:
         self._layout: ReplicaMesh = strategy.layout
         self._device = device
         self.ops = ReplicaOps(number, self._layout, device)
-        self.variables = VariablesNow(self._layout, number, self._add_variable, self.ops)
+        self.variables = VariablesNow(self._layout, number, self.ops)
         self._local = LocalStep(fn, signature, strategy, self.variables)
         self._arguments = list(arguments)
         self._inputs = signature.inputs
-        # For each variable, in the order of its first use, whether each replica has its own value.
-        self._is_own: list[bool] = []
-        # The numbers of the inputs that are old values of metrics of Keras.
-        self.old_metrics: set[int] = set()
         kinds = signature.graph.types if signature.graph else ()
         count = len(self._arguments) - len(kinds)
         self._is_metric = [*map(is_metric, kinds), *[False] * count]
@@ -168,15 +167,14 @@ class Replica:
         def run_body() -> list[Any]:
             settings()
             sizes = [(a, self._layout.mesh.shape[a]) for a in self._layout.replica_axes]
+            axes = frozenset({*self._layout.replica_axes, *self._layout.mesh.explicit_axes})
             with (
                 jax.default_device(self._device),
                 _compat.op_by_op(self.ops, self.ops.stage, sizes, self._layout.auto_mesh) as trace,
                 record_gathers(self.ops.log),
                 _compat.infer_dims(dims),
                 # Each replica has whole arrays on one device.
-                _compat.rewrite_shardings(
-                    LayoutsOfReplica(self._layout, self._inputs, _axes_of(self._layout))
-                ),
+                _compat.rewrite_shardings(LayoutsOfReplica(self._layout, self._inputs, axes)),
             ):
                 self.ops.trace = trace
                 try:
@@ -191,13 +189,11 @@ class Replica:
 
         return run_body
 
-    def _add_variable(self, variable: Variable, value: Any) -> Any:
-        """Return the tracer of a variable that the step uses for the first time."""
-        own = self.ops.add_input(value)
-        if variable._is_of_metric:
-            self.old_metrics.add(len(self._arguments) + len(self._is_own))
-        self._is_own.append(variable.home.per_replica)
-        return own
+    @property
+    def old_metrics(self) -> set[int]:
+        """The numbers of the inputs that are old values of metrics of Keras."""
+        used = enumerate(self.variables.used, len(self._arguments))
+        return {number for number, variable in used if variable._is_of_metric}
 
     def get_trace(self) -> TracedStep:
         """Return the operations of the replica in the form of a trace."""
@@ -225,13 +221,13 @@ class Replica:
 
     def find_same_work(self, axes: Differs) -> frozenset[int]:
         """Return the inputs that reach the results, if this replica has no work of its own."""
-        is_cut = [i.cut is not None for i in self._inputs] + [False] * len(self._is_own)
+        is_cut = [i.cut is not None for i in self._inputs] + [False] * len(self.variables.used)
         differs = [bool(d) for d in self._list_input_facts(axes)]
         return find_same_work(self.ops.tape, differs, is_cut, self._local.cuts, axes)
 
     def _list_input_facts(self, axes: Differs) -> list[Differs]:
         """Return for each input and variable the axes over which it may differ."""
-        of_variables = (axes if is_own else NONE for is_own in self._is_own)
+        of_variables = (axes if v.home.per_replica else NONE for v in self.variables.used)
         return [*(i.differs(axes) for i in self._inputs), *of_variables]
 
     def find_wrong_pieces(self, axes: Differs) -> list[str]:
@@ -246,9 +242,4 @@ class Replica:
         check_reduced_gradients(tape)
         proof = ShardingProof(self._layout, axes)
         proof.run(tape, [ShardFact(d) for d in self._list_input_facts(axes)])
-        return proof.wrong
-
-
-def _axes_of(layout: ReplicaMesh) -> frozenset[str]:
-    """Return the axes that a layout may name: those of replicas, and Explicit ones."""
-    return frozenset(layout.replica_axes) | frozenset(layout.mesh.explicit_axes)
+        return [*proof.wrong]

@@ -84,20 +84,6 @@ def nothing(shape: Sequence[int], dtype: Any) -> Found:
     return Found(np.zeros(shape, dtype), of_nothing=True)
 
 
-def walk(
-    jaxpr: Any, given: Sequence[Found], axes: frozenset[str], on_collective: OnCollective
-) -> list[Found]:
-    """Return the facts of the results of an open or closed program of one replica.
-
-    Args:
-        jaxpr: The program, or the tape of one.
-        given: The facts of its inputs.
-        axes: The replica axes.
-        on_collective: Called for each collective that a nan reaches.
-    """
-    return NothingAnalysis(axes, on_collective).run(jaxpr, given)
-
-
 class NothingAnalysis(ForwardAnalysis[Found]):
     """The analysis of the values of a replica without rows.
 
@@ -221,7 +207,10 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         if mark is None and name == "div" and _is_zero(given[1]):
             mark = self._find_origin(eqn)
         # Integers and booleans have no nan.
-        return [Found(nan=mark) if _is_inexact(v.aval) else UNKNOWN for v in eqn.outvars]
+        return [
+            Found(nan=mark) if _has_numbers(a) and jnp.issubdtype(a.dtype, jnp.inexact) else UNKNOWN
+            for a in (v.aval for v in eqn.outvars)
+        ]
 
     # Control flow
 
@@ -312,10 +301,6 @@ def _has_numbers(x: Any) -> bool:
     if dtype is None:
         return False
     return not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and hasattr(x, "shape")
-
-
-def _is_inexact(aval: Any) -> bool:
-    return _has_numbers(aval) and bool(jnp.issubdtype(aval.dtype, jnp.inexact))
 
 
 def _is_uniform(value: Any) -> bool:

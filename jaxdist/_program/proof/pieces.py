@@ -65,12 +65,8 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
     def __init__(self, layout: ReplicaMesh, axes: Differs) -> None:
         self.layout = layout
         self._axes = axes
-        self._wrong: list[str] = []
-
-    @property
-    def wrong(self) -> list[str]:
-        """The names of results that are declared as pieces without a proof that they are."""
-        return list(dict.fromkeys(self._wrong))
+        # The names of results that are declared as pieces without a proof that they are.
+        self.wrong: dict[str, None] = {}
 
     def constant(self, variable: Any, value: Any) -> ShardFact:
         return ShardFact(NONE, None, _has_one_element(variable))
@@ -164,7 +160,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
                 raise ShardedArrayError(
                     _explain_not_pieces(f"strategy.run, at {source}, uses", found)
                 )
-            self._wrong.append(eqn.params["name"])
+            self.wrong[eqn.params["name"]] = None
         if given.cut is not None and given.cut != cut:
             _refuse(eqn, given, "a node of an array that is cut otherwise holds them")
         return ShardFact(frozenset(cut.over(self.layout)) & self._axes)

@@ -134,7 +134,9 @@ def find_better_error(error: Exception, names: Sequence[str]) -> JaxdistError | 
             "jaxdist.partition.gather(tree). Or pass the pytree with the leaves first: "
             "jax.tree.map(fn, masks, arrays), eqx.combine(static, params)."
         )
-    if is_of_structures or (_is_raised_by_optax(error) and not _is_about_call(text)):
+    # A call with missing or surplus arguments fails for another reason than the pieces.
+    is_about_call = any(words in text for words in _OF_CALLS)
+    if is_of_structures or (_is_raised_by_optax(error) and not is_about_call):
         if not is_of_structures:
             found = f"A transformation of optax raised {type(error).__name__} in a step with pieces"
         return ReplicaValueError(
@@ -148,11 +150,6 @@ def find_better_error(error: Exception, names: Sequence[str]) -> JaxdistError | 
             "comes first: jax.tree.map(lambda mask, grad: ..., masks, grads)."
         )
     return None
-
-
-def _is_about_call(text: str) -> bool:
-    """Whether a call has missing or surplus arguments; then the pieces are not the cause."""
-    return any(words in text for words in _OF_CALLS)
 
 
 def _maps_pieces(error: Exception) -> bool:

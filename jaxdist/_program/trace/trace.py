@@ -85,6 +85,10 @@ class Signature:
     # The name of the step in messages; a different one for a batch that will come later.
     step: str = dataclasses.field(default="this step", compare=False)
 
+    def manual_specs(self, layout: ReplicaMesh) -> tuple[PartitionSpec, ...]:
+        """Return for each input the part of its layout that names replica axes."""
+        return tuple(i.placement.manual_spec(layout) for i in self.inputs)
+
 
 @dataclasses.dataclass(frozen=True)
 class TracedStep:
@@ -220,7 +224,8 @@ def _trace_once(
     """Trace a step with these manual axes, and with or without Explicit types."""
     variables = signature.lifting.begin()
     local = LocalStep(fn, signature, strategy, variables)
-    mapped = _map_local(local, axes, signature, strategy.layout, is_explicit=is_explicit)
+    in_specs = signature.manual_specs(strategy.layout)
+    mapped = _map_over_replicas(local, in_specs, axes, strategy.layout, is_explicit)
     try:
         with _compat.rewrite_shardings(layouts, key=layouts.key):
             closed = _close(mapped, signature, is_explicit=is_explicit)
@@ -293,7 +298,7 @@ def trace_on_pieces(traced: TracedStep, signature: Signature, layout: ReplicaMes
     explicit = traced.is_explicit
     mapped = _map_over_replicas(replica, in_specs, traced.manual_axes, layout, explicit)
     closed = _close(lambda *xs: mapped(*traced.given(xs)), signature, is_explicit=explicit)
-    check_results(walk.wrong)
+    check_results([*walk.wrong])
     return dataclasses.replace(traced, closed=closed, operands=_operands(closed))
 
 
@@ -304,23 +309,10 @@ def trace_again(
 
     The results of `fn` have the structure and the shapes of those of `traced`.
     """
-    explicit = traced.is_explicit
-    mapped = _map_local(fn, traced.manual_axes, signature, layout, is_explicit=explicit)
+    in_specs, explicit = signature.manual_specs(layout), traced.is_explicit
+    mapped = _map_over_replicas(fn, in_specs, traced.manual_axes, layout, explicit)
     closed = _close(mapped, signature, is_explicit=explicit)
     return dataclasses.replace(traced, closed=closed, operands=_operands(closed))
-
-
-def _map_local(
-    fn: Callable[..., list[Any]],
-    manual_axes: frozenset[str],
-    signature: Signature,
-    layout: ReplicaMesh,
-    *,
-    is_explicit: bool,
-) -> Callable[..., Any]:
-    """Map a function from flat local values to flat local results over the replicas."""
-    in_specs = tuple(i.placement.manual_spec(layout) for i in signature.inputs)
-    return _map_over_replicas(fn, in_specs, manual_axes, layout, is_explicit)
 
 
 def _map_over_replicas(
@@ -330,6 +322,7 @@ def _map_over_replicas(
     layout: ReplicaMesh,
     is_explicit: bool,
 ) -> Callable[..., Any]:
+    """Map a function from flat local values to flat local results over the replicas."""
     return jax.shard_map(
         fn,
         mesh=layout.mesh if is_explicit else layout.traced_mesh,

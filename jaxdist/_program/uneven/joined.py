@@ -276,9 +276,8 @@ class _Join:
 
     def _run_once(self, ops: list[Op]) -> None:
         eqn = ops[0].eqn
-        operands = [
-            _value(self._get_common(atoms)) for atoms in zip(*(o.inputs for o in ops), strict=True)
-        ]
+        ready = [self._get_common(atoms) for atoms in zip(*(o.inputs for o in ops), strict=True)]
+        operands = [x.value if isinstance(x, Slot) else x for x in ready]
         outputs = self._make_common_slots(_compat.bind_like(eqn, operands, eqn.params))
         for g, op in enumerate(ops):
             self.env[g].update(zip(op.outputs, outputs, strict=True))
@@ -415,10 +414,6 @@ def _group_by_name(ops: Iterable[Op]) -> dict[str, list[Op]]:
     for op in ops:
         found.setdefault(op.name, []).append(op)
     return found
-
-
-def _value(ready: Any) -> Any:
-    return ready.value if isinstance(ready, Slot) else ready
 
 
 def _select_keys(atoms: Iterable[Any]) -> list[Key]:

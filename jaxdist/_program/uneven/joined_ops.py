@@ -217,9 +217,14 @@ def slice_to(value: Any, shape: tuple[int, ...]) -> Any:
     return jax.lax.slice(value, (0,) * len(shape), shape)
 
 
+def find_largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the largest size of each dim."""
+    return tuple(map(max, zip(*shapes, strict=True)))
+
+
 def pad_to_largest(value: Any, column: tuple[Any, ...], shapes: tuple[Any, ...]) -> Any:
     """Pad `value` to the largest of `shapes` in each dim; return zeros if the value is None."""
-    largest = tuple(map(max, zip(*shapes, strict=True)))
+    largest = find_largest(shapes)
     dtype = next(dtype_of(a) for a in column if a is not None)
     if value is None:
         return jnp.zeros(largest, dtype)

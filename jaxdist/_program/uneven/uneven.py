@@ -29,7 +29,7 @@ from jaxdist._program.trace.trace import (
     trace_again,
 )
 from jaxdist._program.uneven.joined import Slot, run_joined
-from jaxdist._program.uneven.joined_ops import Const, Groups, is_equal, pad_to_shape
+from jaxdist._program.uneven.joined_ops import Const, Groups, find_largest, is_equal, pad_to_shape
 from jaxdist._replica import HasLayout
 from jaxdist._values import Kind, PerReplica, find_shapes, mark_with_shapes
 from jaxdist.errors import ShapeError, StateDivergenceError
@@ -51,9 +51,8 @@ def uneven_shapes(name: object, value: PerReplica, layout: ReplicaMesh) -> Shape
     if value.is_global or len(value.values) != len(layout.local_replicas):
         return None
     arrays = value.values
-    if not all(isinstance(a, (jax.Array, np.ndarray)) for a in arrays):
-        return None
-    if any(isinstance(a, jax.core.Tracer) for a in arrays):
+    is_array = (isinstance(a, (jax.Array, np.ndarray)) for a in arrays)
+    if not all(is_array) or any(isinstance(a, jax.core.Tracer) for a in arrays):
         return None
     # In a job of several processes the shapes of other processes are not known here.
     shapes = find_shapes(name, value, layout)
@@ -85,7 +84,7 @@ def not_virtually(shapes: Shapes) -> ShapeError:
 
 def padded(value: PerReplica, shapes: Shapes) -> PerReplica:
     """Return separate values, padded with zeros to the largest shape."""
-    largest = _find_largest(shapes)
+    largest = find_largest(shapes)
 
     def pad(array: Any) -> Any:
         if not isinstance(array, np.ndarray):
@@ -107,10 +106,6 @@ def cut(array: jax.Array, shapes: Shapes, layout: ReplicaMesh) -> PerReplica:
     )
     mark_with_shapes(result, shapes)
     return result
-
-
-def _find_largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(map(max, zip(*shapes, strict=True)))
 
 
 def traces_of_groups(
@@ -167,7 +162,7 @@ def joined_trace(
     joined = dataclasses.replace(
         traces[0],
         template=template,
-        shapes=tuple(map(_find_largest, by_group)),
+        shapes=tuple(map(find_largest, by_group)),
         uneven=uneven,
         means=(*traces[0].means, *means),
     )

@@ -59,7 +59,7 @@ def call_virtually(
         run_on_device,
         mesh=layout.auto_mesh,
         in_specs=(
-            *(i.placement.manual_spec(layout) for i in signature.inputs),
+            *signature.manual_specs(layout),
             *(PartitionSpec() for _ in constants),
         ),
         out_specs=[spec if kind is Kind.PER_REPLICA else PartitionSpec() for kind in kinds],
