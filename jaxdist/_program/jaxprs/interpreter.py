@@ -87,6 +87,9 @@ class Interpreter(abc.ABC, Generic[V]):
     the subclass overrides its rule. See Note [Programs inside operations].
     """
 
+    # Names of calls that are passed to `operation`, too.
+    not_entered: frozenset[str] = frozenset()
+
     @abc.abstractmethod
     def literal(self, literal: Any) -> V:
         """Return the value of a literal."""
@@ -138,6 +141,8 @@ class Interpreter(abc.ABC, Generic[V]):
 
     def call(self, eqn: Any, inputs: list[V]) -> list[V]:
         """Return the results of a call of a function."""
+        if eqn.primitive.name in self.not_entered:
+            return self.operation(eqn, inputs)
         return self.run(get_called_program(eqn), inputs)
 
     def scan(self, eqn: Any, inputs: list[V]) -> list[V]:

@@ -191,6 +191,8 @@ def marks_of_results(program: Any) -> list[Parts]:
 class MarkAnalysis(Interpreter[Parts]):
     """Finds the layout over logical devices that each value is marked with."""
 
+    not_entered = frozenset({"shard_map"})
+
     def literal(self, literal: Any) -> Parts:
         return None
 
@@ -201,10 +203,6 @@ class MarkAnalysis(Interpreter[Parts]):
         if eqn.primitive is LOGICAL_LAYOUT:
             return [tuple(max(n, 1) for n in eqn.params["parts"])]
         return [None] * len(eqn.outvars)
-
-    def call(self, eqn: Any, inputs: list[Parts]) -> list[Parts]:
-        inside = eqn.primitive.name == "shard_map"
-        return self.operation(eqn, inputs) if inside else super().call(eqn, inputs)
 
     def scan(self, eqn: Any, inputs: list[Parts]) -> list[Parts]:
         loop = Scan.of(eqn.params)

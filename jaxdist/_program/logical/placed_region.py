@@ -251,17 +251,11 @@ def _is_key(value: Any) -> bool:
     return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
-@dataclasses.dataclass(frozen=True)
-class InRegion:
-    """A function that evaluates the operations of a region; it has their derivatives."""
-
-    region: Region
-
-    def __call__(self, *operands: Any) -> list[Any]:
-        """Return the results of the region."""
-        values = dict(zip(self.region.invars, operands, strict=True))
-        env: Environment[Any] = Environment(_get_literal, values, self.region.alias)
-        return _evaluate(self.region.eqns, env, self.region.outvars)
+def run_region(region: Region, *operands: Any) -> list[Any]:
+    """Evaluate the operations of a region where all mesh axes are manual."""
+    values = dict(zip(region.invars, operands, strict=True))
+    env: Environment[Any] = Environment(_get_literal, values, region.alias)
+    return _evaluate(region.eqns, env, region.outvars)
 
 
 def _evaluate(eqns: Sequence[Any], env: Environment[Any], results: Sequence[Any]) -> list[Any]:

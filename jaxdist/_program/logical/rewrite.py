@@ -33,7 +33,7 @@ from jaxdist._program.jaxprs.subprograms import (
     trace_again,
 )
 from jaxdist._program.logical.logical_device import LOGICAL_LAYOUT
-from jaxdist._program.logical.placed_region import InRegion, Part, PlacedCall
+from jaxdist._program.logical.placed_region import Part, PlacedCall, run_region
 from jaxdist._program.logical.placing import Together, is_marked, make_schedule
 from jaxdist._program.logical.scatter_stages import ScatterStages
 
@@ -110,15 +110,16 @@ class Rewrite:
 
     def _call_together(self, step: Together, operands: list[Any], local: set[Any]) -> list[Any]:
         [axis] = self.automatic
-        parts = tuple(
-            Part(InRegion(r), r.device, tuple(v in local for v in r.invars), r.is_local)
-            for r in step.regions
-        )
+        parts: list[Part] = []
+        for r in step.regions:
+            takes_local = tuple(v in local for v in r.invars)
+            run = functools.partial(run_region, r)
+            parts.append(Part(run, r.device, takes_local, r.is_local))
         for region in step.regions:
             pairs = zip(region.outvars, region.is_local, strict=True)
             local.update(v for v, stays in pairs if stays)
         with _compat.use_source_of(step.regions[0].asked_by):
-            return PlacedCall(parts, axis, self.widens)(*operands)
+            return PlacedCall(tuple(parts), axis, self.widens)(*operands)
 
     def _rewrite_equation(self, eqn: Any, operands: list[Any], backward: bool) -> list[Any]:
         if self._is_extreme(eqn):

@@ -18,7 +18,7 @@ from jaxdist._program.arguments.arguments import explain_ref
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan, While, keep_finished_rows
 from jaxdist._program.jaxprs.subprograms import iterate_equations, iterate_programs, open_jaxpr
-from jaxdist._program.op_by_op.invalid_numbers import explain_invalid_number
+from jaxdist._program.op_by_op.invalid_numbers import not_finite_error
 from jaxdist._program.op_by_op.rendezvous import Collective, NumRows
 from jaxdist._program.op_by_op.tape import Tape
 from jaxdist._program.op_by_op.thread_scheduler import ThreadScheduler
@@ -27,7 +27,7 @@ from jaxdist._program.state.rows import place_of
 from jaxdist._program.trace.axis_errors import check_names, unbound_axis_error
 from jaxdist._program.trace.step_errors import check_operands
 from jaxdist._values import OPEN, PIECE, Cut, pad_dim, take_mean
-from jaxdist.errors import ContextError, NotFiniteError
+from jaxdist.errors import ContextError
 
 # They change only layouts. Op by op, each replica has whole arrays on one device.
 _LAYOUT_ONLY = known.LAYOUT_ONLY | {"jaxdist_logical_layout", "jaxdist_logical_device"}
@@ -110,9 +110,7 @@ class ReplicaOps:
             except (FloatingPointError, _compat.InvalidNumberError) as error:
                 line = _compat.find_callers_line()
                 where = f"on replica {self._number}"
-                raise NotFiniteError(
-                    explain_invalid_number(error, name, line, where, here)
-                ) from error
+                raise not_finite_error(error, name, line, where, here) from error
             results = self._record(primitive, params, args, out)
             self._evaluate_from_zero(primitive, params, args, here, results)
         return results

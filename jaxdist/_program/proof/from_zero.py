@@ -154,19 +154,15 @@ class MarkedInputs(ForwardAnalysis[bool]):
     """The analysis of which values depend on the marked inputs."""
 
     of_constants = False
+    # The rules look into exactly the programs that `_evaluate_both` evaluates twice. If they found
+    # fewer dependent values, the two runs would have different pytrees.
+    not_entered = frozenset(known.CALLS) - _INLINED
 
     def join(self, eqn: Any, aval: Any, first: bool, second: bool) -> bool:
         return first or second
 
     def operation(self, eqn: Any, inputs: list[bool]) -> list[bool]:
         return [any(inputs)] * len(eqn.outvars)
-
-    # These rules must look into exactly the programs that `_evaluate_both` evaluates twice. If they
-    # found fewer dependent values, the two runs would have different pytrees.
-
-    def call(self, eqn: Any, inputs: list[bool]) -> list[bool]:
-        inside = eqn.primitive.name in _INLINED
-        return super().call(eqn, inputs) if inside else self.operation(eqn, inputs)
 
     def cond(self, eqn: Any, inputs: list[bool]) -> list[bool]:
         return self.operation(eqn, inputs) if inputs[0] else super().cond(eqn, inputs)

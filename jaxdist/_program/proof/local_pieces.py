@@ -104,33 +104,29 @@ class LocalPieces(Interpreter[Local]):
     def operation(self, eqn: Any, inputs: list[Local]) -> list[Local]:
         if eqn.primitive is REDUCED_PIECES:
             return inputs
-        if eqn.primitive is PIECE or eqn.primitive is OPEN:
-            [given] = inputs
-            [fact] = self._proof.equation(eqn, [given.fact])
-            if eqn.primitive is PIECE:
-                made = Local(fact, given.array, (eqn.params["divisor"], eqn.params["others"]))
-                return [made if eqn.params["others"] else self.take_mean(made)]
-            return [Local(fact, self._cut_piece(given, eqn.params["cut"]))]
         if subprograms(eqn) and eqn.outvars:
             raise ShardedArrayError(_explain_not_inside(eqn))
-        if eqn.primitive.name in ELEMENTWISE:
-            cut = next(x.fact.cut for x in inputs if x.fact.cut is not None)
-            facts = self._proof.equation(eqn, [x.fact for x in inputs])
-            local = [Local(x.fact, self._cut_piece(x, cut)) for x in inputs]
-            return _bind(eqn, local, eqn.params, facts)
+        facts = self._proof.equation(eqn, [x.fact for x in inputs])
+        if eqn.primitive is PIECE:
+            mean = eqn.params["divisor"], eqn.params["others"]
+            made = Local(facts[0], inputs[0].array, mean)
+            return [made if eqn.params["others"] else self.take_mean(made)]
+        if eqn.primitive is OPEN:
+            return [Local(facts[0], self._cut_piece(inputs[0], eqn.params["cut"]))]
         pieces = [x.fact.cut for x in inputs if x.fact.cut is not None]
+        if eqn.primitive.name in ELEMENTWISE:
+            local = [Local(x.fact, self._cut_piece(x, pieces[0])) for x in inputs]
+            return _bind(eqn, local, eqn.params, facts)
         if pieces and is_exact_reduction(eqn, pieces[0]):
-            [given], [fact] = inputs, self._proof.equation(eqn, [x.fact for x in inputs])
             with _compat.use_source_of(eqn):
-                whole = reduce_pieces(eqn, given.array, pieces[0], self._proof.layout)
-            return [Local(fact, whole)]
+                whole = reduce_pieces(eqn, inputs[0].array, pieces[0], self._proof.layout)
+            return [Local(facts[0], whole)]
         if pieces and uncut_dims.has_rule(eqn):
-            facts = self._proof.equation(eqn, [x.fact for x in inputs])
             cut, count = pieces[0], uncut_dims.count_arrays(eqn)
             local = [Local(x.fact, self._cut_piece(x, cut)) for x in inputs[:count]]
             moved = uncut_dims.follow(eqn, cut, cut.rows(cut.pieces(self._proof.layout)))
             return _bind(eqn, [*local, *inputs[count:]], moved.params, facts)
-        return self._bind_unchanged(eqn, inputs)
+        return _bind(eqn, inputs, eqn.params, facts)
 
     def _bind_unchanged(self, eqn: Any, inputs: Sequence[Local]) -> list[Local]:
         """Bind an operation without changing it."""

@@ -61,6 +61,8 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
     """
 
     of_constants = ShardFact(NONE, is_uniform=True)
+    # Inside a `shard_map` of the user, arrays have other shapes.
+    not_entered = frozenset({"shard_map"})
 
     def __init__(self, layout: ReplicaMesh, axes: Differs) -> None:
         self.layout = layout
@@ -164,11 +166,6 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
         if given.cut is not None and given.cut != cut:
             _refuse(eqn, given, "a node of an array that is cut otherwise holds them")
         return ShardFact(frozenset(cut.over(self.layout)) & self._axes)
-
-    def call(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:
-        # Inside a `shard_map` of the user, arrays have other shapes.
-        inside = eqn.primitive.name == "shard_map"
-        return self.operation(eqn, inputs) if inside else super().call(eqn, inputs)
 
     def inside_of(self, eqn: Any, decided_by: ShardFact) -> contextlib.AbstractContextManager[Any]:
         if decided_by.cut is not None:

@@ -39,6 +39,7 @@ from jaxdist._program.trace import sharded
 from jaxdist._program.trace.axis_errors import (
     axis_error,
     explicit_types_error,
+    name_of,
     needs_explicit_axes,
     out_sharding_error,
 )
@@ -190,7 +191,7 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: HasLayout) -> 
             raise
         except Exception as error:
             if is_explicit and _is_accepted_without_types(fn, signature, strategy):
-                raise explicit_types_error(error, _name_of(fn), layout) from error
+                raise explicit_types_error(error, name_of(fn), layout) from error
             if not isinstance(error, ValueError):
                 raise
             if needs_explicit_axes(error) and layout.has_explicit_logical_axes and not is_explicit:
@@ -239,10 +240,6 @@ def _trace_once(
         dataclasses.replace(described, is_explicit=is_explicit, left_out=layouts.left_out)
     )
     return finished
-
-
-def _name_of(fn: Callable[..., Any]) -> str:
-    return getattr(fn, "__name__", type(fn).__name__)
 
 
 def _is_accepted_without_types(
@@ -382,7 +379,7 @@ class LocalStep:
         self.shapes: tuple[tuple[int, ...], ...] = ()
         self.cuts: dict[int, Cut] = {}
         self._entered: list[Any] = []
-        self.__name__ = _name_of(fn)
+        self.__name__ = name_of(fn)
         # JAX's error messages read these for the function's source line and argument names.
         self.__wrapped__ = find_function_with_source(fn)
         self.__signature__ = LeafNames(functools.partial(leaf_names, fn, signature))

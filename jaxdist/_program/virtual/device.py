@@ -138,6 +138,8 @@ class OneReplica(Interpreter[Any]):
         device: The device of the replica.
     """
 
+    not_entered = frozenset({"shard_map"})
+
     def __init__(self, number: Any, device: VirtualDevice) -> None:
         self._number = number
         self._device = device
@@ -162,8 +164,6 @@ class OneReplica(Interpreter[Any]):
         return _compat.bind_like(eqn, inputs, params, in_current_mesh=True)
 
     def call(self, eqn: Any, inputs: list[Any]) -> list[Any]:
-        if eqn.primitive.name == "shard_map":
-            return self.operation(eqn, inputs)
         if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
             # Without the barrier XLA would merge the second computation (for the gradient) with
             # the first, and keep the values that checkpoint was to save memory for.
