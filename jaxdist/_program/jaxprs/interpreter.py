@@ -90,13 +90,18 @@ class Interpreter(abc.ABC, Generic[V]):
     # Names of calls that are passed to `operation`, too.
     not_entered: frozenset[str] = frozenset()
 
-    @abc.abstractmethod
     def literal(self, literal: Any) -> V:
-        """Return the value of a literal."""
+        """Return the value of a literal; that of a constant, unless a subclass says otherwise."""
+        return self.constant(literal, literal.val)
 
     @abc.abstractmethod
     def constant(self, variable: Any, value: Any) -> V:
-        """Return the value of a constant of a program; `value` is None if it is not known."""
+        """Return the value of a constant of a program.
+
+        Args:
+            variable: Its variable, or a literal.
+            value: Its number or array; None if it is not known.
+        """
 
     @abc.abstractmethod
     def operation(self, eqn: Any, inputs: list[V]) -> list[V]:
@@ -191,12 +196,8 @@ class ForwardAnalysis(Interpreter[L]):
     # The fact of literals and constants, which are parts of the program.
     of_constants: L
 
-    def literal(self, literal: Any) -> L:
-        """Return the fact of a literal."""
-        return self.of_constants
-
     def constant(self, variable: Any, value: Any) -> L:
-        """Return the fact of a constant of a program."""
+        """Return the fact of a literal or constant of a program."""
         return self.of_constants
 
     @abc.abstractmethod

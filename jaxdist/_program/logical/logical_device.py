@@ -193,9 +193,6 @@ class MarkAnalysis(Interpreter[Parts]):
 
     not_entered = frozenset({"shard_map"})
 
-    def literal(self, literal: Any) -> Parts:
-        return None
-
     def constant(self, variable: Any, value: Any) -> Parts:
         return None
 

@@ -78,12 +78,7 @@ class Rewrite:
         )
 
     def call(
-        self,
-        jaxpr: Any,
-        args: Sequence[Any],
-        consts: Sequence[Any] = (),
-        *,
-        backward: bool = False,
+        self, jaxpr: Any, args: Sequence[Any], consts: Sequence[Any] = (), *, backward: bool = False
     ) -> list[Any]:
         """Evaluate `jaxpr`, rewritten.
 

@@ -36,12 +36,7 @@ class _Cell:
 class VariablesNow(StepAccess):
     """One replica's values of variables: read at the first use, and kept until the step ends."""
 
-    def __init__(
-        self,
-        layout: ReplicaMesh,
-        number: int,
-        ops: ReplicaOps,
-    ) -> None:
+    def __init__(self, layout: ReplicaMesh, number: int, ops: ReplicaOps) -> None:
         super().__init__(layout)
         self._number = number
         self._ops = ops

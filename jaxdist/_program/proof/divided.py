@@ -72,9 +72,6 @@ class DividedValues(ForwardAnalysis[Scale]):
         self._axes = axes
         self._num_replicas = num_replicas
 
-    def literal(self, literal: Any) -> Scale:
-        return _describe_constant(literal.val)
-
     def constant(self, variable: Any, value: Any) -> Scale:
         return _describe_constant(value)
 

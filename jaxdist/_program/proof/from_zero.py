@@ -58,9 +58,6 @@ class TwoRuns(Interpreter[Pair]):
     def __init__(self, needed: set[Any]) -> None:
         self._needed = needed
 
-    def literal(self, literal: Any) -> Pair:
-        return literal.val, None
-
     def constant(self, variable: Any, value: Any) -> Pair:
         return value, None
 
@@ -118,10 +115,7 @@ def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], 
         row, other_row = values
         of_carry = _spread(copies, asked[:carry])
         results, found = run_twice(
-            program,
-            [*held, *own, *row],
-            [*other_held, *of_carry, *other_row],
-            asked,
+            program, [*held, *own, *row], [*other_held, *of_carry, *other_row], asked
         )
         made = _select(results, found, asked)
         count = len(copies)

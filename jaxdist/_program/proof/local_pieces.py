@@ -82,11 +82,9 @@ class LocalPieces(Interpreter[Local]):
             self._taken[key] = (value.array, result)
         return Local(value.fact, self._taken[key][1])
 
-    def literal(self, literal: Any) -> Local:
-        return Local(_get_constant_fact(literal), literal.val)
-
     def constant(self, variable: Any, value: Any) -> Local:
-        return Local(_get_constant_fact(variable), value)
+        is_uniform = all(n == 1 for n in variable.aval.shape)
+        return Local(ShardFact(frozenset(), is_uniform=is_uniform), value)
 
     def equation(self, eqn: Any, inputs: list[Local]) -> list[Local]:
         name, means = eqn.primitive.name, {x.mean for x in inputs}
@@ -274,11 +272,6 @@ def _is_inlined(name: str) -> bool:
 
 def _put_means(values: Sequence[Local], means: Sequence[Any]) -> list[Local]:
     return [x._replace(mean=m) for x, m in zip(values, means, strict=True)]
-
-
-def _get_constant_fact(atom: Any) -> ShardFact:
-    """Return the fact of a literal or constant of a program."""
-    return ShardFact(frozenset(), is_uniform=all(n == 1 for n in atom.aval.shape))
 
 
 def is_marked(eqn: Any) -> bool:

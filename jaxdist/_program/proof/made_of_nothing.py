@@ -105,9 +105,6 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         line = getattr(eqn, "line", "") or _compat.find_caller_of_library(eqn) or self._call_line
         return Origin(eqn.primitive.name, line)
 
-    def literal(self, literal: Any) -> Found:
-        return constant(literal.val)
-
     def constant(self, variable: Any, value: Any) -> Found:
         return UNKNOWN if value is None else constant(value)
 

@@ -156,9 +156,6 @@ class Trial(Interpreter[Any]):
 
         return _Free(make)
 
-    def literal(self, literal: Any) -> _Free:
-        return _Free(lambda: np.asarray(literal.val))
-
     def constant(self, variable: Any, value: Any) -> _Free:
         return self.make_free(variable.aval) if value is None else _Free(lambda: np.asarray(value))
 

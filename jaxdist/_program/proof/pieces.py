@@ -25,14 +25,7 @@ from jaxdist._program.jaxprs.interpreter import ForwardAnalysis
 from jaxdist._program.jaxprs.primitives import LAYOUT_ONLY
 from jaxdist._program.proof import uncut_dims
 from jaxdist._program.proof.replication import NONE, Differs, analyse_equation
-from jaxdist._values import (
-    ELEMENTWISE,
-    OPEN,
-    PIECE,
-    REDUCED_PIECES,
-    Cut,
-    is_exact_reduction,
-)
+from jaxdist._values import ELEMENTWISE, OPEN, PIECE, REDUCED_PIECES, Cut, is_exact_reduction
 from jaxdist.errors import ShardedArrayError
 
 # Operations that return their operands unchanged, one result for each operand.

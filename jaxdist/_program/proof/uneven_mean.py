@@ -112,9 +112,6 @@ class _Means(ForwardAnalysis[_Fact]):
         self._divided_before = next_power_of_two(num_replicas)
         self.found: list[MeanOverReplicas] = []
 
-    def literal(self, literal: Any) -> _Fact:
-        return _Fact(read_number(literal.val))
-
     def constant(self, variable: Any, value: Any) -> _Fact:
         return _Fact(read_number(value))
 

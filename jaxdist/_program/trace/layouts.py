@@ -126,10 +126,7 @@ class LayoutsOfReplica:
     """
 
     def __init__(
-        self,
-        layout: ReplicaMesh,
-        inputs: Sequence[InSlot],
-        axes: frozenset[str] | None = None,
+        self, layout: ReplicaMesh, inputs: Sequence[InSlot], axes: frozenset[str] | None = None
     ) -> None:
         self._layout = layout
         self._axes = frozenset(layout.replica_axes) if axes is None else axes

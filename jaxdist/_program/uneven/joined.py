@@ -82,10 +82,7 @@ class _Join:
     """
 
     def __init__(
-        self,
-        programs: Sequence[Any],
-        arguments: Sequence[Sequence[Slot | Const]],
-        groups: Groups,
+        self, programs: Sequence[Any], arguments: Sequence[Sequence[Slot | Const]], groups: Groups
     ) -> None:
         self.groups = groups
         self.env: list[dict[Any, Slot]] = []

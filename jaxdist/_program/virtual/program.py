@@ -58,10 +58,7 @@ def call_virtually(
     mapped = jax.shard_map(
         run_on_device,
         mesh=layout.auto_mesh,
-        in_specs=(
-            *signature.manual_specs(layout),
-            *(PartitionSpec() for _ in constants),
-        ),
+        in_specs=(*signature.manual_specs(layout), *(PartitionSpec() for _ in constants)),
         out_specs=[spec if kind is Kind.PER_REPLICA else PartitionSpec() for kind in kinds],
         check_vma=False,
     )

@@ -27,11 +27,7 @@ from jaxdist._program.jaxprs.control_flow import Scan, While
 from jaxdist._program.jaxprs.subprograms import open_jaxpr
 from jaxdist._program.proof.replication import NONE, Differs, analyse_equation
 from jaxdist._program.uneven.joined_ops import Const, Key, Op, flatten_ops
-from jaxdist._program.virtual.collectives import (
-    add_over_replicas,
-    is_sum,
-    run_collective,
-)
+from jaxdist._program.virtual.collectives import add_over_replicas, is_sum, run_collective
 from jaxdist._program.virtual.device import (
     Own,
     Same,
