@@ -47,6 +47,13 @@ def rewrite_programs(value: Any, trace: Callable[[Any, Sequence[Any]], Any]) -> 
     return closed if isinstance(value, ClosedJaxpr) else closed.jaxpr
 
 
+def abstract(array: Any, num_skipped: int = 0) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of an array; without its first dims, if some are skipped."""
+    aval = array if isinstance(array, jax.ShapeDtypeStruct) else jax.typeof(array)
+    weak = bool(getattr(aval, "weak_type", False))
+    return jax.ShapeDtypeStruct(aval.shape[num_skipped:], aval.dtype, weak_type=weak)
+
+
 def trace_again(fn: Callable[..., Any], jaxpr: Any) -> Any:
     """Trace a function for inputs with the shapes and dtypes of an open program's inputs."""
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]

@@ -17,7 +17,7 @@ from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan, While
 from jaxdist._program.jaxprs.interpreter import Interpreter
-from jaxdist._program.jaxprs.subprograms import iterate_with_inner, subprograms
+from jaxdist._program.jaxprs.subprograms import abstract, iterate_with_inner, subprograms
 from jaxdist._program.proof import uncut_dims
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._values import (
@@ -198,7 +198,7 @@ class LocalPieces(Interpreter[Local]):
         held, start, over = loop.split(inputs)
         state = [Local(s, self._convert(x, s)) for x, s in zip(start, found[:carry], strict=True)]
         of_rows = self._proof.rows(eqn, [x.fact for x in over])
-        rows = [Local(s, _get_row_aval(x.array)) for x, s in zip(over, of_rows, strict=True)]
+        rows = [Local(s, abstract(x.array, 1)) for x, s in zip(over, of_rows, strict=True)]
         stacked = [ShardFact(s.differs, s.cut and s.cut.before(0)) for s in found[carry:]]
         wanted = [*found[:carry], *stacked]
         means: list[Any] = [None] * len(stacked)
@@ -260,7 +260,7 @@ class LocalPieces(Interpreter[Local]):
         def local(*own: Any) -> list[Any]:
             return self._evaluate_as(program, inputs, wanted, own, means)
 
-        closed = jax.make_jaxpr(local)(*(_get_aval(x.array) for x in inputs))
+        closed = jax.make_jaxpr(local)(*(abstract(x.array) for x in inputs))
         return closed if isinstance(program, ClosedJaxpr) else closed.jaxpr
 
 
@@ -285,19 +285,6 @@ def _bind(
     """Bind an operation on local arrays; return its results with these facts."""
     results = _compat.bind_like(eqn, [x.array for x in inputs], params)
     return [Local(s, x) for s, x in zip(facts, results, strict=True)]
-
-
-def _get_row_aval(array: Any) -> Any:
-    aval = jax.typeof(array)
-    return jax.ShapeDtypeStruct(aval.shape[1:], aval.dtype, weak_type=aval.weak_type)
-
-
-def _get_aval(array: Any) -> Any:
-    if isinstance(array, jax.ShapeDtypeStruct):
-        return array
-    aval = jax.typeof(array)
-    weak = bool(getattr(aval, "weak_type", False))
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
 
 
 def _raise_in_derivative(fn: Callable[..., list[Any]]) -> Callable[..., list[Any]]:

@@ -281,6 +281,8 @@ def explicit_types_error(
     """
     axes = tuple(a for a in layout.logical_axes if a in layout.mesh.explicit_axes)
     text = " ".join(str(error).split())
+    # In a lowering, JAX keeps the traceback of the operation as the cause.
+    line = _compat.find_line_of_error(error if error.__cause__ is None else error.__cause__)
     remedy = (
         "Put the value together before it, jax.sharding.reshard(x, jax.P()). Or give the "
         "operation out_sharding=, if it takes one."
@@ -298,16 +300,9 @@ def explicit_types_error(
             "jaxdist.partition.constrain, which works with and without types."
         )
     return UnsupportedError(
-        f"The step {step!r}, at {_find_line(error)}, has an operation that JAX refuses on a value "
+        f"The step {step!r}, at {line}, has an operation that JAX refuses on a value "
         f"that is split over an Explicit axis: {type(error).__name__}: {text[:300]}\n\n"
         f"A step that uses out_sharding or reshard over {list(axes)} is traced with the types of "
         "the strategy's mesh, and JAX has no rule for every operation along a split dim.\n\n"
         f"{remedy}"
     )
-
-
-def _find_line(error: Exception) -> str:
-    """Return the line of the step that an error is about."""
-    # In a lowering, JAX keeps the traceback of the operation as the cause.
-    cause = error.__cause__
-    return _compat.find_line_of_error(error if cause is None else cause)

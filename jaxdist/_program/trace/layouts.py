@@ -134,17 +134,13 @@ class LayoutsOfReplica:
         divided = [i for i in inputs if i.kind is Kind.PER_REPLICA and not i.is_scalar]
         self._own_rows = {i.local_shape(count)[0] for i in divided}
         self._all_rows = {i.shape[0]: i.local_shape(count)[0] for i in divided}
-        self._left_out: dict[str, None] = {}
+        # The changed layouts: the spec, the function that got it, and the line of the step.
+        self.left_out: dict[str, None] = {}
 
     @property
     def key(self) -> Hashable:
         """A key that two layouts of one mesh share if they rewrite and check alike."""
         return self._axes, frozenset(self._own_rows), frozenset(self._all_rows.items())
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """The changed layouts: the spec, the function that got it, and the line of the step."""
-        return tuple(self._left_out)
 
     def __call__(self, sharding: Any, name: str) -> Any:
         """Return the sharding to pass to JAX's function `name`."""
@@ -161,7 +157,7 @@ class LayoutsOfReplica:
         if found != entries:
             self._check_values(name, entries)
             line = f"{entries} in {name} at {_compat.find_line_in_user_code()}"
-            self._left_out[line] = None
+            self.left_out[line] = None
         elif isinstance(sharding, PartitionSpec) != is_jit:
             return sharding
         around = jax.sharding.get_abstract_mesh()

@@ -166,17 +166,17 @@ def _maps_pieces(error: Exception) -> bool:
 
 def _passes_optimizer(error: Exception) -> bool:
     """Whether the error was raised in a function of optax or of NNX optimizers."""
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    modules = (str(frame.f_globals.get("__name__", "")) for frame in frames)
-    return any(name.startswith(("optax.", "flax.nnx.training.")) for name in modules)
+    return any(n.startswith(("optax.", "flax.nnx.training.")) for n in _list_modules(error))
 
 
 def _is_raised_by_optax(error: Exception) -> bool:
     """Whether a transformation of optax raised the error, and not a function of the user."""
-    raised_in = ""
     # The innermost frame outside of the libraries decides: optax calls functions of the user.
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        name = str(frame.f_globals.get("__name__", ""))
-        if name.partition(".")[0] not in _BENEATH:
-            raised_in = name
-    return raised_in.startswith("optax.")
+    outside = [n for n in _list_modules(error) if n.partition(".")[0] not in _BENEATH]
+    return bool(outside) and outside[-1].startswith("optax.")
+
+
+def _list_modules(error: Exception) -> list[str]:
+    """Return the names of the modules that an error passed, the outermost first."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return [str(frame.f_globals.get("__name__", "")) for frame, _ in frames]

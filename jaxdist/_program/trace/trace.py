@@ -237,7 +237,7 @@ def _trace_once(
         raise ContextError(explain_ref(what)) from error
     described = local.describe(closed, _operands(closed), axes)
     finished: TracedStep = variables.finish(
-        dataclasses.replace(described, is_explicit=is_explicit, left_out=layouts.left_out)
+        dataclasses.replace(described, is_explicit=is_explicit, left_out=tuple(layouts.left_out))
     )
     return finished
 

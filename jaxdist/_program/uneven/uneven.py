@@ -120,7 +120,8 @@ def traces_of_groups(
     columns = list(zip(*(shapes for _, shapes in signature.uneven), strict=True))
     kinds = list(dict.fromkeys(columns))
     groups = Groups(tuple(kinds.index(c) for c in columns), layout.replica_axes)
-    own = [_use_group_shapes(signature, kind, layout.num_replicas) for kind in kinds]
+    firsts = map(columns.index, kinds)
+    own = [get_signature_of_replica(signature, r, layout.num_replicas) for r in firsts]
     return own, _trace_with_known_gathers(fn, own, strategy, groups), groups
 
 
@@ -210,19 +211,14 @@ def find_uneven_means(
     return find_means(traced.jaxpr, of_rows, axes, layout.num_replicas)
 
 
-def _use_group_shapes(signature: Signature, kind: tuple[Any, ...], num_replicas: int) -> Signature:
-    """Return the signature as if all replicas had the shapes of one group."""
+def get_signature_of_replica(signature: Signature, replica: int, num_replicas: int) -> Signature:
+    """Return the signature as if all replicas had the shapes of this replica."""
     inputs = list(signature.inputs)
-    for (number, _), local in zip(signature.uneven, kind, strict=True):
+    for number, shapes in signature.uneven:
+        local = shapes[replica]
         shape = (local[0] * num_replicas, *local[1:])
         inputs[number] = dataclasses.replace(inputs[number], shape=shape)
     return dataclasses.replace(signature, inputs=tuple(inputs), uneven=())
-
-
-def get_signature_of_replica(signature: Signature, replica: int, num_replicas: int) -> Signature:
-    """Return the signature as if all replicas had the shapes of this replica."""
-    kind = tuple(shapes[replica] for _, shapes in signature.uneven)
-    return _use_group_shapes(signature, kind, num_replicas)
 
 
 def _trace_with_known_gathers(
