@@ -40,12 +40,8 @@ FIRST_ORDER = frozenset(
 
 # Each result is a function of the operand at the same position.
 PAIRWISE = frozenset(
-    {
-        "optimization_barrier",
-        "jaxdist_logical_layout",
-        "jaxdist_logical_device",
-        "jaxdist_reduced_pieces",
-    }
+    {"optimization_barrier", "jaxdist_logical_layout", "jaxdist_logical_device"}
+    | {"jaxdist_reduced_pieces"}
 )
 
 # They return their operand, and change at most its layout over the devices.
@@ -54,35 +50,20 @@ LAYOUT_ONLY = frozenset({"sharding_constraint", "pcast", "pvary", "reshard", "me
 SUMS = frozenset({"psum", "psum2", "psum_invariant"})
 SCATTERS = frozenset({"psum_scatter", "reduce_scatter"})
 
-# Collectives with equal results on all replicas of their axes, unless they have groups.
+# Collectives with equal results on all replicas of their axes, unless they have groups. The last
+# is in the trace for a group of replicas whose number of rows differs from the others'.
 REPLICATING = frozenset(
-    {
-        "psum",
-        "pmax",
-        "pmin",
-        "all_gather",
-        "psum_invariant",
-        "all_gather_invariant",
-        "psum2",
-        "pbroadcast",
-        # In the trace for a group of replicas whose number of rows differs from the others'.
-        "jaxdist_uneven_all_gather",
-    }
+    """
+    all_gather all_gather_invariant pbroadcast pmax pmin psum psum2 psum_invariant
+    jaxdist_uneven_all_gather
+    """.split()
 )
 
 # Primitives whose results differ between replicas, even for equal operands.
 VARYING = frozenset(
-    {
-        "reduce_scatter",
-        "psum_scatter",
-        "all_to_all",
-        "ragged_all_to_all",
-        "ppermute",
-        "pgather",
-        "psend",
-        "precv",
-        "axis_index",
-    }
+    """
+    all_to_all axis_index pgather ppermute precv psend psum_scatter ragged_all_to_all reduce_scatter
+    """.split()
 )
 
 COLLECTIVES = (REPLICATING | VARYING) - {"axis_index"}

@@ -12,6 +12,7 @@
 # branches that the replica took.
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -114,7 +115,8 @@ class OpByOpStep:
         settings = _compat.copy_thread_settings()
         dims = _compat.InferredDims()
         scheduler = ThreadScheduler(
-            [r.body(settings, dims) for r in self._replicas], self._order_replicas()
+            [functools.partial(r.run, settings, dims) for r in self._replicas],
+            self._order_replicas(),
         )
         for replica in self._replicas:
             replica.ops.scheduler = scheduler

@@ -149,40 +149,34 @@ class Replica:
         self.finals: list[Any] = []
         self._results: list[Any] = []
 
-    def body(
-        self, settings: Callable[[], None], dims: _compat.InferredDims
-    ) -> Callable[[], list[Any]]:
-        """Return the step as a function for a thread.
+    def run(self, settings: Callable[[], None], dims: _compat.InferredDims) -> list[Any]:
+        """Run the step in the thread of this replica.
 
         Args:
             settings: Applies JAX's settings of the calling thread to the current thread.
             dims: What -1 stands for in the reshapes of the step.
         """
-
-        def run_body() -> list[Any]:
-            settings()
-            sizes = [(a, self._layout.mesh.shape[a]) for a in self._layout.replica_axes]
-            axes = frozenset({*self._layout.replica_axes, *self._layout.mesh.explicit_axes})
-            with (
-                jax.default_device(self._device),
-                _compat.op_by_op(self.ops, self.ops.stage, sizes, self._layout.auto_mesh) as trace,
-                record_gathers(self.ops.log),
-                _compat.infer_dims(dims),
-                # Each replica has whole arrays on one device.
-                _compat.rewrite_shardings(LayoutsOfReplica(self._layout, self._inputs, axes)),
-            ):
-                self.ops.trace = trace
-                try:
-                    given = zip(self._arguments, self._is_metric, strict=True)
-                    return self._local(*(self.ops.add_input(x, is_metric=m) for x, m in given))
-                except ValueError as error:
-                    if "zero-length scan" in str(error):
-                        error.add_note(_NO_TURNS)
-                    if not needs_explicit_axes(error):
-                        raise
-                    raise out_sharding_error(error, self._local.fn, self._layout) from error
-
-        return run_body
+        settings()
+        sizes = [(a, self._layout.mesh.shape[a]) for a in self._layout.replica_axes]
+        axes = frozenset({*self._layout.replica_axes, *self._layout.mesh.explicit_axes})
+        with (
+            jax.default_device(self._device),
+            _compat.op_by_op(self.ops, self.ops.stage, sizes, self._layout.auto_mesh) as trace,
+            record_gathers(self.ops.log),
+            _compat.infer_dims(dims),
+            # Each replica has whole arrays on one device.
+            _compat.rewrite_shardings(LayoutsOfReplica(self._layout, self._inputs, axes)),
+        ):
+            self.ops.trace = trace
+            try:
+                given = zip(self._arguments, self._is_metric, strict=True)
+                return self._local(*(self.ops.add_input(x, is_metric=m) for x, m in given))
+            except ValueError as error:
+                if "zero-length scan" in str(error):
+                    error.add_note(_NO_TURNS)
+                if not needs_explicit_axes(error):
+                    raise
+                raise out_sharding_error(error, self._local.fn, self._layout) from error
 
     @property
     def old_metrics(self) -> set[int]:

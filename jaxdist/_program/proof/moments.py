@@ -112,6 +112,7 @@ class _Free:
         return self.make()
 
 
+_UNCHANGED = "convert_element_type copy mesh_cast reshard sharding_constraint stop_gradient".split()
 # Only rational functions: for others, agreement at random points proves nothing.
 _RATIONAL: dict[str, Callable[..., Array]] = {
     "add": np.add,
@@ -121,12 +122,7 @@ _RATIONAL: dict[str, Callable[..., Array]] = {
     "div": np.divide,
     "neg": np.negative,
     "square": np.square,
-    "copy": lambda x: x,
-    "convert_element_type": lambda x, **_: x,
-    "stop_gradient": lambda x: x,
-    "mesh_cast": lambda x, **_: x,
-    "reshard": lambda x, **_: x,
-    "sharding_constraint": lambda x, **_: x,
+    **dict.fromkeys(_UNCHANGED, lambda x: x),
     "integer_pow": lambda x, y: x**y,
     "squeeze": lambda x, dimensions: np.squeeze(x, dimensions),
 }
