@@ -47,7 +47,7 @@ def rewrite_programs(value: Any, trace: Callable[[Any, Sequence[Any]], Any]) -> 
     return closed if isinstance(value, ClosedJaxpr) else closed.jaxpr
 
 
-def abstract(array: Any, num_skipped: int = 0) -> jax.ShapeDtypeStruct:
+def aval_of(array: Any, num_skipped: int = 0) -> jax.ShapeDtypeStruct:
     """Return the shape and dtype of an array; without its first dims, if some are skipped."""
     aval = array if isinstance(array, jax.ShapeDtypeStruct) else jax.typeof(array)
     weak = bool(getattr(aval, "weak_type", False))

@@ -24,11 +24,13 @@ _INLINED = frozenset({"jit", "pjit", "closed_call", "core_call"}) & frozenset(kn
 
 # The value of the real run, and the value of the other run; None where both are the same.
 Pair: TypeAlias = tuple[Any, Any]
+# The results of the real run, and those of the other run.
+Results: TypeAlias = tuple[list[Any], list[Any]]
 
 
 def run_twice(
     program: Any, arguments: Sequence[Any], others: Sequence[Any], wanted: Sequence[bool]
-) -> tuple[list[Any], list[Any]]:
+) -> Results:
     """Evaluate an open or closed program on two sets of inputs.
 
     Args:
@@ -85,9 +87,7 @@ def _find_needed(jaxpr: Any, wanted: Sequence[bool]) -> set[Any]:
     return found
 
 
-def _evaluate_both(
-    eqn: Any, operands: list[Any], others: list[Any], asked: list[bool]
-) -> tuple[list[Any], list[Any]]:
+def _evaluate_both(eqn: Any, operands: list[Any], others: list[Any], asked: list[bool]) -> Results:
     name = eqn.primitive.name
     if name in _INLINED:
         return run_twice(eqn.params[known.CALLS[name]], operands, others, asked)
@@ -101,7 +101,7 @@ def _evaluate_both(
     return results, _compat.bind_like(eqn, second, eqn.params)
 
 
-def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], list[Any]]:
+def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> Results:
     params, loop = eqn.params, Scan.of(eqn.params)
     program, carry = loop.program, loop.num_carry
     # The scan below carries a second copy only of those parts of the carry that can differ.
@@ -165,9 +165,7 @@ class MarkedInputs(ForwardAnalysis[bool]):
     linear_solve = operation
 
 
-def _cond(
-    eqn: Any, operands: list[Any], others: list[Any], asked: list[bool]
-) -> tuple[list[Any], list[Any]]:
+def _cond(eqn: Any, operands: list[Any], others: list[Any], asked: list[bool]) -> Results:
     index, *values = operands
     branches = eqn.params["branches"]
     given = [x is not None for x in others[1:]]

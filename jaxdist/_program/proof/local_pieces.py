@@ -17,7 +17,7 @@ from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan, While
 from jaxdist._program.jaxprs.interpreter import Interpreter
-from jaxdist._program.jaxprs.subprograms import abstract, iterate_with_inner, subprograms
+from jaxdist._program.jaxprs.subprograms import aval_of, iterate_with_inner, subprograms
 from jaxdist._program.proof import uncut_dims
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._values import (
@@ -198,7 +198,7 @@ class LocalPieces(Interpreter[Local]):
         held, start, over = loop.split(inputs)
         state = [Local(s, self._convert(x, s)) for x, s in zip(start, found[:carry], strict=True)]
         of_rows = self._proof.rows(eqn, [x.fact for x in over])
-        rows = [Local(s, abstract(x.array, 1)) for x, s in zip(over, of_rows, strict=True)]
+        rows = [Local(s, aval_of(x.array, 1)) for x, s in zip(over, of_rows, strict=True)]
         stacked = [ShardFact(s.differs, s.cut and s.cut.before(0)) for s in found[carry:]]
         wanted = [*found[:carry], *stacked]
         means: list[Any] = [None] * len(stacked)
@@ -260,7 +260,7 @@ class LocalPieces(Interpreter[Local]):
         def local(*own: Any) -> list[Any]:
             return self._evaluate_as(program, inputs, wanted, own, means)
 
-        closed = jax.make_jaxpr(local)(*(abstract(x.array) for x in inputs))
+        closed = jax.make_jaxpr(local)(*(aval_of(x.array) for x in inputs))
         return closed if isinstance(program, ClosedJaxpr) else closed.jaxpr
 
 

@@ -53,13 +53,8 @@ def axis_error(error: Exception, fn: Any, layout: ReplicaMesh) -> JaxdistError |
     if isinstance(error, JaxdistError):
         return None
     text = str(error)
-    if isinstance(error, NameError):
-        found = _UNBOUND.search(text)
-        return (
-            None
-            if found is None
-            else unbound_axis_error(f"The step {name_of(fn)!r}", found.group(1), layout)
-        )
+    if isinstance(error, NameError) and (found := _UNBOUND.search(text)):
+        return unbound_axis_error(f"The step {name_of(fn)!r}", found.group(1), layout)
     if not isinstance(error, (ValueError, TypeError, RuntimeError)):
         return None
     if found := _OTHER_MESH.search(text):

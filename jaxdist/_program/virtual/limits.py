@@ -48,9 +48,7 @@ def check_inside_trace(layout: ReplicaMesh) -> None:
     if layout.num_virtual is None:
         return
     options = _compat.get_exact_options(layout.platform)
-    if options is None or _compat.are_set_by_flags(options):
-        return
-    if request_options(options):
+    if options is None or _compat.are_set_by_flags(options) or request_options(options):
         return
     raise ContextError(
         "strategy.run of a strategy with deterministic=True was called inside another function "
