@@ -478,8 +478,10 @@ class LocalStep:
     def _names_of_pieces(self) -> list[str]:
         graph, slots = self.signature.graph, self.signature.inputs
         return [
-            graph.name(i) if graph and i < self.graph_size else _describe_piece(slots[i])
-            for i in sharded.cuts_of(slots)
+            graph.name(i)
+            if graph and i < self.graph_size
+            else f"{slots[i].dtype}{list(slots[i].shape)}, cut along dim {cut.dim}"
+            for i, cut in sharded.cuts_of(slots).items()
         ]
 
     def _open_pieces(self, results: list[Any]) -> list[Any]:
@@ -549,10 +551,6 @@ def check_result(what: str, name: str, leaf: Any) -> None:
 def open_result(result: Any, is_leaf: Callable[[Any], bool]) -> Any:
     """Open those containers in the result that are not pytree nodes to JAX."""
     return open_containers(result, "result", is_leaf=is_leaf, must_open=_holds_arrays)
-
-
-def _describe_piece(slot: InSlot) -> str:
-    return f"{slot.dtype}{list(slot.shape)}, cut along dim {slot.cut.dim if slot.cut else None}"
 
 
 def refused_result_message(name: str, leaf: Any, what: str) -> str:
