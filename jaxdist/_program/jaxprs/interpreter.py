@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
@@ -77,6 +78,24 @@ def read_number(value: Any) -> float | None:
     # NumPy does not count bfloat16 among its numbers.
     is_number = array.dtype == bool or jnp.issubdtype(array.dtype, np.number)
     return float(array.reshape(())) if is_number else None
+
+
+def evaluate_known(eqn: Any, values: Sequence[Any]) -> list[Any] | None:
+    """Return the results of an operation on known numbers, or None if JAX cannot evaluate it.
+
+    It may need a mesh or a layout.
+    """
+    pairs = zip(values, eqn.invars, strict=True)
+    typed = [np.asarray(x).astype(v.aval.dtype) for x, v in pairs]
+    try:
+        # Callers look for nans on purpose, so JAX must not raise for them.
+        with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
+            params = eqn.primitive.get_bind_params(eqn.params)
+            made = eqn.primitive.bind(*map(jnp.asarray, typed), **params)
+            results = made if eqn.primitive.multiple_results else [made]
+            return [np.asarray(x) for x in results]
+    except Exception:
+        return None
 
 
 class Interpreter(abc.ABC, Generic[V]):

@@ -19,7 +19,7 @@ import numpy as np
 from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan
-from jaxdist._program.jaxprs.interpreter import ForwardAnalysis
+from jaxdist._program.jaxprs.interpreter import ForwardAnalysis, evaluate_known
 from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
 from jaxdist._program.proof.replication import get_named_axes
 
@@ -170,9 +170,10 @@ class NothingAnalysis(ForwardAnalysis[Found]):
             made = [np.broadcast_to(_get_first_element(values[0]), avals[0].shape)]
         elif is_one and name in _ELEMENTWISE and len(avals) == 1:
             points = [_get_first_element(v) for v in values]
-            made = [np.broadcast_to(x, avals[0].shape) for x in _bind(eqn, points)]
+            found = evaluate_known(eqn, points) or []
+            made = [np.broadcast_to(x, avals[0].shape) for x in found]
         elif max(sizes) <= _MOST_ELEMENTS:
-            made = _bind(eqn, values)
+            made = evaluate_known(eqn, values) or []
         else:
             return None
         if not made:
@@ -236,22 +237,6 @@ class NothingAnalysis(ForwardAnalysis[Found]):
 
     # The program may have an iterative solver, whose number of iterations depends on values.
     linear_solve = operation
-
-
-def _bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
-    """Evaluate an operation on known values; return [] if JAX cannot evaluate it by itself."""
-    typed = [np.asarray(x, v.aval.dtype) for x, v in zip(values, eqn.invars, strict=True)]
-    try:
-        # This finds nans on purpose, so JAX must not raise for them.
-        with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
-            params = eqn.primitive.get_bind_params(eqn.params)
-            made = eqn.primitive.bind(*map(jnp.asarray, typed), **params)
-            results = list(made) if eqn.primitive.multiple_results else [made]
-            return [np.asarray(x) for x in results]
-    except Exception:
-        # The operation may need a mesh or a layout. Its results are unknown then, which does not
-        # mark them.
-        return []
 
 
 def _join_facts(ways: list[Found], aval: Any) -> Found:

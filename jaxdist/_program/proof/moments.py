@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan
-from jaxdist._program.jaxprs.interpreter import Interpreter, rule_for
+from jaxdist._program.jaxprs.interpreter import Interpreter, evaluate_known, rule_for
 
 _TRIES = 4
 _SMALL = 64
@@ -225,20 +225,12 @@ class Trial(Interpreter[Any]):
                 return [self._replace_non_finite(made, eqn.outvars[0].aval)]
             except _NoUpdateError:
                 pass
-        typed = [
-            np.asarray(x).astype(v.aval.dtype) for x, v in zip(values, eqn.invars, strict=True)
-        ]
-        try:
-            with jax.ensure_compile_time_eval():
-                made = eqn.primitive.bind(*typed, **eqn.primitive.get_bind_params(eqn.params))
-        except Exception:
-            # JAX cannot evaluate it without its mesh or layout. Any value serves as data.
+        results = evaluate_known(eqn, values)
+        if results is None:
+            # Any value serves as data.
             return [self.make_free(v.aval).value for v in eqn.outvars]
-        results = made if eqn.primitive.multiple_results else [made]
-        return [
-            self._replace_non_finite(np.asarray(x), v.aval)
-            for x, v in zip(results, eqn.outvars, strict=True)
-        ]
+        pairs = zip(results, eqn.outvars, strict=True)
+        return [self._replace_non_finite(x, v.aval) for x, v in pairs]
 
     def _replace_non_finite(self, value: Array, aval: Any) -> Array:
         """Return `value`, or a made-up one if made-up operands led to a nan or an infinity.
