@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from jaxdist._program.jaxprs import primitives as primitives
     from jaxdist._program.jaxprs.control_flow import Scan as Scan
     from jaxdist._program.jaxprs.control_flow import While as While
-    from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis as ForwardAnalysis
+    from jaxdist._program.jaxprs.interpreter import ForwardAnalysis as ForwardAnalysis
     from jaxdist._program.jaxprs.interpreter import Interpreter as Interpreter
     from jaxdist._program.jaxprs.subprograms import contains as contains
     from jaxdist._program.jaxprs.subprograms import get_consts as get_consts
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from jaxdist._program.jaxprs.subprograms import iterate_with_inner as iterate_with_inner
     from jaxdist._program.jaxprs.subprograms import open_jaxpr as open_jaxpr
     from jaxdist._program.logical.logical_device import assigned as assigned
+    from jaxdist._program.logical.logical_device import laid_out as laid_out
     from jaxdist._program.logical.logical_device import on_device as on_device
-    from jaxdist._program.logical.logical_layout import laid_out as laid_out
     from jaxdist._program.logical.placed_work import PlacedWork as PlacedWork
     from jaxdist._program.nnx.closures import find_closure_values as find_closure_values
     from jaxdist._program.nnx.graph import is_same_but_for_states as is_same_but_for_states

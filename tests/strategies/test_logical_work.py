@@ -14,8 +14,8 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 import jaxdist
 from jaxdist import PerReplica
-from jaxdist._program.logical.in_region import InRegion
 from jaxdist._program.logical.logical_device import assigned, on_device
+from jaxdist._program.logical.placed_region import run_region
 from jaxdist._program.logical.placing import Together, find_obstacle, make_schedule
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from tests.strategies.logical import tpus
@@ -376,7 +376,7 @@ def test_a_region_computes_what_its_operations_do() -> None:
     closed = jax.make_jaxpr(program)(jnp.ones(3))
     [region] = make_schedule(closed.jaxpr).regions
     x = _random(3)
-    [got], [want] = InRegion(region)(x), jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, closed.consts))(x)
+    [got], [want] = run_region(region, x), jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, closed.consts))(x)
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 

@@ -126,8 +126,6 @@ PRIMITIVE = Addition(
         return self.operation(eqn, inputs)
 ''',
             ),
-        ),
-        "_program/jaxprs/forward_analysis.py": (
             (
                 "    def linear_solve(self, eqn: Any, inputs: list[L]) -> list[L]:\n",
                 '''    def twice(self, eqn: Any, inputs: list[L]) -> list[L]:

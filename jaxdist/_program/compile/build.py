@@ -11,7 +11,7 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.compiler_options import CompilerOptions
 from jaxdist._program.arguments.out_slot import OutSlot
 from jaxdist._program.compile.program import Program
-from jaxdist._program.logical.logical_layout import marks_of_results
+from jaxdist._program.logical.logical_device import marks_of_results
 from jaxdist._program.logical.placed_work import placed_work
 from jaxdist._program.logical.spmd_inputs import check_inputs
 from jaxdist._program.nnx.graph_rules import Combination

@@ -28,7 +28,7 @@ from jaxdist._program.compile.without_device import check_can_be_saved, check_ne
 from jaxdist._program.logical.placed_work import PlacedWork
 from jaxdist._program.nnx.graph_rules import Combination
 from jaxdist._program.proof.replication import TracedCollective
-from jaxdist._program.trace.explicit_types import explicit_types_error
+from jaxdist._program.trace.axis_errors import explicit_types_error
 from jaxdist._program.trace.trace import Signature, TracedStep
 from jaxdist._program.uneven.uneven import cut
 from jaxdist._program.variables.lift import NO_VARIABLES, LiftedVariables

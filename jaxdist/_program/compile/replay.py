@@ -10,8 +10,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.logical.rewrite import Rewrite
-from jaxdist._program.logical.scatter_stages import find_stages
+from jaxdist._program.logical.rewrite import Rewrite, find_stages
 from jaxdist._program.nnx.graph_rules import Combination, combine
 from jaxdist._program.state.rows import replicas_with_rows
 from jaxdist._program.trace.trace import Signature, TracedStep

@@ -19,7 +19,7 @@ from jaxdist._program.functions.bound_variables import BatchLeaf, BoundVariables
 from jaxdist._program.functions.call import FunctionCall
 from jaxdist._program.functions.draws import Draws
 from jaxdist._program.functions.flat_result import flatten_with_variables
-from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
+from jaxdist._program.jaxprs.primitives import PLACEHOLDER
 from jaxdist._program.jaxprs.subprograms import iterate_equations
 from jaxdist._program.nnx import closures
 from jaxdist._program.trace.step_errors import check_operands, explain_row_numbers

@@ -30,7 +30,7 @@ def compute_extreme_on_integers(
     keys = [_to_ordered_integers(x, name == "pmax") if _is_float(x) else x for x in operands]
     results = communicate(keys)
     return [
-        _from_ordered_integers(r, x.dtype) if _is_float(x) else r
+        jax.lax.bitcast_convert_type(_invert_if_negative(r), x.dtype) if _is_float(x) else r
         for r, x in zip(results, operands, strict=True)
     ]
 
@@ -54,10 +54,6 @@ def _to_ordered_integers(x: Any, is_max: bool) -> Any:
     bounds = jnp.iinfo(integers)
     key = _invert_if_negative(jax.lax.bitcast_convert_type(x, integers))
     return jnp.where(jnp.isnan(x), jnp.array(bounds.max if is_max else bounds.min, integers), key)
-
-
-def _from_ordered_integers(key: Any, dtype: Any) -> Any:
-    return jax.lax.bitcast_convert_type(_invert_if_negative(key), dtype)
 
 
 def _invert_if_negative(bits: Any) -> Any:

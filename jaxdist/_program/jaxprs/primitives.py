@@ -1,9 +1,14 @@
-"""Tables of JAX's primitives for the replication analysis.
+"""Tables of JAX's primitives for the replication analysis, and a primitive of jaxdist.
 
-They are allow-lists: the analysis assumes of any other primitive that its results may differ.
+The tables are allow-lists: the analysis assumes of any other primitive that its results may differ.
 `tests/program/` runs every family of primitives in random programs, and compares the facts with
 the real values of the replicas.
 """
+
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
 
 from jaxdist import _compat
 
@@ -35,46 +40,30 @@ FIRST_ORDER = frozenset(
 
 # Each result is a function of the operand at the same position.
 PAIRWISE = frozenset(
-    {
-        "optimization_barrier",
-        "jaxdist_logical_layout",
-        "jaxdist_logical_device",
-        "jaxdist_reduced_pieces",
-    }
+    {"optimization_barrier", "jaxdist_logical_layout", "jaxdist_logical_device"}
+    | {"jaxdist_reduced_pieces"}
 )
 
 # They return their operand, and change at most its layout over the devices.
 LAYOUT_ONLY = frozenset({"sharding_constraint", "pcast", "pvary", "reshard", "mesh_cast"})
 
-# Collectives with equal results on all replicas of their axes, unless they have groups.
+SUMS = frozenset({"psum", "psum2", "psum_invariant"})
+SCATTERS = frozenset({"psum_scatter", "reduce_scatter"})
+
+# Collectives with equal results on all replicas of their axes, unless they have groups. The last
+# is in the trace for a group of replicas whose number of rows differs from the others'.
 REPLICATING = frozenset(
-    {
-        "psum",
-        "pmax",
-        "pmin",
-        "all_gather",
-        "psum_invariant",
-        "all_gather_invariant",
-        "psum2",
-        "pbroadcast",
-        # In the trace for a group of replicas whose number of rows differs from the others'.
-        "jaxdist_uneven_all_gather",
-    }
+    """
+    all_gather all_gather_invariant pbroadcast pmax pmin psum psum2 psum_invariant
+    jaxdist_uneven_all_gather
+    """.split()
 )
 
 # Primitives whose results differ between replicas, even for equal operands.
 VARYING = frozenset(
-    {
-        "reduce_scatter",
-        "psum_scatter",
-        "all_to_all",
-        "ragged_all_to_all",
-        "ppermute",
-        "pgather",
-        "psend",
-        "precv",
-        "axis_index",
-    }
+    """
+    all_to_all axis_index pgather ppermute precv psend psum_scatter ragged_all_to_all reduce_scatter
+    """.split()
 )
 
 COLLECTIVES = (REPLICATING | VARYING) - {"axis_index"}
@@ -82,3 +71,27 @@ COLLECTIVES = (REPLICATING | VARYING) - {"axis_index"}
 # The parameter that holds the program of each call: JAX's own calls, `shard_map`, and jaxdist's
 # all-reduce, which may consist of several operations.
 CALLS = {**_compat.CALLS, "shard_map": "jaxpr", "jaxdist_all_reduce": "program"}
+
+
+PLACEHOLDER = Primitive("jaxdist_placeholder")
+PLACEHOLDER.def_abstract_eval(
+    lambda *, number, shape, dtype, weak_type: jax.core.ShapedArray(
+        shape, dtype, weak_type=weak_type
+    )
+)
+
+
+def placeholder(
+    trace: Any, number: int, shape: tuple[int, ...], dtype: Any, *, weak_type: bool = False
+) -> Any:
+    """Return a traced value of this shape and dtype in the outermost program of a trace.
+
+    Args:
+        trace: The trace of that program; the caller may be in a trace inside it.
+        number: The number of the placeholder in that trace.
+        shape: The shape in the program.
+        dtype: The dtype of the value.
+        weak_type: Whether JAX treats its dtype as that of a Python number.
+    """
+    params = {"number": number, "shape": shape, "dtype": dtype, "weak_type": weak_type}
+    return _compat.call_in_trace(trace, lambda: PLACEHOLDER.bind(**params))

@@ -31,18 +31,15 @@ def iterate_programs(value: Any) -> Iterator[Any]:
         yield value
 
 
-def has_subprogram(value: Any) -> bool:
-    """Whether a parameter of an equation is a sub-program, or a sequence with one."""
-    return any(True for _ in iterate_programs(value))
-
-
 def rewrite_programs(value: Any, trace: Callable[[Any, Sequence[Any]], Any]) -> Any:
     """Return a parameter of an equation with each program in it replaced by another one.
 
     Args:
-        value: A program, open or closed, or a tuple of programs.
+        value: A program, open or closed, a tuple of programs, or something else.
         trace: Returns the closed replacement for an open program and its constants.
     """
+    if not any(True for _ in iterate_programs(value)):
+        return value
     if isinstance(value, tuple):
         again = [rewrite_programs(v, trace) for v in value]
         return type(value)(*again) if hasattr(value, "_fields") else tuple(again)
@@ -50,15 +47,17 @@ def rewrite_programs(value: Any, trace: Callable[[Any, Sequence[Any]], Any]) -> 
     return closed if isinstance(value, ClosedJaxpr) else closed.jaxpr
 
 
+def aval_of(array: Any, num_skipped: int = 0) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of an array; without its first dims, if some are skipped."""
+    aval = array if isinstance(array, jax.ShapeDtypeStruct) else jax.typeof(array)
+    weak = bool(getattr(aval, "weak_type", False))
+    return jax.ShapeDtypeStruct(aval.shape[num_skipped:], aval.dtype, weak_type=weak)
+
+
 def trace_again(fn: Callable[..., Any], jaxpr: Any) -> Any:
     """Trace a function for inputs with the shapes and dtypes of an open program's inputs."""
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
     return jax.make_jaxpr(fn)(*avals)
-
-
-def get_input_variables(program: Any) -> list[Any]:
-    """Return the input variables of a sub-program."""
-    return list(open_jaxpr(program).invars)
 
 
 def iterate_equations(program: Any) -> Iterator[Any]:

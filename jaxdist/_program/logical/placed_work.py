@@ -9,8 +9,7 @@ from jax.extend.core import Literal
 from jaxdist import _compat
 from jaxdist._program.jaxprs.interpreter import get_called_program, rule_for
 from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
-from jaxdist._program.logical.logical_device import ASSIGN, get_device
-from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
+from jaxdist._program.logical.logical_device import ASSIGN, LOGICAL_LAYOUT, get_device
 from jaxdist._program.logical.placing import find_obstacle, is_marked, make_schedule
 from jaxdist.errors import ContextError
 

@@ -28,8 +28,7 @@ from jax.extend.core import Literal
 from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
-from jaxdist._program.logical.logical_device import ASSIGN, get_device
-from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
+from jaxdist._program.logical.logical_device import ASSIGN, LOGICAL_LAYOUT, get_device
 from jaxdist._program.proof.replication import get_named_axes
 from jaxdist.errors import ArgumentError
 
@@ -315,9 +314,8 @@ def _get_device_of_marks(marks: Sequence[Any]) -> int:
         if mark.params["device"] != first:
             raise ArgumentError(
                 f"A value is assigned to logical device {first}, at "
-                f"{_compat.find_source(marks[0])}, "
-                f"and to logical device {mark.params['device']}, at "
-                f"{_compat.find_source(mark)}.\n\n"
+                f"{_compat.find_source(marks[0])}, and to logical device {mark.params['device']}, "
+                f"at {_compat.find_source(mark)}.\n\n"
                 "One logical device of each replica computes a value; the others get it when they "
                 "use it.\n\n"
                 "Leave one of the two calls out, or assign what is computed from the value."

@@ -11,7 +11,7 @@ from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._program.jaxprs.control_flow import While
 from jaxdist._program.jaxprs.interpreter import get_called_program, rule_for
 from jaxdist._program.jaxprs.subprograms import open_jaxpr
-from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
+from jaxdist._program.logical.logical_device import LOGICAL_LAYOUT
 from jaxdist._program.trace.trace import Argument, Signature, TracedStep
 from jaxdist.errors import ArgumentError
 

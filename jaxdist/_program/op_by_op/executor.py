@@ -12,6 +12,7 @@
 # branches that the replica took.
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,11 +25,11 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.exact import same_bits
 from jaxdist._program.nnx.graph_rules import Combination, combine_all
 from jaxdist._program.op_by_op.rendezvous import Rendezvous
-from jaxdist._program.op_by_op.replica import Replica, TapeTrace
+from jaxdist._program.op_by_op.replica import Replica
 from jaxdist._program.op_by_op.thread_scheduler import ThreadScheduler
 from jaxdist._program.proof.pieces import check_results
 from jaxdist._program.proof.replication import NONE, Differs
-from jaxdist._program.proof.uneven_mean import MeanOverReplicas
+from jaxdist._program.proof.uneven_mean import MeanOverReplicas, find_averages
 from jaxdist._program.state.constant_additions import check_constant_additions
 from jaxdist._program.state.divided_metrics import warn_of_divided_metrics
 from jaxdist._program.state.metric_increments import numbers_of_metrics
@@ -36,11 +37,10 @@ from jaxdist._program.state.no_rows import check_without_rows, has_empty_input
 from jaxdist._program.state.rows import place_of, replicas_with_rows
 from jaxdist._program.state.state import check_functional_state, find_combinations
 from jaxdist._program.trace.sharded import have_equal_copies, join_pieces, pieces_of
-from jaxdist._program.trace.trace import Signature, name_of_result, replica_axes_of
-from jaxdist._program.uneven.groups import Groups
+from jaxdist._program.trace.trace import Signature, TracedStep, name_of_result, replica_axes_of
+from jaxdist._program.uneven.joined_ops import Groups
 from jaxdist._program.uneven.uneven import (
     check_ranks,
-    find_noted_means,
     find_uneven_means,
     get_signature_of_replica,
     join_templates,
@@ -115,7 +115,8 @@ class OpByOpStep:
         settings = _compat.copy_thread_settings()
         dims = _compat.InferredDims()
         scheduler = ThreadScheduler(
-            [r.body(settings, dims) for r in self._replicas], self._order_replicas()
+            [functools.partial(r.run, settings, dims) for r in self._replicas],
+            self._order_replicas(),
         )
         for replica in self._replicas:
             replica.ops.scheduler = scheduler
@@ -131,13 +132,13 @@ class OpByOpStep:
         has = replicas_with_rows(self._signature, count)
         return sorted(range(count), key=lambda number: has is not None and not has[number])
 
-    def get_trace(self) -> TapeTrace:
+    def get_trace(self) -> TracedStep:
         """Return the operations of the first replica in the form of a trace."""
         return self._replicas[0].get_trace()
 
     def find_means(self) -> tuple[MeanOverReplicas, ...]:
         """Return the means over replicas that have different numbers of rows."""
-        noted = find_noted_means([r.ops.log for r in self._replicas])
+        noted = find_averages([r.ops.log.averaged for r in self._replicas])
         taped = [r.get_trace() for r in self._replicas]
         return (*noted, *find_uneven_means(self._signature, taped, self._layout))
 
@@ -185,9 +186,11 @@ class OpByOpStep:
         of_results, of_variables = differs[:count], differs[count:]
         first = dataclasses.replace(taped[0], template=template)
         of_results = [d and i not in first.cuts for i, d in enumerate(of_results)]
-        self._check_pieces(axes)
         combined: list[Combination] = []
         if axes:
+            # The step may use pieces of arrays only where they equal the whole arrays.
+            for replica in self._replicas:
+                check_results(replica.find_wrong_pieces(axes))
             num_replicas = layout.num_replicas
             # Python code decides on each replica which metrics it updates, so take the
             # combinations of all replicas.
@@ -198,7 +201,9 @@ class OpByOpStep:
                 if has is None or has[r] or not any(has)
             ]
             combined = list(dict.fromkeys(c for one in found for c in one))
-            self._warn_of_divided_metrics(taped, axes, where)
+            # Replicas without rows divide nothing.
+            divides = has.index(True) if has is not None and any(has) else 0
+            warn_of_divided_metrics(signature, taped[divides], axes, num_replicas, where)
             check_functional_state(signature, first, of_results, donated, num_replicas, where)
             check_equal(changed, of_variables, num_replicas)
             old = self._replicas[0].old_metrics
@@ -229,28 +234,13 @@ class OpByOpStep:
         result = close_containers(jax.tree.map(lambda number: results[number], template))
         return Outcome(state, tuple(changed), values, result)
 
-    def _warn_of_divided_metrics(
-        self, taped: Sequence[TapeTrace], axes: Differs, where: str
-    ) -> None:
-        # Replicas without rows divide nothing.
-        signature, count = self._signature, self._layout.num_replicas
-        has = replicas_with_rows(signature, count)
-        first = has.index(True) if has is not None and any(has) else 0
-        warn_of_divided_metrics(signature, taped[first], axes, count, where)
-
-    def _check_rows(self, taped: Sequence[TapeTrace]) -> None:
+    def _check_rows(self, taped: Sequence[TracedStep]) -> None:
         """Check that no mean over no rows, from a replica without rows, reached other replicas."""
         count = self._layout.num_replicas
         for replica, tape in enumerate(taped):
             own = get_signature_of_replica(self._signature, replica, count)
             if count > 1 and has_empty_input(own, count):
                 check_without_rows(self._signature, own, tape, [replica], self._layout)
-
-    def _check_pieces(self, axes: Differs) -> None:
-        """Check that the step used pieces of arrays only where they equal the whole arrays."""
-        if axes:
-            for replica in self._replicas:
-                check_results(replica.find_wrong_pieces(axes))
 
     def _find_differing_axes(self, axes: Differs) -> list[Differs]:
         """Return for each result and each changed variable the axes over which it may differ."""

@@ -7,13 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxdist.errors import NotFiniteError
+
 _SAYS_INF = re.compile(r"\(inf\)|'inf'")
 
 
-def explain_invalid_number(
+def not_finite_error(
     error: Exception, name: str, line: str, where: str, operands: Sequence[Any]
-) -> str:
-    """Return the message for an operation whose result is not finite.
+) -> NotFiniteError:
+    """Return the error for an operation whose result is not finite.
 
     Args:
         error: The exception of JAX.
@@ -29,7 +31,7 @@ def explain_invalid_number(
         if came_in
         else ""
     )
-    return (
+    return NotFiniteError(
         f"strategy.run: {name} at {line} gave a value that is not finite ({kind}), {where}."
         f"{source}\n\njax_debug_nans or jax_debug_infs is set, so the step was run again op by op, "
         f"to find the operation. No state was written.\n\n{remedy(name, came_in=came_in)}"

@@ -18,7 +18,8 @@ from jax.extend.core import jaxpr_as_fun
 from jaxdist import _compat
 from jaxdist._collectives import GatherLog, record_gathers
 from jaxdist._program.arguments.arguments import Static
-from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
+from jaxdist._program.jaxprs.primitives import PLACEHOLDER
+from jaxdist._program.jaxprs.subprograms import aval_of
 from jaxdist._program.nnx.closures import iterate_cells
 from jaxdist._program.uneven.joined_ops import is_equal
 from jaxdist._program.variables.step_variables import Lifting
@@ -114,7 +115,7 @@ def trace_merge(
             return [*access.results(), *found]
 
     with _compat.enable_jit(), record_gathers(GatherLog((), layout.num_replicas)):
-        closed = jax.make_jaxpr(run_merge)(*(_get_aval(x) for x in arrays))
+        closed = jax.make_jaxpr(run_merge)(*(aval_of(x) for x in arrays))
     numbers = {id(x): ClosureArray(n) for n, x in enumerate(reached)}
     # A tracer of replica 0 that no closure shows has no counterpart on the other replicas.
     is_unknown = [isinstance(c, jax.core.Tracer) and id(c) not in numbers for c in closed.consts]
@@ -129,11 +130,6 @@ def trace_merge(
         access.written,
         made[-1],
     )
-
-
-def _get_aval(array: Any) -> jax.ShapeDtypeStruct:
-    aval = jax.typeof(array)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def _is_array(x: Any) -> bool:

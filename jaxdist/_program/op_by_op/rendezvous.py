@@ -15,12 +15,12 @@ from jaxdist._called import called, refuse
 from jaxdist._collectives import UNEVEN_ALL_GATHER
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs.extremes import EXTREMES, compute_extreme
-from jaxdist._program.op_by_op.invalid_numbers import explain_invalid_number
+from jaxdist._program.op_by_op.invalid_numbers import not_finite_error
 from jaxdist._program.op_by_op.merge_once import MergeAnswer, MergeCall
 from jaxdist._program.op_by_op.thread_scheduler import Finished
 from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._values import suggest_cast
-from jaxdist.errors import DivergentCollectiveError, NotFiniteError, ShapeError
+from jaxdist.errors import DivergentCollectiveError, ShapeError
 
 _MEMBERS = "jaxdist_members"
 
@@ -100,8 +100,8 @@ class Rendezvous:
         except (FloatingPointError, _compat.InvalidNumberError) as error:
             operands = [x for b in requests for x in b.operands]
             name = _get_name(first.primitive)
-            text = explain_invalid_number(error, name, first.source, "on all replicas", operands)
-            raise NotFiniteError(text) from error
+            where = "on all replicas"
+            raise not_finite_error(error, name, first.source, where, operands) from error
         except Exception as error:
             error.add_note(f"Raised in {first}, on all replicas.")
             raise
@@ -219,9 +219,8 @@ def _suggest_one_kind(requests: Sequence[Collective]) -> str:
 
 
 _SAME_CONDITION = (
-    "Make the condition that decides about it the same everywhere "
-    "(flag = get_replica_context().all_reduce('sum', flag) > 0), or move the collective out "
-    "of the branch."
+    "Make the condition that decides about it the same everywhere (flag = "
+    "get_replica_context().all_reduce('sum', flag) > 0), or move the collective out of the branch."
 )
 _GATHER_BEFORE = (
     "A parameter in pieces is gathered where it is used: gather it before the branch or loop that "

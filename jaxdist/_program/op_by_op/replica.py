@@ -1,5 +1,6 @@
 """One replica of a step op by op: its arguments, its operations, and its results."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,33 +8,113 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
-from jaxdist._collectives import record_gathers
+from jaxdist._collectives import fresh_trace_key, record_gathers
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.nnx.graph_rules import is_metric
+from jaxdist._program.op_by_op.merge_once import MergeAnswer, make_merge_call, trace_merge
 from jaxdist._program.op_by_op.replica_ops import ReplicaOps
-from jaxdist._program.op_by_op.tape import Tape
-from jaxdist._program.op_by_op.variables_now import VariablesNow
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._program.proof.reduced_gradients import check_reduced_gradients
 from jaxdist._program.proof.replication import NONE, Differs, analyse
 from jaxdist._program.proof.same_work import find_same_work
 from jaxdist._program.trace.axis_errors import needs_explicit_axes, out_sharding_error
-from jaxdist._program.trace.replica_specs import LayoutsOfReplica
+from jaxdist._program.trace.layouts import LayoutsOfReplica
 from jaxdist._program.trace.trace import Argument, LocalStep, Signature, TracedStep
+from jaxdist._program.variables.access import StepAccess, check_same_strategy
 from jaxdist._replica import HasLayout
-from jaxdist._values import OPEN, PIECE, Variable
+from jaxdist._values import OPEN, PIECE, Variable, get_arrays
+from jaxdist.errors import ContextError
 
 
-@dataclasses.dataclass(frozen=True)
-class TapeTrace(TracedStep):
-    """The tape of one replica, in the form of the trace of a step."""
+@dataclasses.dataclass
+class _Cell:
+    variable: Variable
+    value: Any
+    is_written: bool = False
 
-    tape: Tape | None = None
+
+class VariablesNow(StepAccess):
+    """One replica's values of variables: read at the first use, and kept until the step ends."""
+
+    def __init__(self, layout: ReplicaMesh, number: int, ops: ReplicaOps) -> None:
+        super().__init__(layout)
+        self._number = number
+        self._ops = ops
+        self._cells: dict[int, _Cell] = {}
+        self._tracing = contextlib.ExitStack()
+
+    def body(self) -> contextlib.AbstractContextManager[object]:
+        """Return the context in which the body of one replica runs."""
+        return self._tracing
+
+    def merge(self, merged: Callable[[Any, Any], Any], fn: Any, given: Any) -> Any:
+        """Call a merge function: once for all replicas if their Python inputs are equal."""
+        if self._layout.num_replicas == 1 or _compat.is_staged_in(self._ops.trace):
+            return merged(given, self)
+        call, arrays, reached = make_merge_call(fn, given)
+        if not self._ops.meet(call):
+            return merged(given, self)
+        # Only replica 0 traces the function, so its Python side effects happen once.
+        leads = self._number == 0
+        own = trace_merge(merged, given, reached, self._layout) if leads else None
+        done = self._ops.meet(MergeAnswer(own, call.source))
+        if done is None:
+            return merged(given, self)
+        values = [self._own(v) for v in done.touched]
+        new, result = done.replay(reached, arrays, values)
+        for variable, value in zip(done.written, new, strict=True):
+            self._set(variable, "merge_call", value)
+        return result
+
+    def results(self) -> list[Any]:
+        """Return nothing: here `value_of` gives the new values of variables."""
+        return []
 
     @property
-    def jaxpr(self) -> Any:
-        """The operations of the replica."""
-        return self.tape
+    def used(self) -> list[Variable]:
+        """The variables that this replica has used, in the order of their first use."""
+        return [c.variable for c in self._cells.values()]
+
+    @property
+    def changed(self) -> list[Variable]:
+        """The variables that this replica has assigned."""
+        return [c.variable for c in self._cells.values() if c.is_written]
+
+    def value_of(self, variable: Variable) -> Any:
+        """Return the value of a variable on this replica after the step."""
+        return self._cell(variable).value
+
+    def _cell(self, variable: Variable) -> _Cell:
+        cell = self._cells.get(id(variable))
+        if cell is None:
+            check_same_strategy(variable, self._layout)
+            copies = _compat.call_outside_traces(variable.home.copies, get_arrays([variable])[0])
+            own = copies[self._number] if len(copies) > 1 else copies[0]
+            cell = self._cells[id(variable)] = _Cell(variable, self._ops.add_input(own))
+        return cell
+
+    def _own(self, variable: Variable) -> Any:
+        return self._cell(variable).value
+
+    def _write(self, variable: Variable, what: str, own: Any) -> None:
+        cell = self._cell(variable)
+        if isinstance(own, jax.core.Tracer) and not isinstance(own, _compat.HeldTracer):
+            raise _explain_still_traced(variable, what)
+        cell.value, cell.is_written = own, True
+        # JAX caches the trace of a rematerialised function, with the value that the variable had
+        # then. Another key for the cache makes it trace again.
+        self._tracing.enter_context(fresh_trace_key())
+
+
+def _explain_still_traced(variable: Variable, what: str) -> ContextError:
+    return ContextError(
+        f"Variable {variable.label!r}.{what} was called at {_compat.find_callers_line()}, inside a "
+        "function that JAX traces even where steps run op by op: jax.checkpoint, or cond and "
+        f"while under jax.vmap. Variables: [{variable.label!r}].\n\n"
+        "What is assigned there has no value yet.\n\n"
+        "Return it from the function, and assign it outside; or run this step compiled "
+        "(jaxdist.config.run_eagerly(False))."
+    )
 
 
 # JAX's own message mentions `disable_jit`, which a user of `run_eagerly` did not call.
@@ -58,80 +139,57 @@ class Replica:
         self._layout: ReplicaMesh = strategy.layout
         self._device = device
         self.ops = ReplicaOps(number, self._layout, device)
-        self.variables = VariablesNow(self._layout, number, self._add_variable, self.ops)
+        self.variables = VariablesNow(self._layout, number, self.ops)
         self._local = LocalStep(fn, signature, strategy, self.variables)
         self._arguments = list(arguments)
         self._inputs = signature.inputs
-        # For each variable, in the order of its first use, whether each replica has its own value.
-        self._is_own: list[bool] = []
-        # The numbers of the inputs that are old values of metrics of Keras.
-        self.old_metrics: set[int] = set()
         kinds = signature.graph.types if signature.graph else ()
         count = len(self._arguments) - len(kinds)
         self._is_metric = [*map(is_metric, kinds), *[False] * count]
         self.finals: list[Any] = []
         self._results: list[Any] = []
 
-    def body(
-        self, settings: Callable[[], None], dims: _compat.InferredDims
-    ) -> Callable[[], list[Any]]:
-        """Return the step as a function for a thread.
+    def run(self, settings: Callable[[], None], dims: _compat.InferredDims) -> list[Any]:
+        """Run the step in the thread of this replica.
 
         Args:
             settings: Applies JAX's settings of the calling thread to the current thread.
             dims: What -1 stands for in the reshapes of the step.
         """
+        settings()
+        sizes = [(a, self._layout.mesh.shape[a]) for a in self._layout.replica_axes]
+        axes = frozenset({*self._layout.replica_axes, *self._layout.mesh.explicit_axes})
+        with (
+            jax.default_device(self._device),
+            _compat.op_by_op(self.ops, self.ops.stage, sizes, self._layout.auto_mesh) as trace,
+            record_gathers(self.ops.log),
+            _compat.infer_dims(dims),
+            # Each replica has whole arrays on one device.
+            _compat.rewrite_shardings(LayoutsOfReplica(self._layout, self._inputs, axes)),
+        ):
+            self.ops.trace = trace
+            try:
+                given = zip(self._arguments, self._is_metric, strict=True)
+                return self._local(*(self.ops.add_input(x, is_metric=m) for x, m in given))
+            except ValueError as error:
+                if "zero-length scan" in str(error):
+                    error.add_note(_NO_TURNS)
+                if not needs_explicit_axes(error):
+                    raise
+                raise out_sharding_error(error, self._local.fn, self._layout) from error
 
-        def run_body() -> list[Any]:
-            settings()
-            sizes = [(a, self._layout.mesh.shape[a]) for a in self._layout.replica_axes]
-            with (
-                jax.default_device(self._device),
-                _compat.op_by_op(self.ops, self.ops.stage, sizes, self._layout.auto_mesh) as trace,
-                record_gathers(self.ops.log),
-                _compat.infer_dims(dims),
-                # Each replica has whole arrays on one device.
-                _compat.rewrite_shardings(
-                    LayoutsOfReplica(self._layout, self._inputs, _axes_of(self._layout))
-                ),
-            ):
-                self.ops.trace = trace
-                try:
-                    given = zip(self._arguments, self._is_metric, strict=True)
-                    return self._local(*(self.ops.add_input(x, is_metric=m) for x, m in given))
-                except ValueError as error:
-                    if "zero-length scan" in str(error):
-                        error.add_note(_NO_TURNS)
-                    if not needs_explicit_axes(error):
-                        raise
-                    raise out_sharding_error(error, self._local.fn, self._layout) from error
+    @property
+    def old_metrics(self) -> set[int]:
+        """The numbers of the inputs that are old values of metrics of Keras."""
+        used = enumerate(self.variables.used, len(self._arguments))
+        return {number for number, variable in used if variable._is_of_metric}
 
-        return run_body
-
-    def _add_variable(self, variable: Variable, value: Any) -> Any:
-        """Return the tracer of a variable that the step uses for the first time."""
-        own = self.ops.add_input(value)
-        if variable._is_of_metric:
-            self.old_metrics.add(len(self._arguments) + len(self._is_own))
-        self._is_own.append(variable.home.per_replica)
-        return own
-
-    def get_trace(self) -> TapeTrace:
+    def get_trace(self) -> TracedStep:
         """Return the operations of the replica in the form of a trace."""
-        local, tape = self._local, self.ops.tape
+        tape = self.ops.tape
         others = len(tape.invars) - len(self._arguments)
         operands = (*map(Argument, range(len(self._arguments))), *[None] * others)
-        return TapeTrace(
-            None,
-            operands,
-            local.template,
-            local.num_graph,
-            local.paths,
-            local.shapes,
-            frozenset(),
-            cuts=local.cuts,
-            tape=tape,
-        )
+        return self._local.describe(None, operands, tape=tape)
 
     def finish(self, results: Sequence[Any], changed: Sequence[Variable]) -> None:
         """Record the results, and the values of all variables that any replica has changed."""
@@ -152,13 +210,13 @@ class Replica:
 
     def find_same_work(self, axes: Differs) -> frozenset[int]:
         """Return the inputs that reach the results, if this replica has no work of its own."""
-        is_cut = [i.cut is not None for i in self._inputs] + [False] * len(self._is_own)
+        is_cut = [i.cut is not None for i in self._inputs] + [False] * len(self.variables.used)
         differs = [bool(d) for d in self._list_input_facts(axes)]
         return find_same_work(self.ops.tape, differs, is_cut, self._local.cuts, axes)
 
     def _list_input_facts(self, axes: Differs) -> list[Differs]:
         """Return for each input and variable the axes over which it may differ."""
-        of_variables = (axes if is_own else NONE for is_own in self._is_own)
+        of_variables = (axes if v.home.per_replica else NONE for v in self.variables.used)
         return [*(i.differs(axes) for i in self._inputs), *of_variables]
 
     def find_wrong_pieces(self, axes: Differs) -> list[str]:
@@ -173,9 +231,4 @@ class Replica:
         check_reduced_gradients(tape)
         proof = ShardingProof(self._layout, axes)
         proof.run(tape, [ShardFact(d) for d in self._list_input_facts(axes)])
-        return proof.wrong
-
-
-def _axes_of(layout: ReplicaMesh) -> frozenset[str]:
-    """Return the axes that a layout may name: those of replicas, and Explicit ones."""
-    return frozenset(layout.replica_axes) | frozenset(layout.mesh.explicit_axes)
+        return [*proof.wrong]

@@ -16,10 +16,9 @@ from jaxdist._collectives import UNEVEN_ALL_GATHER, GatherLog, shared_trace_key
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import explain_ref
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.jaxprs.batched_while import keep_finished_rows
-from jaxdist._program.jaxprs.control_flow import Scan, While
+from jaxdist._program.jaxprs.control_flow import Scan, While, keep_finished_rows
 from jaxdist._program.jaxprs.subprograms import iterate_equations, iterate_programs, open_jaxpr
-from jaxdist._program.op_by_op.invalid_numbers import explain_invalid_number
+from jaxdist._program.op_by_op.invalid_numbers import not_finite_error
 from jaxdist._program.op_by_op.rendezvous import Collective, NumRows
 from jaxdist._program.op_by_op.tape import Tape
 from jaxdist._program.op_by_op.thread_scheduler import ThreadScheduler
@@ -28,7 +27,7 @@ from jaxdist._program.state.rows import place_of
 from jaxdist._program.trace.axis_errors import check_names, unbound_axis_error
 from jaxdist._program.trace.step_errors import check_operands
 from jaxdist._values import OPEN, PIECE, Cut, pad_dim, take_mean
-from jaxdist.errors import ContextError, NotFiniteError
+from jaxdist.errors import ContextError
 
 # They change only layouts. Op by op, each replica has whole arrays on one device.
 _LAYOUT_ONLY = known.LAYOUT_ONLY | {"jaxdist_logical_layout", "jaxdist_logical_device"}
@@ -111,9 +110,7 @@ class ReplicaOps:
             except (FloatingPointError, _compat.InvalidNumberError) as error:
                 line = _compat.find_callers_line()
                 where = f"on replica {self._number}"
-                raise NotFiniteError(
-                    explain_invalid_number(error, name, line, where, here)
-                ) from error
+                raise not_finite_error(error, name, line, where, here) from error
             results = self._record(primitive, params, args, out)
             self._evaluate_from_zero(primitive, params, args, here, results)
         return results
@@ -320,8 +317,7 @@ def _explain_shard_map() -> str:
 def _explain_other_step(value: Any) -> str:
     return (
         "A value of an earlier step, or of another replica, was used at "
-        f"{_compat.find_callers_line()}: "
-        f"{value!r}.\n\n"
+        f"{_compat.find_callers_line()}: {value!r}.\n\n"
         "Values that a step computes belong to it; what leaves it are its results.\n\n"
         "Return the value from the step, or keep a copy: np.asarray(value)."
     )

@@ -30,7 +30,8 @@ class ThreadScheduler:
     def __init__(self, bodies: Sequence[Callable[[], Any]], order: Sequence[int]) -> None:
         self._order = order
         self._threads = [_ReplicaThread(self, number, body) for number, body in enumerate(bodies)]
-        self._paused = _Signal()
+        # Set in the thread of a function, to return control to the scheduler.
+        self.paused = _Signal()
         self.is_stopping = False
 
     def run(self, settle: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
@@ -60,13 +61,9 @@ class ThreadScheduler:
         """Wait in function `number` for the others; return the answer of `settle` for it."""
         return self._threads[number].meet(request)
 
-    def pause(self) -> None:
-        """Return control to the scheduler; called in the thread of a function."""
-        self._paused.set()
-
     def _run_until_pause(self, thread: "_ReplicaThread") -> None:
         thread.resume()
-        self._paused.wait()
+        self.paused.wait()
         if thread.error is not None:
             error, thread.error = thread.error, None
             error.add_note(f"Raised on replica {thread.number} of {len(self._threads)}.")
@@ -143,7 +140,7 @@ class _ReplicaThread:
             raise _StoppedError
         self.request = request
         self._is_running = False
-        self._scheduler.pause()
+        self._scheduler.paused.set()
         self._resumed.wait()
         if self._scheduler.is_stopping:
             raise _StoppedError
@@ -164,7 +161,7 @@ class _ReplicaThread:
                 self.error = error
             finally:
                 self._is_running = False
-                self._scheduler.pause()
+                self._scheduler.paused.set()
 
     def stop(self) -> None:
         """End the thread, whether it runs or waits."""

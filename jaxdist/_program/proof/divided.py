@@ -17,12 +17,10 @@ import numpy as np
 from jaxdist import _compat
 from jaxdist._collectives import ASSUME_REPLICATED
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
-from jaxdist._program.jaxprs.interpreter import get_literal_value, read_number
+from jaxdist._program.jaxprs.interpreter import ForwardAnalysis, read_number
 from jaxdist._program.proof.made_of_nothing import find_line
 from jaxdist._program.proof.replication import get_named_axes
 
-_SUMS = frozenset({"psum", "psum2", "psum_invariant"})
 # They keep a scale: a sum, a maximum or a selection of shares is a share.
 _KEEPS_SCALE = frozenset(
     """
@@ -74,9 +72,6 @@ class DividedValues(ForwardAnalysis[Scale]):
         self._axes = axes
         self._num_replicas = num_replicas
 
-    def literal(self, literal: Any) -> Scale:
-        return _describe_constant(get_literal_value(literal))
-
     def constant(self, variable: Any, value: Any) -> Scale:
         return _describe_constant(value)
 
@@ -100,7 +95,7 @@ class DividedValues(ForwardAnalysis[Scale]):
     def operation(self, eqn: Any, inputs: list[Scale]) -> list[Scale]:
         name = eqn.primitive.name
         over = self._axes & {*get_named_axes(eqn.params)}
-        if name in _SUMS and over:
+        if name in known.SUMS and over:
             return [self._sum_over_replicas(s) for s in inputs]
         if name in known.COLLECTIVES and over:
             # Gathered counts may be summed.

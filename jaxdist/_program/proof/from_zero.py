@@ -15,8 +15,7 @@ from jax.extend.core import Literal
 from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan
-from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
-from jaxdist._program.jaxprs.interpreter import Interpreter
+from jaxdist._program.jaxprs.interpreter import ForwardAnalysis, Interpreter
 from jaxdist._program.jaxprs.subprograms import open_jaxpr
 
 # Calls that may be inlined. The others have derivatives of their own, which inlining would lose.
@@ -25,11 +24,13 @@ _INLINED = frozenset({"jit", "pjit", "closed_call", "core_call"}) & frozenset(kn
 
 # The value of the real run, and the value of the other run; None where both are the same.
 Pair: TypeAlias = tuple[Any, Any]
+# The results of the real run, and those of the other run.
+Results: TypeAlias = tuple[list[Any], list[Any]]
 
 
 def run_twice(
     program: Any, arguments: Sequence[Any], others: Sequence[Any], wanted: Sequence[bool]
-) -> tuple[list[Any], list[Any]]:
+) -> Results:
     """Evaluate an open or closed program on two sets of inputs.
 
     Args:
@@ -59,9 +60,6 @@ class TwoRuns(Interpreter[Pair]):
     def __init__(self, needed: set[Any]) -> None:
         self._needed = needed
 
-    def literal(self, literal: Any) -> Pair:
-        return literal.val, None
-
     def constant(self, variable: Any, value: Any) -> Pair:
         return value, None
 
@@ -89,9 +87,7 @@ def _find_needed(jaxpr: Any, wanted: Sequence[bool]) -> set[Any]:
     return found
 
 
-def _evaluate_both(
-    eqn: Any, operands: list[Any], others: list[Any], asked: list[bool]
-) -> tuple[list[Any], list[Any]]:
+def _evaluate_both(eqn: Any, operands: list[Any], others: list[Any], asked: list[bool]) -> Results:
     name = eqn.primitive.name
     if name in _INLINED:
         return run_twice(eqn.params[known.CALLS[name]], operands, others, asked)
@@ -105,7 +101,7 @@ def _evaluate_both(
     return results, _compat.bind_like(eqn, second, eqn.params)
 
 
-def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], list[Any]]:
+def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> Results:
     params, loop = eqn.params, Scan.of(eqn.params)
     program, carry = loop.program, loop.num_carry
     # The scan below carries a second copy only of those parts of the carry that can differ.
@@ -119,10 +115,7 @@ def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], 
         row, other_row = values
         of_carry = _spread(copies, asked[:carry])
         results, found = run_twice(
-            program,
-            [*held, *own, *row],
-            [*other_held, *of_carry, *other_row],
-            asked,
+            program, [*held, *own, *row], [*other_held, *of_carry, *other_row], asked
         )
         made = _select(results, found, asked)
         count = len(copies)
@@ -155,19 +148,15 @@ class MarkedInputs(ForwardAnalysis[bool]):
     """The analysis of which values depend on the marked inputs."""
 
     of_constants = False
+    # The rules look into exactly the programs that `_evaluate_both` evaluates twice. If they found
+    # fewer dependent values, the two runs would have different pytrees.
+    not_entered = frozenset(known.CALLS) - _INLINED
 
     def join(self, eqn: Any, aval: Any, first: bool, second: bool) -> bool:
         return first or second
 
     def operation(self, eqn: Any, inputs: list[bool]) -> list[bool]:
         return [any(inputs)] * len(eqn.outvars)
-
-    # These rules must look into exactly the programs that `_evaluate_both` evaluates twice. If they
-    # found fewer dependent values, the two runs would have different pytrees.
-
-    def call(self, eqn: Any, inputs: list[bool]) -> list[bool]:
-        inside = eqn.primitive.name in _INLINED
-        return super().call(eqn, inputs) if inside else self.operation(eqn, inputs)
 
     def cond(self, eqn: Any, inputs: list[bool]) -> list[bool]:
         return self.operation(eqn, inputs) if inputs[0] else super().cond(eqn, inputs)
@@ -176,9 +165,7 @@ class MarkedInputs(ForwardAnalysis[bool]):
     linear_solve = operation
 
 
-def _cond(
-    eqn: Any, operands: list[Any], others: list[Any], asked: list[bool]
-) -> tuple[list[Any], list[Any]]:
+def _cond(eqn: Any, operands: list[Any], others: list[Any], asked: list[bool]) -> Results:
     index, *values = operands
     branches = eqn.params["branches"]
     given = [x is not None for x in others[1:]]

@@ -17,7 +17,7 @@ from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan, While
 from jaxdist._program.jaxprs.interpreter import Interpreter
-from jaxdist._program.jaxprs.subprograms import iterate_with_inner, subprograms
+from jaxdist._program.jaxprs.subprograms import aval_of, iterate_with_inner, subprograms
 from jaxdist._program.proof import uncut_dims
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._values import (
@@ -82,11 +82,9 @@ class LocalPieces(Interpreter[Local]):
             self._taken[key] = (value.array, result)
         return Local(value.fact, self._taken[key][1])
 
-    def literal(self, literal: Any) -> Local:
-        return Local(_get_constant_fact(literal), literal.val)
-
     def constant(self, variable: Any, value: Any) -> Local:
-        return Local(_get_constant_fact(variable), value)
+        is_uniform = all(n == 1 for n in variable.aval.shape)
+        return Local(ShardFact(frozenset(), is_uniform=is_uniform), value)
 
     def equation(self, eqn: Any, inputs: list[Local]) -> list[Local]:
         name, means = eqn.primitive.name, {x.mean for x in inputs}
@@ -104,33 +102,29 @@ class LocalPieces(Interpreter[Local]):
     def operation(self, eqn: Any, inputs: list[Local]) -> list[Local]:
         if eqn.primitive is REDUCED_PIECES:
             return inputs
-        if eqn.primitive is PIECE or eqn.primitive is OPEN:
-            [given] = inputs
-            [fact] = self._proof.equation(eqn, [given.fact])
-            if eqn.primitive is PIECE:
-                made = Local(fact, given.array, (eqn.params["divisor"], eqn.params["others"]))
-                return [made if eqn.params["others"] else self.take_mean(made)]
-            return [Local(fact, self._cut_piece(given, eqn.params["cut"]))]
         if subprograms(eqn) and eqn.outvars:
             raise ShardedArrayError(_explain_not_inside(eqn))
-        if eqn.primitive.name in ELEMENTWISE:
-            cut = next(x.fact.cut for x in inputs if x.fact.cut is not None)
-            facts = self._proof.equation(eqn, [x.fact for x in inputs])
-            local = [Local(x.fact, self._cut_piece(x, cut)) for x in inputs]
-            return _bind(eqn, local, eqn.params, facts)
+        facts = self._proof.equation(eqn, [x.fact for x in inputs])
+        if eqn.primitive is PIECE:
+            mean = eqn.params["divisor"], eqn.params["others"]
+            made = Local(facts[0], inputs[0].array, mean)
+            return [made if eqn.params["others"] else self.take_mean(made)]
+        if eqn.primitive is OPEN:
+            return [Local(facts[0], self._cut_piece(inputs[0], eqn.params["cut"]))]
         pieces = [x.fact.cut for x in inputs if x.fact.cut is not None]
+        if eqn.primitive.name in ELEMENTWISE:
+            local = [Local(x.fact, self._cut_piece(x, pieces[0])) for x in inputs]
+            return _bind(eqn, local, eqn.params, facts)
         if pieces and is_exact_reduction(eqn, pieces[0]):
-            [given], [fact] = inputs, self._proof.equation(eqn, [x.fact for x in inputs])
             with _compat.use_source_of(eqn):
-                whole = reduce_pieces(eqn, given.array, pieces[0], self._proof.layout)
-            return [Local(fact, whole)]
+                whole = reduce_pieces(eqn, inputs[0].array, pieces[0], self._proof.layout)
+            return [Local(facts[0], whole)]
         if pieces and uncut_dims.has_rule(eqn):
-            facts = self._proof.equation(eqn, [x.fact for x in inputs])
             cut, count = pieces[0], uncut_dims.count_arrays(eqn)
             local = [Local(x.fact, self._cut_piece(x, cut)) for x in inputs[:count]]
             moved = uncut_dims.follow(eqn, cut, cut.rows(cut.pieces(self._proof.layout)))
             return _bind(eqn, [*local, *inputs[count:]], moved.params, facts)
-        return self._bind_unchanged(eqn, inputs)
+        return _bind(eqn, inputs, eqn.params, facts)
 
     def _bind_unchanged(self, eqn: Any, inputs: Sequence[Local]) -> list[Local]:
         """Bind an operation without changing it."""
@@ -204,7 +198,7 @@ class LocalPieces(Interpreter[Local]):
         held, start, over = loop.split(inputs)
         state = [Local(s, self._convert(x, s)) for x, s in zip(start, found[:carry], strict=True)]
         of_rows = self._proof.rows(eqn, [x.fact for x in over])
-        rows = [Local(s, _get_row_aval(x.array)) for x, s in zip(over, of_rows, strict=True)]
+        rows = [Local(s, aval_of(x.array, 1)) for x, s in zip(over, of_rows, strict=True)]
         stacked = [ShardFact(s.differs, s.cut and s.cut.before(0)) for s in found[carry:]]
         wanted = [*found[:carry], *stacked]
         means: list[Any] = [None] * len(stacked)
@@ -266,7 +260,7 @@ class LocalPieces(Interpreter[Local]):
         def local(*own: Any) -> list[Any]:
             return self._evaluate_as(program, inputs, wanted, own, means)
 
-        closed = jax.make_jaxpr(local)(*(_get_aval(x.array) for x in inputs))
+        closed = jax.make_jaxpr(local)(*(aval_of(x.array) for x in inputs))
         return closed if isinstance(program, ClosedJaxpr) else closed.jaxpr
 
 
@@ -280,11 +274,6 @@ def _put_means(values: Sequence[Local], means: Sequence[Any]) -> list[Local]:
     return [x._replace(mean=m) for x, m in zip(values, means, strict=True)]
 
 
-def _get_constant_fact(atom: Any) -> ShardFact:
-    """Return the fact of a literal or constant of a program."""
-    return ShardFact(frozenset(), is_uniform=all(n == 1 for n in atom.aval.shape))
-
-
 def is_marked(eqn: Any) -> bool:
     """Whether an operation is `PIECE` or `OPEN`, or holds a program that has one of them."""
     return any(e.primitive in (PIECE, OPEN) for e in iterate_with_inner(eqn))
@@ -296,19 +285,6 @@ def _bind(
     """Bind an operation on local arrays; return its results with these facts."""
     results = _compat.bind_like(eqn, [x.array for x in inputs], params)
     return [Local(s, x) for s, x in zip(facts, results, strict=True)]
-
-
-def _get_row_aval(array: Any) -> Any:
-    aval = jax.typeof(array)
-    return jax.ShapeDtypeStruct(aval.shape[1:], aval.dtype, weak_type=aval.weak_type)
-
-
-def _get_aval(array: Any) -> Any:
-    if isinstance(array, jax.ShapeDtypeStruct):
-        return array
-    aval = jax.typeof(array)
-    weak = bool(getattr(aval, "weak_type", False))
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
 
 
 def _raise_in_derivative(fn: Callable[..., list[Any]]) -> Callable[..., list[Any]]:

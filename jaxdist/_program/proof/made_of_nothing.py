@@ -19,8 +19,8 @@ import numpy as np
 from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan
-from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
-from jaxdist._program.jaxprs.subprograms import get_input_variables, subprograms
+from jaxdist._program.jaxprs.interpreter import ForwardAnalysis, evaluate_known
+from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
 from jaxdist._program.proof.replication import get_named_axes
 
 # The cost is bounded: larger values are evaluated only if all their elements are equal.
@@ -84,20 +84,6 @@ def nothing(shape: Sequence[int], dtype: Any) -> Found:
     return Found(np.zeros(shape, dtype), of_nothing=True)
 
 
-def walk(
-    jaxpr: Any, given: Sequence[Found], axes: frozenset[str], on_collective: OnCollective
-) -> list[Found]:
-    """Return the facts of the results of an open or closed program of one replica.
-
-    Args:
-        jaxpr: The program, or the tape of one.
-        given: The facts of its inputs.
-        axes: The replica axes.
-        on_collective: Called for each collective that a nan reaches.
-    """
-    return NothingAnalysis(axes, on_collective).run(jaxpr, given)
-
-
 class NothingAnalysis(ForwardAnalysis[Found]):
     """The analysis of the values of a replica without rows.
 
@@ -118,9 +104,6 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         # Operations inside jitted functions of JAX have no line of the user.
         line = getattr(eqn, "line", "") or _compat.find_caller_of_library(eqn) or self._call_line
         return Origin(eqn.primitive.name, line)
-
-    def literal(self, literal: Any) -> Found:
-        return constant(literal.val)
 
     def constant(self, variable: Any, value: Any) -> Found:
         return UNKNOWN if value is None else constant(value)
@@ -145,7 +128,7 @@ class NothingAnalysis(ForwardAnalysis[Found]):
             return results
         # The programs of an unknown primitive may make a nan that reaches a collective inside.
         for inner in subprograms(eqn):
-            self.run(inner, [UNKNOWN] * len(get_input_variables(inner)))
+            self.run(inner, [UNKNOWN] * len(open_jaxpr(inner).invars))
         return self._mark_unknown(eqn, name, inputs)
 
     def call(self, eqn: Any, inputs: list[Found]) -> list[Found]:
@@ -187,9 +170,10 @@ class NothingAnalysis(ForwardAnalysis[Found]):
             made = [np.broadcast_to(_get_first_element(values[0]), avals[0].shape)]
         elif is_one and name in _ELEMENTWISE and len(avals) == 1:
             points = [_get_first_element(v) for v in values]
-            made = [np.broadcast_to(x, avals[0].shape) for x in _bind(eqn, points)]
+            found = evaluate_known(eqn, points) or []
+            made = [np.broadcast_to(x, avals[0].shape) for x in found]
         elif max(sizes) <= _MOST_ELEMENTS:
-            made = _bind(eqn, values)
+            made = evaluate_known(eqn, values) or []
         else:
             return None
         if not made:
@@ -221,7 +205,10 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         if mark is None and name == "div" and _is_zero(given[1]):
             mark = self._find_origin(eqn)
         # Integers and booleans have no nan.
-        return [Found(nan=mark) if _is_inexact(v.aval) else UNKNOWN for v in eqn.outvars]
+        return [
+            Found(nan=mark) if _has_numbers(a) and jnp.issubdtype(a.dtype, jnp.inexact) else UNKNOWN
+            for a in (v.aval for v in eqn.outvars)
+        ]
 
     # Control flow
 
@@ -250,22 +237,6 @@ class NothingAnalysis(ForwardAnalysis[Found]):
 
     # The program may have an iterative solver, whose number of iterations depends on values.
     linear_solve = operation
-
-
-def _bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
-    """Evaluate an operation on known values; return [] if JAX cannot evaluate it by itself."""
-    typed = [np.asarray(x, v.aval.dtype) for x, v in zip(values, eqn.invars, strict=True)]
-    try:
-        # This finds nans on purpose, so JAX must not raise for them.
-        with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
-            params = eqn.primitive.get_bind_params(eqn.params)
-            made = eqn.primitive.bind(*map(jnp.asarray, typed), **params)
-            results = list(made) if eqn.primitive.multiple_results else [made]
-            return [np.asarray(x) for x in results]
-    except Exception:
-        # The operation may need a mesh or a layout. Its results are unknown then, which does not
-        # mark them.
-        return []
 
 
 def _join_facts(ways: list[Found], aval: Any) -> Found:
@@ -312,10 +283,6 @@ def _has_numbers(x: Any) -> bool:
     if dtype is None:
         return False
     return not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and hasattr(x, "shape")
-
-
-def _is_inexact(aval: Any) -> bool:
-    return _has_numbers(aval) and bool(jnp.issubdtype(aval.dtype, jnp.inexact))
 
 
 def _is_uniform(value: Any) -> bool:

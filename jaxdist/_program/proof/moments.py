@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan
-from jaxdist._program.jaxprs.interpreter import Interpreter, rule_for
+from jaxdist._program.jaxprs.interpreter import Interpreter, evaluate_known, rule_for
 
 _TRIES = 4
 _SMALL = 64
@@ -112,6 +112,7 @@ class _Free:
         return self.make()
 
 
+_UNCHANGED = "convert_element_type copy mesh_cast reshard sharding_constraint stop_gradient".split()
 # Only rational functions: for others, agreement at random points proves nothing.
 _RATIONAL: dict[str, Callable[..., Array]] = {
     "add": np.add,
@@ -121,12 +122,7 @@ _RATIONAL: dict[str, Callable[..., Array]] = {
     "div": np.divide,
     "neg": np.negative,
     "square": np.square,
-    "copy": lambda x: x,
-    "convert_element_type": lambda x, **_: x,
-    "stop_gradient": lambda x: x,
-    "mesh_cast": lambda x, **_: x,
-    "reshard": lambda x, **_: x,
-    "sharding_constraint": lambda x, **_: x,
+    **dict.fromkeys(_UNCHANGED, lambda x: x),
     "integer_pow": lambda x, y: x**y,
     "squeeze": lambda x, dimensions: np.squeeze(x, dimensions),
 }
@@ -155,9 +151,6 @@ class Trial(Interpreter[Any]):
             return self._random.uniform(1, 2, aval.shape)
 
         return _Free(make)
-
-    def literal(self, literal: Any) -> _Free:
-        return _Free(lambda: np.asarray(literal.val))
 
     def constant(self, variable: Any, value: Any) -> _Free:
         return self.make_free(variable.aval) if value is None else _Free(lambda: np.asarray(value))
@@ -232,20 +225,12 @@ class Trial(Interpreter[Any]):
                 return [self._replace_non_finite(made, eqn.outvars[0].aval)]
             except _NoUpdateError:
                 pass
-        typed = [
-            np.asarray(x).astype(v.aval.dtype) for x, v in zip(values, eqn.invars, strict=True)
-        ]
-        try:
-            with jax.ensure_compile_time_eval():
-                made = eqn.primitive.bind(*typed, **eqn.primitive.get_bind_params(eqn.params))
-        except Exception:
-            # JAX cannot evaluate it without its mesh or layout. Any value serves as data.
+        results = evaluate_known(eqn, values)
+        if results is None:
+            # Any value serves as data.
             return [self.make_free(v.aval).value for v in eqn.outvars]
-        results = made if eqn.primitive.multiple_results else [made]
-        return [
-            self._replace_non_finite(np.asarray(x), v.aval)
-            for x, v in zip(results, eqn.outvars, strict=True)
-        ]
+        pairs = zip(results, eqn.outvars, strict=True)
+        return [self._replace_non_finite(x, v.aval) for x, v in pairs]
 
     def _replace_non_finite(self, value: Array, aval: Any) -> Array:
         """Return `value`, or a made-up one if made-up operands led to a nan or an infinity.

@@ -21,18 +21,11 @@ from typing import Any, NoReturn
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
+from jaxdist._program.jaxprs.interpreter import ForwardAnalysis
 from jaxdist._program.jaxprs.primitives import LAYOUT_ONLY
 from jaxdist._program.proof import uncut_dims
 from jaxdist._program.proof.replication import NONE, Differs, analyse_equation
-from jaxdist._values import (
-    ELEMENTWISE,
-    OPEN,
-    PIECE,
-    REDUCED_PIECES,
-    Cut,
-    is_exact_reduction,
-)
+from jaxdist._values import ELEMENTWISE, OPEN, PIECE, REDUCED_PIECES, Cut, is_exact_reduction
 from jaxdist.errors import ShardedArrayError
 
 # Operations that return their operands unchanged, one result for each operand.
@@ -61,16 +54,14 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
     """
 
     of_constants = ShardFact(NONE, is_uniform=True)
+    # Inside a `shard_map` of the user, arrays have other shapes.
+    not_entered = frozenset({"shard_map"})
 
     def __init__(self, layout: ReplicaMesh, axes: Differs) -> None:
         self.layout = layout
         self._axes = axes
-        self._wrong: list[str] = []
-
-    @property
-    def wrong(self) -> list[str]:
-        """The names of results that are declared as pieces without a proof that they are."""
-        return list(dict.fromkeys(self._wrong))
+        # The names of results that are declared as pieces without a proof that they are.
+        self.wrong: dict[str, None] = {}
 
     def constant(self, variable: Any, value: Any) -> ShardFact:
         return ShardFact(NONE, None, _has_one_element(variable))
@@ -164,15 +155,10 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
                 raise ShardedArrayError(
                     _explain_not_pieces(f"strategy.run, at {source}, uses", found)
                 )
-            self._wrong.append(eqn.params["name"])
+            self.wrong[eqn.params["name"]] = None
         if given.cut is not None and given.cut != cut:
             _refuse(eqn, given, "a node of an array that is cut otherwise holds them")
         return ShardFact(frozenset(cut.over(self.layout)) & self._axes)
-
-    def call(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:
-        # Inside a `shard_map` of the user, arrays have other shapes.
-        inside = eqn.primitive.name == "shard_map"
-        return self.operation(eqn, inputs) if inside else super().call(eqn, inputs)
 
     def inside_of(self, eqn: Any, decided_by: ShardFact) -> contextlib.AbstractContextManager[Any]:
         if decided_by.cut is not None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from jaxdist import _compat
-from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
+from jaxdist._program.jaxprs.interpreter import ForwardAnalysis
 from jaxdist._program.jaxprs.subprograms import iterate_equations
 from jaxdist._values import OPEN, PIECE, REDUCED_PIECES
 from jaxdist.errors import ShardedArrayError
@@ -35,11 +35,6 @@ class Reduced(NamedTuple):
 
     is_mean: bool = False
     line: str = ""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it has nothing to do with such a gradient."""
-        return not self.is_mean
 
 
 _PLAIN = Reduced()
@@ -67,7 +62,7 @@ class ReducedGradients(ForwardAnalysis[Reduced]):
         if eqn.primitive is PIECE:
             return [Reduced(is_mean=eqn.params["divisor"] > 1)]
         largest = max(inputs, default=_PLAIN)
-        if eqn.primitive is OPEN or largest.is_plain:
+        if eqn.primitive is OPEN or not largest.is_mean:
             return [_PLAIN] * len(eqn.outvars)
         if not largest.line and not _is_linear(eqn, inputs):
             largest = Reduced(True, _compat.find_source(eqn) or eqn.primitive.name)
@@ -88,11 +83,11 @@ def _is_linear(eqn: Any, inputs: list[Reduced]) -> bool:
     name = eqn.primitive.name
     first, others = inputs[0], inputs[1:]
     if name == "mul":
-        return first.is_plain or others[0].is_plain
+        return not (first.is_mean and others[0].is_mean)
     if name == "div":
-        return others[0].is_plain
+        return not others[0].is_mean
     if name == "select_n":
-        return first.is_plain
+        return not first.is_mean
     if name == "convert_element_type":
         return bool(jnp.issubdtype(eqn.params["new_dtype"], jnp.inexact))
     return name in _LINEAR

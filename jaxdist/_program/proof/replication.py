@@ -14,16 +14,13 @@ from jaxdist import _compat
 from jaxdist._collectives import ASSUME_REPLICATED, NO_PLAN, REQUIRE_REPLICATED, AllReducePlan
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan, While
-from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
-from jaxdist._program.jaxprs.subprograms import get_input_variables, subprograms
+from jaxdist._program.jaxprs.interpreter import ForwardAnalysis
+from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
 from jaxdist._values import OPEN, PIECE, Cut
 from jaxdist.errors import DivergentCollectiveError, StateDivergenceError
 
 Differs: TypeAlias = frozenset[str]
 NONE: Differs = frozenset()
-
-
-_SCATTERS = frozenset({"psum_scatter", "reduce_scatter"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +136,7 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
         # them anyway, so that their collectives are found.
         with self._enter(self.divergent, None):
             for inner in subprograms(eqn):
-                self.run(inner, [self.axes] * len(get_input_variables(inner)))
+                self.run(inner, [self.axes] * len(open_jaxpr(inner).invars))
         return [self.axes] * len(eqn.outvars)
 
     def _get_axes_of_cut(self, cut: Cut) -> Differs:
@@ -175,7 +172,7 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
                 raise DivergentCollectiveError(_explain_may_not_reach(where, name))
             if over:
                 found = self._record(eqn, name, named)
-                if name in _SCATTERS and _compat.is_from_folder(eqn, "_update/"):
+                if name in known.SCATTERS and _compat.is_from_folder(eqn, "_update/"):
                     equal = not joined & over
                     found = dataclasses.replace(found, is_of_update=True, scatters_equal=equal)
                 self.collectives[self.path] = found

@@ -10,7 +10,7 @@ from typing import Any
 from jaxdist import _compat
 from jaxdist._collectives import ASSUME_REPLICATED, REQUIRE_REPLICATED
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
+from jaxdist._program.jaxprs.interpreter import ForwardAnalysis
 from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._values import OPEN, PIECE
 
@@ -93,16 +93,12 @@ class SameWorkAnalysis(ForwardAnalysis[int]):
         return [v | decided_by for v in values]
 
     def operation(self, eqn: Any, inputs: list[int]) -> list[int]:
-        name = eqn.primitive.name
+        name, count = eqn.primitive.name, len(eqn.outvars)
         joined = 0
         for fact in inputs:
             joined |= fact
         if eqn.effects:
             self.effects |= joined
-        return self._find_results(eqn, name, inputs, joined)
-
-    def _find_results(self, eqn: Any, name: str, inputs: list[int], joined: int) -> list[int]:
-        count = len(eqn.outvars)
         if name in known.PAIRWISE and count == len(inputs):
             return inputs
         if eqn.primitive is PIECE:

@@ -101,11 +101,11 @@ def _unchanged(dims: Callable[[dict[str, Any]], Sequence[int]]) -> _Rule:
     return rule
 
 
-def _removed(name: str) -> _Rule:
-    """Return the rule of an operation that removes the dims in one of its parameters."""
+def _removed(dims: Callable[[dict[str, Any]], Sequence[int]]) -> _Rule:
+    """Return the rule of an operation that removes some dims."""
 
     def rule(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
-        return _without(cut, params, [d % len(shape) for d in params[name]])
+        return _without(cut, params, [d % len(shape) for d in dims(params)])
 
     return rule
 
@@ -114,11 +114,6 @@ def _pad(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) ->
     widths = params["padding_config"]
     changed = any(tuple(widths[d]) != (0, 0, 0) for d in list_kept(cut))
     return Moved(None if changed else cut, params)
-
-
-def _update(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
-    # `follow` has found that the update is as long as the array: it starts at 0, as above.
-    return Moved(cut, params)
 
 
 def _broadcast(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
@@ -157,26 +152,23 @@ def _reshape(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int
     return Moved(moved, {**params, "new_sizes": _with_rows(sizes, moved, rows)})
 
 
-def _unstack(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
-    return _without(cut, params, [params["axis"] % len(shape)])
-
-
 def _stack(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
     return Moved(cut.insert_dim(params["axis"] % (len(shape) + 1)), params)
 
 
 _REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or")
 _RULES: dict[str, _Rule] = {
-    **dict.fromkeys(_REDUCTIONS, _removed("axes")),
-    "squeeze": _removed("dimensions"),
+    **dict.fromkeys(_REDUCTIONS, _removed(lambda params: params["axes"])),
+    "squeeze": _removed(lambda params: params["dimensions"]),
     "slice": _slice,
     "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _update,
+    # `follow` has found that the update is as long as the array, so it starts at 0.
+    "dynamic_update_slice": _unchanged(lambda _: ()),
     "pad": _pad,
     "broadcast_in_dim": _broadcast,
     "transpose": _transpose,
     "reshape": _reshape,
-    "unstack": _unstack,
+    "unstack": _removed(lambda params: [params["axis"]]),
     "stack": _stack,
     "split": _unchanged(lambda params: [params["axis"]]),
     "concatenate": _unchanged(lambda params: [params["dimension"]]),

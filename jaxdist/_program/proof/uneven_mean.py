@@ -10,15 +10,12 @@ import numpy as np
 from jaxdist import _compat
 from jaxdist._program.arguments.caller import user_stack_level
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
-from jaxdist._program.jaxprs.interpreter import get_literal_value, read_number
+from jaxdist._program.jaxprs.interpreter import ForwardAnalysis, read_number
 from jaxdist._program.proof.made_of_nothing import find_line
 from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._values import OPEN, PIECE, next_power_of_two, share_of_mean
 from jaxdist.errors import UnevenMeanWarning
 
-_SUMS = frozenset({"psum", "psum2", "psum_invariant"})
-_SCATTERS = frozenset({"reduce_scatter", "psum_scatter"})
 _VALUE_PRESERVING = frozenset({"convert_element_type", "reshape", "squeeze", "broadcast_in_dim"})
 # How an all-reduce packs several arrays, takes them apart, and adds them up hop by hop.
 _KEEPS_SHARES = frozenset(
@@ -115,9 +112,6 @@ class _Means(ForwardAnalysis[_Fact]):
         self._divided_before = next_power_of_two(num_replicas)
         self.found: list[MeanOverReplicas] = []
 
-    def literal(self, literal: Any) -> _Fact:
-        return _Fact(read_number(get_literal_value(literal)))
-
     def constant(self, variable: Any, value: Any) -> _Fact:
         return _Fact(read_number(value))
 
@@ -168,22 +162,22 @@ class _Means(ForwardAnalysis[_Fact]):
         unused = _find_unused(inputs)
         if unused is not None:
             return self._use(eqn, name, inputs, unused)
-        if name in _SUMS and over == self._axes:
+        if name in known.SUMS and over == self._axes:
             return [self._sum(eqn, fact) for fact in inputs]
-        is_equal = name in known.REPLICATING or name in _SCATTERS
+        is_equal = name in known.REPLICATING or name in known.SCATTERS
         # An algorithm of several operations, or a sum of gradients in pieces.
         for fact in inputs:
-            if fact.is_share and fact.of_rows and name not in known.REPLICATING - _SUMS:
+            if fact.is_share and fact.of_rows and name not in known.REPLICATING - known.SUMS:
                 self.found.append(_describe(eqn))
         of_rows = not is_equal and any(fact.of_rows for fact in inputs)
-        if name in _SCATTERS or name in _SUMS:
+        if name in known.SCATTERS or name in known.SUMS:
             sums = [self._find_scattered(eqn, name, fact) for fact in inputs]
             return [_Fact(of_rows=of_rows, scattered=one) for one in sums]
         return [_Fact(of_rows=of_rows)] * len(eqn.outvars)
 
     def _find_scattered(self, eqn: Any, name: str, fact: _Fact) -> MeanOverReplicas | None:
         """Return the sum that a scatter makes, or a sum over other axes of a scattered sum."""
-        if name in _SUMS:
+        if name in known.SUMS:
             return fact.scattered
         if not fact.of_rows:
             return None

@@ -36,7 +36,7 @@ from jaxdist._program.run.call import Call
 from jaxdist._program.run.donated import check_positions, find_donated_leaves
 from jaxdist._program.run.equal_gradients import describe_equal_gradients, find_equal_gradients
 from jaxdist._program.state.no_rows import rows_of
-from jaxdist._program.trace.replica_specs import describe_left_out
+from jaxdist._program.trace.layouts import describe_left_out
 from jaxdist._program.trace.trace import Signature
 from jaxdist._program.variables.lift import NO_VARIABLES, lift
 from jaxdist._values import view_on

@@ -16,8 +16,8 @@ import numpy as np
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.leaf_names import leaf_names
+from jaxdist._program.proof.dependence import Part, part_of_result
 from jaxdist._program.proof.same_work import find_same_work
-from jaxdist._program.proof.updates import Part, part_of_result
 from jaxdist._program.run.call import Call
 from jaxdist._program.state.carried import find_carried_arguments, named_arguments_of
 from jaxdist._program.trace.trace import Argument, Signature, TracedStep, replica_axes_of

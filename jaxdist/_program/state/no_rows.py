@@ -8,7 +8,14 @@ from flax import nnx
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.nnx import graph_rules
-from jaxdist._program.proof.made_of_nothing import UNKNOWN, Found, Origin, constant, nothing, walk
+from jaxdist._program.proof.made_of_nothing import (
+    UNKNOWN,
+    Found,
+    NothingAnalysis,
+    Origin,
+    constant,
+    nothing,
+)
 from jaxdist._program.state.rows import replicas_with_rows
 from jaxdist._program.trace.trace import Argument, Signature, TracedStep
 from jaxdist._values import Kind
@@ -63,7 +70,7 @@ def check_without_rows(
         _starting_value(o, v, own, layout.num_replicas)
         for o, v in zip(traced.operands, traced.jaxpr.invars, strict=True)
     ]
-    found = walk(traced.jaxpr, given, axes, refuse)
+    found = NothingAnalysis(axes, refuse).run(traced.jaxpr, given)
     has = replicas_with_rows(whole, layout.num_replicas)
     takes_part = has is None or any(has[r] for r in replicas)
     # Batch statistics and metrics are combined over the replicas with rows only, so a nan from a

@@ -15,9 +15,8 @@ from jaxdist._program.arguments.caller import user_stack_level
 from jaxdist._program.nnx import graph_rules
 from jaxdist._program.nnx.graph import GraphShape
 from jaxdist._program.nnx.graph_rules import Combination, Rule
-from jaxdist._program.proof.dependence import Dependence, growths
+from jaxdist._program.proof.dependence import Dependence, Part, growths, part_of_result
 from jaxdist._program.proof.moments import is_update
-from jaxdist._program.proof.updates import Part, part_of_result
 from jaxdist._program.state.carried import named_arguments_of
 from jaxdist._program.state.remedy import Role, remedy, role_of
 from jaxdist._program.trace.trace import Argument, Signature, TracedStep

@@ -1,13 +1,14 @@
-"""Named errors for steps that use a mesh axis where they cannot: collectives, maps and layouts."""
+"""Named errors for mesh axes in collectives, maps and layouts, and for values of Explicit types."""
 
 import re
 import traceback
 from collections.abc import Callable
 from typing import Any
 
+from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist.errors import AxisNameError, ContextError, JaxdistError
+from jaxdist.errors import AxisNameError, ContextError, JaxdistError, UnsupportedError
 
 # JAX has no classes for these errors; only their messages differ.
 _UNBOUND = re.compile(r"unbound axis name:? '?(.+?)'?(?:\. |\.?$)", re.MULTILINE)
@@ -52,13 +53,8 @@ def axis_error(error: Exception, fn: Any, layout: ReplicaMesh) -> JaxdistError |
     if isinstance(error, JaxdistError):
         return None
     text = str(error)
-    if isinstance(error, NameError):
-        found = _UNBOUND.search(text)
-        return (
-            None
-            if found is None
-            else unbound_axis_error(f"The step {_name(fn)!r}", found.group(1), layout)
-        )
+    if isinstance(error, NameError) and (found := _UNBOUND.search(text)):
+        return unbound_axis_error(f"The step {name_of(fn)!r}", found.group(1), layout)
     if not isinstance(error, (ValueError, TypeError, RuntimeError)):
         return None
     if found := _OTHER_MESH.search(text):
@@ -67,7 +63,7 @@ def axis_error(error: Exception, fn: Any, layout: ReplicaMesh) -> JaxdistError |
         named = re.findall(r"\w+", found.group(1) or found.group(2))
         axes = [a for a in layout.replica_axes if a in named]
         if axes:
-            return map_over_replicas_error(f"The step {_name(fn)!r}", axes, layout)
+            return map_over_replicas_error(f"The step {name_of(fn)!r}", axes, layout)
     for pattern in _NOT_IN_MESH:
         # JAX also raises this error for an axis that exists, between Auto and Explicit types.
         found = pattern.search(text)
@@ -75,14 +71,14 @@ def axis_error(error: Exception, fn: Any, layout: ReplicaMesh) -> JaxdistError |
             return _unknown_axes_error(found.group(1), fn, layout)
     if any(words in text for words in _WITHOUT_MESH):
         return ContextError(
-            f"The step {_name(fn)!r} sets a mesh, or passes a PartitionSpec to jax.device_put: "
+            f"The step {name_of(fn)!r} sets a mesh, or passes a PartitionSpec to jax.device_put: "
             f"{' '.join(text.split())[:160]}\n\n"
             f"A step runs on the mesh of its strategy, {dict(layout.mesh.shape)}, which is set "
             f"already.\n\nLeave it out.{_how_to_constrain(layout)}"
         )
     if _OTHER_TYPES in text:
         return ContextError(
-            f"The step {_name(fn)!r} changes the types of all mesh axes, with "
+            f"The step {name_of(fn)!r} changes the types of all mesh axes, with "
             "jax.sharding.auto_axes, jax.sharding.explicit_axes, or one of another name.\n\n"
             f"The replica axes {list(layout.replica_axes)} are manual in a step, and stay so.\n\n"
             f"Leave it out, or name other axes: axes={layout.logical_axes or '...'!r}."
@@ -103,7 +99,7 @@ def out_sharding_error(error: Exception, fn: Any, layout: ReplicaMesh) -> AxisNa
     """Return the error for a sharding over an axis that is Manual or Auto in the step."""
     first = str(error).partition(" This error occurs")[0]
     return not_explicit_error(
-        f"The step {_name(fn)!r} names an axis in out_sharding or reshard that is not Explicit "
+        f"The step {name_of(fn)!r} names an axis in out_sharding or reshard that is not Explicit "
         f"there: {first}",
         layout,
     )
@@ -168,7 +164,7 @@ def map_over_replicas_error(where: str, axes: list[str], layout: ReplicaMesh) ->
 
 def _mesh_given_error(mesh: str, fn: Any, layout: ReplicaMesh) -> ContextError:
     return ContextError(
-        f"The step {_name(fn)!r} uses a mesh of its own, {mesh}, in jax.shard_map (or jax.pmap, "
+        f"The step {name_of(fn)!r} uses a mesh of its own, {mesh}, in jax.shard_map (or jax.pmap, "
         "which is one) or in a layout.\n\n"
         f"A step runs on the mesh of its strategy, {dict(layout.mesh.shape)}, whose replica axes "
         f"{list(layout.replica_axes)} are in use: a step has the rows of one replica already.\n\n"
@@ -227,7 +223,7 @@ def unbound_axis_error(where: str, given: str, layout: ReplicaMesh) -> AxisNameE
 def _unknown_axes_error(names: str, fn: Any, layout: ReplicaMesh) -> AxisNameError:
     logical = list(layout.logical_axes)
     return AxisNameError(
-        f"The step {_name(fn)!r} splits values over the axis {names}, which the mesh does not "
+        f"The step {name_of(fn)!r} splits values over the axis {names}, which the mesh does not "
         f"have.\n\nThe axes of the strategy's mesh are {dict(layout.mesh.shape)}. Inside a step, "
         f"values can be split over its logical axes only: {logical}.\n\n"
         f"Write one of {logical} instead, or make the strategy with a mesh that has this axis."
@@ -245,7 +241,7 @@ def _no_name_error(
     if not called:
         return None
     return AxisNameError(
-        f"The step {_name(fn)!r} calls {called[0]} with something that is not the name of a mesh "
+        f"The step {name_of(fn)!r} calls {called[0]} with something that is not the name of a mesh "
         f"axis: {type(error).__name__}: {' '.join(text.split())[:120]}\n\n"
         "A collective takes the name of an axis, or a tuple of different names. The replicas are "
         f"along {list(layout.replica_axes)}.\n\n"
@@ -259,5 +255,49 @@ def _written(layout: ReplicaMesh) -> str:
     return repr(axes[0]) if len(axes) == 1 else repr(axes)
 
 
-def _name(fn: Any) -> str:
+def name_of(fn: Any) -> str:
+    """Return the name of a function, or of the class of a callable object."""
     return str(getattr(fn, "__name__", type(fn).__name__))
+
+
+_CONSTRAINT = "passed to with_sharding_constraint"
+
+
+def explicit_types_error(
+    error: Exception, step: str, layout: ReplicaMesh, *, in_lowering: bool = False
+) -> UnsupportedError:
+    """Return the error for a step that JAX accepts only without Explicit types.
+
+    Args:
+        error: The error of JAX.
+        step: The name of the step.
+        layout: The mesh of the strategy.
+        in_lowering: Whether JAX has traced the step, and cannot lower it.
+    """
+    axes = tuple(a for a in layout.logical_axes if a in layout.mesh.explicit_axes)
+    text = " ".join(str(error).split())
+    # In a lowering, JAX keeps the traceback of the operation as the cause.
+    line = _compat.find_line_of_error(error if error.__cause__ is None else error.__cause__)
+    remedy = (
+        "Put the value together before it, jax.sharding.reshard(x, jax.P()). Or give the "
+        "operation out_sharding=, if it takes one."
+    )
+    if in_lowering:
+        # A scatter over replicas has no lowering beside Explicit axes, whatever the type is.
+        remedy = (
+            "Put the value together before it, x = jax.sharding.reshard(x, jax.P()), and call the "
+            "operation where no axis is Explicit: jax.shard_map(fn, in_specs=jax.P(), "
+            f"out_specs=jax.P(), axis_names={set(axes)}, check_vma=False)(x)."
+        )
+    if _CONSTRAINT in text:
+        remedy = (
+            "Write jax.sharding.reshard(x, spec) instead of jax.lax.with_sharding_constraint, or "
+            "jaxdist.partition.constrain, which works with and without types."
+        )
+    return UnsupportedError(
+        f"The step {step!r}, at {line}, has an operation that JAX refuses on a value "
+        f"that is split over an Explicit axis: {type(error).__name__}: {text[:300]}\n\n"
+        f"A step that uses out_sharding or reshard over {list(axes)} is traced with the types of "
+        "the strategy's mesh, and JAX has no rule for every operation along a split dim.\n\n"
+        f"{remedy}"
+    )

@@ -77,16 +77,15 @@ def restore_nodes(
     gathered_bytes: dict[str, int] = {}
     for path, value in nnx.iter_graph(tuple(nodes)):
         if isinstance(value, nnx.Variable):
-            held = _compat.get_held(value)
+            held, name = _compat.get_held(value), "/".join(map(str, path[1:]))
             restored = from_state(held)
             if id(value) in whole and is_sharded(restored):
                 restored = gather_whole(restored, layout)
-                name = "/".join(map(str, path[1:]))
                 gathered_bytes[name] = restored.size * restored.dtype.itemsize
             if restored is not held:
                 value.set_raw_value(restored)
             if id(value) in cut and not is_sharded(restored):
-                put_together.append("/".join(map(str, path[1:])))
+                put_together.append(name)
     if gathered_bytes:
         _LOG.warning(
             "%d NNX variable(s) came in whole, are updated in pieces, and are gathered in every "

@@ -134,7 +134,9 @@ def find_better_error(error: Exception, names: Sequence[str]) -> JaxdistError | 
             "jaxdist.partition.gather(tree). Or pass the pytree with the leaves first: "
             "jax.tree.map(fn, masks, arrays), eqx.combine(static, params)."
         )
-    if is_of_structures or (_is_raised_by_optax(error) and not _is_about_call(text)):
+    # A call with missing or surplus arguments fails for another reason than the pieces.
+    is_about_call = any(words in text for words in _OF_CALLS)
+    if is_of_structures or (_is_raised_by_optax(error) and not is_about_call):
         if not is_of_structures:
             found = f"A transformation of optax raised {type(error).__name__} in a step with pieces"
         return ReplicaValueError(
@@ -144,16 +146,10 @@ def find_better_error(error: Exception, names: Sequence[str]) -> JaxdistError | 
             "what a mask leaves (muon), cannot take pieces.\n\n"
             "Place the state of an optimizer with its model: jaxdist.partition.place(strategy, "
             "(model, optimizer), rules). For such an optimizer use tx = "
-            "jaxdist.sharded_update(tx), "
-            "which gives it whole arrays. A tree of masks or numbers comes first: "
-            "jax.tree.map(lambda mask, grad: ..., masks, grads)."
+            "jaxdist.sharded_update(tx), which gives it whole arrays. A tree of masks or numbers "
+            "comes first: jax.tree.map(lambda mask, grad: ..., masks, grads)."
         )
     return None
-
-
-def _is_about_call(text: str) -> bool:
-    """Whether a call has missing or surplus arguments; then the pieces are not the cause."""
-    return any(words in text for words in _OF_CALLS)
 
 
 def _maps_pieces(error: Exception) -> bool:
@@ -170,17 +166,17 @@ def _maps_pieces(error: Exception) -> bool:
 
 def _passes_optimizer(error: Exception) -> bool:
     """Whether the error was raised in a function of optax or of NNX optimizers."""
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    modules = (str(frame.f_globals.get("__name__", "")) for frame in frames)
-    return any(name.startswith(("optax.", "flax.nnx.training.")) for name in modules)
+    return any(n.startswith(("optax.", "flax.nnx.training.")) for n in _list_modules(error))
 
 
 def _is_raised_by_optax(error: Exception) -> bool:
     """Whether a transformation of optax raised the error, and not a function of the user."""
-    raised_in = ""
     # The innermost frame outside of the libraries decides: optax calls functions of the user.
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        name = str(frame.f_globals.get("__name__", ""))
-        if name.partition(".")[0] not in _BENEATH:
-            raised_in = name
-    return raised_in.startswith("optax.")
+    outside = [n for n in _list_modules(error) if n.partition(".")[0] not in _BENEATH]
+    return bool(outside) and outside[-1].startswith("optax.")
+
+
+def _list_modules(error: Exception) -> list[str]:
+    """Return the names of the modules that an error passed, the outermost first."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return [str(frame.f_globals.get("__name__", "")) for frame, _ in frames]

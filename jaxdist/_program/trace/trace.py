@@ -38,12 +38,12 @@ from jaxdist._program.proof.uneven_mean import MeanOverReplicas
 from jaxdist._program.trace import sharded
 from jaxdist._program.trace.axis_errors import (
     axis_error,
+    explicit_types_error,
+    name_of,
     needs_explicit_axes,
     out_sharding_error,
 )
-from jaxdist._program.trace.explicit_types import explicit_types_error
-from jaxdist._program.trace.layouts import check_layouts, names_layouts
-from jaxdist._program.trace.replica_specs import LayoutsOfReplica
+from jaxdist._program.trace.layouts import LayoutsOfReplica, check_layouts, names_layouts
 from jaxdist._program.trace.step_errors import (
     explain_methods_of_optimizers,
     explain_row_numbers,
@@ -86,6 +86,10 @@ class Signature:
     # The name of the step in messages; a different one for a batch that will come later.
     step: str = dataclasses.field(default="this step", compare=False)
 
+    def manual_specs(self, layout: ReplicaMesh) -> tuple[PartitionSpec, ...]:
+        """Return for each input the part of its layout that names replica axes."""
+        return tuple(i.placement.manual_spec(layout) for i in self.inputs)
+
 
 @dataclasses.dataclass(frozen=True)
 class TracedStep:
@@ -120,6 +124,8 @@ class TracedStep:
     left_out: tuple[str, ...] = ()
     # Means over replicas that have different numbers of rows.
     means: tuple[MeanOverReplicas, ...] = ()
+    # The operations of one replica, if it ran op by op; then there is no `shard_map`.
+    tape: Any = None
 
     @property
     def eqn(self) -> Any:
@@ -128,8 +134,8 @@ class TracedStep:
 
     @property
     def jaxpr(self) -> Any:
-        """The jaxpr of one replica."""
-        return self.eqn.params["jaxpr"]
+        """The jaxpr of one replica, or its tape."""
+        return self.eqn.params["jaxpr"] if self.tape is None else self.tape
 
     def call(self, leaves: Sequence[Any], out_specs: Sequence[PartitionSpec]) -> list[Any]:
         """Run on global arrays, with the results laid out by `out_specs`."""
@@ -185,7 +191,7 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: HasLayout) -> 
             raise
         except Exception as error:
             if is_explicit and _is_accepted_without_types(fn, signature, strategy):
-                raise explicit_types_error(error, _name_of(fn), layout) from error
+                raise explicit_types_error(error, name_of(fn), layout) from error
             if not isinstance(error, ValueError):
                 raise
             if needs_explicit_axes(error) and layout.has_explicit_logical_axes and not is_explicit:
@@ -219,7 +225,8 @@ def _trace_once(
     """Trace a step with these manual axes, and with or without Explicit types."""
     variables = signature.lifting.begin()
     local = LocalStep(fn, signature, strategy, variables)
-    mapped = _map_local(local, axes, signature, strategy.layout, is_explicit=is_explicit)
+    in_specs = signature.manual_specs(strategy.layout)
+    mapped = _map_over_replicas(local, in_specs, axes, strategy.layout, is_explicit)
     try:
         with _compat.rewrite_shardings(layouts, key=layouts.key):
             closed = _close(mapped, signature, is_explicit=is_explicit)
@@ -228,15 +235,11 @@ def _trace_once(
             raise
         what = f"The step {local.__name__!r} closes over a jax.Ref"
         raise ContextError(explain_ref(what)) from error
-    described = local.describe(closed, axes)
+    described = local.describe(closed, _operands(closed), axes)
     finished: TracedStep = variables.finish(
-        dataclasses.replace(described, is_explicit=is_explicit, left_out=layouts.left_out)
+        dataclasses.replace(described, is_explicit=is_explicit, left_out=tuple(layouts.left_out))
     )
     return finished
-
-
-def _name_of(fn: Callable[..., Any]) -> str:
-    return getattr(fn, "__name__", type(fn).__name__)
 
 
 def _is_accepted_without_types(
@@ -292,7 +295,7 @@ def trace_on_pieces(traced: TracedStep, signature: Signature, layout: ReplicaMes
     explicit = traced.is_explicit
     mapped = _map_over_replicas(replica, in_specs, traced.manual_axes, layout, explicit)
     closed = _close(lambda *xs: mapped(*traced.given(xs)), signature, is_explicit=explicit)
-    check_results(walk.wrong)
+    check_results([*walk.wrong])
     return dataclasses.replace(traced, closed=closed, operands=_operands(closed))
 
 
@@ -303,23 +306,10 @@ def trace_again(
 
     The results of `fn` have the structure and the shapes of those of `traced`.
     """
-    explicit = traced.is_explicit
-    mapped = _map_local(fn, traced.manual_axes, signature, layout, is_explicit=explicit)
+    in_specs, explicit = signature.manual_specs(layout), traced.is_explicit
+    mapped = _map_over_replicas(fn, in_specs, traced.manual_axes, layout, explicit)
     closed = _close(mapped, signature, is_explicit=explicit)
     return dataclasses.replace(traced, closed=closed, operands=_operands(closed))
-
-
-def _map_local(
-    fn: Callable[..., list[Any]],
-    manual_axes: frozenset[str],
-    signature: Signature,
-    layout: ReplicaMesh,
-    *,
-    is_explicit: bool,
-) -> Callable[..., Any]:
-    """Map a function from flat local values to flat local results over the replicas."""
-    in_specs = tuple(i.placement.manual_spec(layout) for i in signature.inputs)
-    return _map_over_replicas(fn, in_specs, manual_axes, layout, is_explicit)
 
 
 def _map_over_replicas(
@@ -329,6 +319,7 @@ def _map_over_replicas(
     layout: ReplicaMesh,
     is_explicit: bool,
 ) -> Callable[..., Any]:
+    """Map a function from flat local values to flat local results over the replicas."""
     return jax.shard_map(
         fn,
         mesh=layout.mesh if is_explicit else layout.traced_mesh,
@@ -388,7 +379,7 @@ class LocalStep:
         self.shapes: tuple[tuple[int, ...], ...] = ()
         self.cuts: dict[int, Cut] = {}
         self._entered: list[Any] = []
-        self.__name__ = _name_of(fn)
+        self.__name__ = name_of(fn)
         # JAX's error messages read these for the function's source line and argument names.
         self.__wrapped__ = find_function_with_source(fn)
         self.__signature__ = LeafNames(functools.partial(leaf_names, fn, signature))
@@ -444,17 +435,24 @@ class LocalStep:
             closures.raise_if_leaked(self.fn, error)
             raise
 
-    def describe(self, closed: Any, manual_axes: frozenset[str]) -> TracedStep:
+    def describe(
+        self,
+        closed: Any,
+        operands: tuple[Any, ...],
+        manual_axes: frozenset[str] = frozenset(),
+        tape: Any = None,
+    ) -> TracedStep:
         """Return the trace of this step, after the call that found its results."""
         return TracedStep(
             closed,
-            _operands(closed),
+            operands,
             self.template,
             self.num_graph,
             self.paths,
             self.shapes,
             manual_axes,
             cuts=self.cuts,
+            tape=tape,
         )
 
     def _enter(self, leaves: list[Any]) -> list[Any]:
@@ -480,8 +478,10 @@ class LocalStep:
     def _names_of_pieces(self) -> list[str]:
         graph, slots = self.signature.graph, self.signature.inputs
         return [
-            graph.name(i) if graph and i < self.graph_size else _describe_piece(slots[i])
-            for i in sharded.cuts_of(slots)
+            graph.name(i)
+            if graph and i < self.graph_size
+            else f"{slots[i].dtype}{list(slots[i].shape)}, cut along dim {cut.dim}"
+            for i, cut in sharded.cuts_of(slots).items()
         ]
 
     def _open_pieces(self, results: list[Any]) -> list[Any]:
@@ -551,10 +551,6 @@ def check_result(what: str, name: str, leaf: Any) -> None:
 def open_result(result: Any, is_leaf: Callable[[Any], bool]) -> Any:
     """Open those containers in the result that are not pytree nodes to JAX."""
     return open_containers(result, "result", is_leaf=is_leaf, must_open=_holds_arrays)
-
-
-def _describe_piece(slot: InSlot) -> str:
-    return f"{slot.dtype}{list(slot.shape)}, cut along dim {slot.cut.dim if slot.cut else None}"
 
 
 def refused_result_message(name: str, leaf: Any, what: str) -> str:

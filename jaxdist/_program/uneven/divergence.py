@@ -13,9 +13,8 @@ from jaxdist._called import call_as, refuse
 from jaxdist._program.jaxprs.control_flow import Scan
 from jaxdist._program.jaxprs.subprograms import iterate_with_inner
 from jaxdist._program.proof.replication import get_named_axes
-from jaxdist._program.uneven.groups import Groups
 from jaxdist._program.uneven.joined_loops import LOOPS, list_constants
-from jaxdist._program.uneven.joined_ops import Op, abstract, dtype_of, is_same
+from jaxdist._program.uneven.joined_ops import Groups, Op, abstract, dtype_of, is_same
 from jaxdist.errors import DivergentCollectiveError, ShapeError
 
 

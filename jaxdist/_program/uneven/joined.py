@@ -6,7 +6,7 @@
 # (uneven.py). XLA runs one program on all devices, so `_Join` evaluates the traces together:
 #
 # - Operations that are equal in all traces, on the same values, run once, on all replicas. Of a
-#   call, a loop or a branch with several results, each result is judged alone (parts.py).
+#   call, a loop or a branch with several results, each result is judged alone (`split_by_results`).
 # - The other operations go into the branches of a `jax.lax.switch` over the group of the replica.
 # - Collectives run between these switches, where all replicas meet: a replica in another branch
 #   would never reach a collective in this one.
@@ -35,10 +35,10 @@ from jaxdist._program.uneven.divergence import (
     check_same_loop,
     check_same_shapes,
 )
-from jaxdist._program.uneven.groups import Groups
 from jaxdist._program.uneven.joined_loops import LOOPS, list_constants
 from jaxdist._program.uneven.joined_ops import (
     Const,
+    Groups,
     Key,
     Op,
     Slot,
@@ -47,9 +47,11 @@ from jaxdist._program.uneven.joined_ops import (
     flatten_ops,
     is_equal,
     is_same,
+    list_shapes,
+    pad_to_largest,
+    slice_to,
+    split_by_results,
 )
-from jaxdist._program.uneven.padding import list_shapes, pad_to_largest, slice_to
-from jaxdist._program.uneven.parts import split_by_results
 
 # Their rules for derivatives have been applied, and JAX cannot compute some of their results alone.
 _INLINED = frozenset({"custom_jvp_call", "custom_vjp_call"})
@@ -80,10 +82,7 @@ class _Join:
     """
 
     def __init__(
-        self,
-        programs: Sequence[Any],
-        arguments: Sequence[Sequence[Slot | Const]],
-        groups: Groups,
+        self, programs: Sequence[Any], arguments: Sequence[Sequence[Slot | Const]], groups: Groups
     ) -> None:
         self.groups = groups
         self.env: list[dict[Any, Slot]] = []
@@ -274,9 +273,8 @@ class _Join:
 
     def _run_once(self, ops: list[Op]) -> None:
         eqn = ops[0].eqn
-        operands = [
-            _value(self._get_common(atoms)) for atoms in zip(*(o.inputs for o in ops), strict=True)
-        ]
+        ready = [self._get_common(atoms) for atoms in zip(*(o.inputs for o in ops), strict=True)]
+        operands = [x.value if isinstance(x, Slot) else x for x in ready]
         outputs = self._make_common_slots(_compat.bind_like(eqn, operands, eqn.params))
         for g, op in enumerate(ops):
             self.env[g].update(zip(op.outputs, outputs, strict=True))
@@ -413,10 +411,6 @@ def _group_by_name(ops: Iterable[Op]) -> dict[str, list[Op]]:
     for op in ops:
         found.setdefault(op.name, []).append(op)
     return found
-
-
-def _value(ready: Any) -> Any:
-    return ready.value if isinstance(ready, Slot) else ready
 
 
 def _select_keys(atoms: Iterable[Any]) -> list[Key]:

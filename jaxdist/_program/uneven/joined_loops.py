@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 import jax
 
-from jaxdist._program.jaxprs.batched_while import run_while
 from jaxdist._program.jaxprs.control_flow import Scan, While
 from jaxdist._program.uneven.joined_ops import Op, Slot
 
@@ -29,31 +28,24 @@ def list_constants(op: Op) -> range:
 
 def _scan(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
     loops = [Scan.of(op.eqn.params) for op in ops]
-    length, carry = loops[0].length, loops[0].num_carry
+    first = loops[0]
     consts = [loop.split(given)[0] for loop, given in zip(loops, operands, strict=True)]
-    _, start, rows = loops[0].split(operands[0])
-    row_shapes = [tuple(s[1:] for s in slot.shapes) for slot in rows]
+    _, start, over = first.split(operands[0])
+    of_start = [slot.shapes for slot in start]
+    of_rows = [tuple(shape[1:] for shape in slot.shapes) for slot in over]
     # Filled while JAX traces the body: only then are the shapes of each group known.
     out_shapes: list[Any] = []
 
-    def body(state: list[Any], values: list[Any]) -> Any:
-        each = [Slot(v, shapes) for v, shapes in zip(values, row_shapes, strict=True)]
-        outputs = run(
-            [x.program for x in loops], _make_operands(consts, [*state, *values], [*start, *each])
-        )
+    def body(values: list[Any]) -> list[Any]:
+        given = _make_operands(consts, values, [*of_start, *of_rows])
+        outputs = run([x.program for x in loops], given)
         out_shapes[:] = [s.shapes for s in outputs]
-        return [s.value for s in outputs[:carry]], [s.value for s in outputs[carry:]]
+        return [s.value for s in outputs]
 
-    state, stacked = jax.lax.scan(
-        body,
-        [s.value for s in start],
-        [s.value for s in rows],
-        length=length,
-        reverse=ops[0].eqn.params["reverse"],
-    )
-    stacked_shapes = [tuple((length, *s) for s in o) for o in out_shapes[carry:]]
-    pairs = zip(stacked, stacked_shapes, strict=True)
-    return [*_make_slots(state, start), *(Slot(v, shapes) for v, shapes in pairs)]
+    values = first.run(body, [s.value for s in start], [s.value for s in over])
+    rows = out_shapes[first.num_carry :]
+    stacked = [tuple((first.length, *shape) for shape in shapes) for shapes in rows]
+    return _make_slots(values, [*of_start, *stacked])
 
 
 def _cond(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
@@ -70,39 +62,37 @@ def _cond(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
         return branch
 
     branches = [make_branch(i) for i in range(len(ops[0].eqn.params["branches"]))]
-    values = jax.lax.switch(index.value, branches)
-    return [Slot(v, s) for v, s in zip(values, shapes, strict=True)]
+    return _make_slots(jax.lax.switch(index.value, branches), shapes)
 
 
 def _while(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
     loops = [While.of(op.eqn.params) for op in ops]
     parts = [loop.split(given) for loop, given in zip(loops, operands, strict=True)]
     start = parts[0][2]
+    shapes = [slot.shapes for slot in start]
 
     def condition(state: list[Any]) -> Any:
-        given = _make_operands([of_condition for of_condition, _, _ in parts], state, start)
+        given = _make_operands([of_condition for of_condition, _, _ in parts], state, shapes)
         return run([loop.condition for loop in loops], given)[0].value
 
     def body(state: list[Any]) -> list[Any]:
-        given = _make_operands([of_body for _, of_body, _ in parts], state, start)
+        given = _make_operands([of_body for _, of_body, _ in parts], state, shapes)
         return [s.value for s in run([loop.body for loop in loops], given)]
 
-    values = [s.value for s in start]
-    last = run_while(condition, body, values, is_batched=loops[0].is_batched)
-    return _make_slots(last, start)
+    return _make_slots(loops[0].run(condition, body, [s.value for s in start]), shapes)
 
 
 def _make_operands(
-    consts: Operands, values: Sequence[Any], slots: Sequence[Slot]
+    consts: Operands, values: Sequence[Any], shapes: Sequence[Any]
 ) -> list[list[Slot]]:
     """Return the operands of each group: its own constants, then slots that all groups share."""
     # The slots must be identical, not only equal: `_Join` compares them by identity.
-    common = _make_slots(values, slots)
+    common = _make_slots(values, shapes)
     return [[*own, *common] for own in consts]
 
 
-def _make_slots(values: Sequence[Any], slots: Sequence[Slot]) -> list[Slot]:
-    return [Slot(v, s.shapes) for v, s in zip(values, slots, strict=True)]
+def _make_slots(values: Sequence[Any], shapes: Sequence[Any]) -> list[Slot]:
+    return [Slot(v, s) for v, s in zip(values, shapes, strict=True)]
 
 
 LOOPS = {"scan": _scan, "cond": _cond, "while": _while}

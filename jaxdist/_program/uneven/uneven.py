@@ -28,10 +28,8 @@ from jaxdist._program.trace.trace import (
     trace,
     trace_again,
 )
-from jaxdist._program.uneven.groups import Groups
 from jaxdist._program.uneven.joined import Slot, run_joined
-from jaxdist._program.uneven.joined_ops import Const, is_equal
-from jaxdist._program.uneven.padding import pad_to_shape
+from jaxdist._program.uneven.joined_ops import Const, Groups, find_largest, is_equal, pad_to_shape
 from jaxdist._replica import HasLayout
 from jaxdist._values import Kind, PerReplica, find_shapes, mark_with_shapes
 from jaxdist.errors import ShapeError, StateDivergenceError
@@ -53,9 +51,8 @@ def uneven_shapes(name: object, value: PerReplica, layout: ReplicaMesh) -> Shape
     if value.is_global or len(value.values) != len(layout.local_replicas):
         return None
     arrays = value.values
-    if not all(isinstance(a, (jax.Array, np.ndarray)) for a in arrays):
-        return None
-    if any(isinstance(a, jax.core.Tracer) for a in arrays):
+    is_array = (isinstance(a, (jax.Array, np.ndarray)) for a in arrays)
+    if not all(is_array) or any(isinstance(a, jax.core.Tracer) for a in arrays):
         return None
     # In a job of several processes the shapes of other processes are not known here.
     shapes = find_shapes(name, value, layout)
@@ -87,7 +84,7 @@ def not_virtually(shapes: Shapes) -> ShapeError:
 
 def padded(value: PerReplica, shapes: Shapes) -> PerReplica:
     """Return separate values, padded with zeros to the largest shape."""
-    largest = _find_largest(shapes)
+    largest = find_largest(shapes)
 
     def pad(array: Any) -> Any:
         if not isinstance(array, np.ndarray):
@@ -111,10 +108,6 @@ def cut(array: jax.Array, shapes: Shapes, layout: ReplicaMesh) -> PerReplica:
     return result
 
 
-def _find_largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(map(max, zip(*shapes, strict=True)))
-
-
 def traces_of_groups(
     fn: Callable[..., Any], signature: Signature, strategy: HasLayout
 ) -> tuple[list[Signature], list[TracedStep], Groups]:
@@ -127,7 +120,8 @@ def traces_of_groups(
     columns = list(zip(*(shapes for _, shapes in signature.uneven), strict=True))
     kinds = list(dict.fromkeys(columns))
     groups = Groups(tuple(kinds.index(c) for c in columns), layout.replica_axes)
-    own = [_use_group_shapes(signature, kind, layout.num_replicas) for kind in kinds]
+    firsts = map(columns.index, kinds)
+    own = [get_signature_of_replica(signature, r, layout.num_replicas) for r in firsts]
     return own, _trace_with_known_gathers(fn, own, strategy, groups), groups
 
 
@@ -169,7 +163,7 @@ def joined_trace(
     joined = dataclasses.replace(
         traces[0],
         template=template,
-        shapes=tuple(map(_find_largest, by_group)),
+        shapes=tuple(map(find_largest, by_group)),
         uneven=uneven,
         means=(*traces[0].means, *means),
     )
@@ -190,11 +184,6 @@ def joined_trace(
         return [s.value for s in run_joined([t.jaxpr for t in traces], given, groups)]
 
     return trace_again(joined, step, signature, layout)
-
-
-def find_noted_means(logs: Sequence[GatherLog]) -> tuple[MeanOverReplicas, ...]:
-    """Return the means over replicas with different shapes that the traces noted themselves."""
-    return find_averages([log.averaged for log in logs])
 
 
 def find_uneven_means(
@@ -222,19 +211,14 @@ def find_uneven_means(
     return find_means(traced.jaxpr, of_rows, axes, layout.num_replicas)
 
 
-def _use_group_shapes(signature: Signature, kind: tuple[Any, ...], num_replicas: int) -> Signature:
-    """Return the signature as if all replicas had the shapes of one group."""
+def get_signature_of_replica(signature: Signature, replica: int, num_replicas: int) -> Signature:
+    """Return the signature as if all replicas had the shapes of this replica."""
     inputs = list(signature.inputs)
-    for (number, _), local in zip(signature.uneven, kind, strict=True):
+    for number, shapes in signature.uneven:
+        local = shapes[replica]
         shape = (local[0] * num_replicas, *local[1:])
         inputs[number] = dataclasses.replace(inputs[number], shape=shape)
     return dataclasses.replace(signature, inputs=tuple(inputs), uneven=())
-
-
-def get_signature_of_replica(signature: Signature, replica: int, num_replicas: int) -> Signature:
-    """Return the signature as if all replicas had the shapes of this replica."""
-    kind = tuple(shapes[replica] for _, shapes in signature.uneven)
-    return _use_group_shapes(signature, kind, num_replicas)
 
 
 def _trace_with_known_gathers(
@@ -270,7 +254,7 @@ def _trace_with_known_gathers(
             raise failed
         if failed is None and found == assumed and not is_guess:
             _check_asked(logs, groups)
-            means = find_noted_means(logs)
+            means = find_averages([log.averaged for log in logs])
             return [dataclasses.replace(t, means=means) for t in traces]
         assumed = found
     raise ShapeError(

@@ -7,9 +7,9 @@ from typing import Any
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.in_slot import InSlot
-from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
+from jaxdist._program.jaxprs.primitives import PLACEHOLDER
 from jaxdist._program.trace.trace import Argument, Signature, TracedStep, trace_on_pieces
-from jaxdist._program.uneven.groups import Groups
+from jaxdist._program.uneven.joined_ops import Groups
 from jaxdist._program.uneven.uneven import choose_trace, joined_trace, traces_of_groups
 from jaxdist._program.variables.step_variables import Lifting
 from jaxdist._replica import HasLayout

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jaxdist import _compat
 from jaxdist._collectives import fresh_trace_key
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.jaxprs.placeholder import placeholder
+from jaxdist._program.jaxprs.primitives import placeholder
 from jaxdist._program.variables.access import StepAccess, check_same_strategy
 from jaxdist._program.variables.refs import remove_refs
 from jaxdist._values import Variable, has_any_variable

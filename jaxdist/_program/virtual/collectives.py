@@ -10,14 +10,13 @@ import numpy as np
 from jaxdist import _compat
 from jaxdist._called import refuse
 from jaxdist._collectives import reduce_by_tree
+from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.op_by_op import move_to_one_axis
-from jaxdist._program.virtual.values import Own, Same, VirtualDevice, barrier
+from jaxdist._program.virtual.device import Own, Same, VirtualDevice, barrier
 from jaxdist._values import combine_pairwise
 from jaxdist.errors import UnsupportedError
 
 _MEMBERS = "jaxdist_members"
-_SUMS = frozenset({"psum", "psum2", "psum_invariant"})
-_SCATTERS = frozenset({"reduce_scatter", "psum_scatter"})
 _GATHERS = frozenset({"all_gather", "all_gather_invariant"})
 # Collectives that only move values. `jax.vmap` over the values of all replicas computes them.
 _MOVES = _GATHERS | {"all_to_all"}
@@ -31,7 +30,7 @@ def _choose_by_dtype(
 
 _add = _choose_by_dtype(jnp.logical_or, jax.lax.add)
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
-    **dict.fromkeys(_SUMS, _add),
+    **dict.fromkeys(known.SUMS, _add),
     "pmax": _choose_by_dtype(jnp.logical_or, jax.lax.max),
     "pmin": _choose_by_dtype(jnp.logical_and, jax.lax.min),
 }
@@ -50,11 +49,11 @@ def run_collective(eqn: Any, held: Sequence[Same | Own], device: VirtualDevice) 
     positional = [a for a in (axes if isinstance(axes, tuple) else (axes,)) if isinstance(a, int)]
     if not positional:
         if name in _COMBINE and groups is None:
-            return _reduce(_COMBINE[name], name in _SUMS, held, device)
+            return _reduce(_COMBINE[name], name in known.SUMS, held, device)
         if name in _COMBINE:
             members = _list_members(groups, device)
             return [Own(_reduce_in_groups(_COMBINE[name], x, members, device)) for x in held]
-        if name in _SCATTERS:
+        if name in known.SCATTERS:
             return [Own(_scatter(eqn.params, x, device)) for x in held]
         if name == "ppermute":
             return [Own(_permute(eqn.params["perm"], x, device)) for x in held]
@@ -193,7 +192,7 @@ def is_sum(eqn: Any) -> bool:
     """Whether an operation is a sum over all members of named axes."""
     axes = eqn.params.get("axes", ())
     is_whole = eqn.params.get("axis_index_groups") is None
-    return eqn.primitive.name in _SUMS and is_whole and all(isinstance(a, str) for a in axes)
+    return eqn.primitive.name in known.SUMS and is_whole and all(isinstance(a, str) for a in axes)
 
 
 def add_over_replicas(held: Sequence[Same | Own], device: VirtualDevice) -> list[Same | Own]:

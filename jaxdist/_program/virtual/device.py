@@ -1,20 +1,106 @@
-"""Evaluation of operations without collectives, on the values of one virtual replica."""
+"""The virtual replicas of one device: their values, and operations without collectives."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
 from jax.sharding import Sharding
 
 from jaxdist import _compat
+from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.jaxprs.batched_while import run_while
 from jaxdist._program.jaxprs.control_flow import Scan, While, get_solve
 from jaxdist._program.jaxprs.interpreter import Interpreter
 from jaxdist._program.jaxprs.subprograms import iterate_with_inner
 from jaxdist._program.proof.replication import get_named_axes
-from jaxdist._program.virtual.values import VirtualDevice, get_literal
 from jaxdist.errors import UnsupportedError
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Same:
+    """A value that is equal on all replicas, stored once."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Own:
+    """A value of its own for each replica; `rows` has those of this device, `[V/R, ...]`."""
+
+    rows: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class VirtualDevice:
+    """The virtual replicas of one strategy, as one device sees them inside `shard_map`.
+
+    V is the number of virtual replicas, R the number of devices; each device has V/R of them.
+    """
+
+    layout: ReplicaMesh
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The replica axes in the form of the replication analysis."""
+        return frozenset(self.layout.replica_axes)
+
+    @property
+    def count(self) -> int:
+        """The number of virtual replicas on all devices, V."""
+        return self.layout.num_replicas
+
+    @property
+    def num_local(self) -> int:
+        """The number of virtual replicas on this device, V/R."""
+        return self.layout.replicas_per_place
+
+    def get_numbers(self) -> jax.Array:
+        """Return the numbers of this device's replicas, `[V/R]`."""
+        first = jax.lax.axis_index(self.layout.replica_axes) * self.num_local
+        return first + jnp.arange(self.num_local, dtype=jnp.int32)
+
+    def rows(self, held: Same | Own) -> Any:
+        """Return a value for each of this device's replicas, `[V/R, ...]`."""
+        if isinstance(held, Own):
+            return held.rows
+        value = held.value if hasattr(held.value, "shape") else jnp.asarray(held.value)
+        return jnp.broadcast_to(value[None], (self.num_local, *value.shape))
+
+    def get_one(self, held: Same | Own) -> Any:
+        """Return a value that the analysis has proved to be equal on all replicas."""
+        return held.value if isinstance(held, Same) else held.rows[0]
+
+    def gather_rows(self, held: Same | Own) -> Any:
+        """All-gather the values of all replicas to each device, `[V, ...]`."""
+        if isinstance(held, Same):
+            value = jnp.asarray(held.value)
+            return jnp.broadcast_to(value[None], (self.count, *value.shape))
+        rows = held.rows
+        # Arrays without elements need no communication.
+        if not rows.size:
+            rows = jnp.broadcast_to(rows[:1], (self.count, *rows.shape[1:]))
+        elif self.layout.num_places > 1:
+            rows = jax.lax.all_gather(rows, self.layout.replica_axes, axis=0, tiled=True)
+        return barrier(rows)
+
+
+def barrier(values: Any) -> Any:
+    """Return the same values behind an optimization barrier.
+
+    XLA does not fuse across it. Fusion decides where products and sums are rounded, so the programs
+    for different numbers of devices need barriers at the same places.
+    """
+    return jax.lax.optimization_barrier(values)
+
+
+def get_literal(atom: Literal) -> Any:
+    """Return the value of a literal, without the mesh under which it was traced."""
+    value = atom.val
+    return np.asarray(value) if hasattr(value, "dtype") else value
 
 
 def is_over_replicas(eqn: Any, device: VirtualDevice) -> bool:
@@ -52,6 +138,8 @@ class OneReplica(Interpreter[Any]):
         device: The device of the replica.
     """
 
+    not_entered = frozenset({"shard_map"})
+
     def __init__(self, number: Any, device: VirtualDevice) -> None:
         self._number = number
         self._device = device
@@ -76,8 +164,6 @@ class OneReplica(Interpreter[Any]):
         return _compat.bind_like(eqn, inputs, params, in_current_mesh=True)
 
     def call(self, eqn: Any, inputs: list[Any]) -> list[Any]:
-        if eqn.primitive.name == "shard_map":
-            return self.operation(eqn, inputs)
         if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
             # Without the barrier XLA would merge the second computation (for the gradient) with
             # the first, and keep the values that checkpoint was to save memory for.
@@ -85,22 +171,13 @@ class OneReplica(Interpreter[Any]):
         return super().call(eqn, inputs)
 
     def scan(self, eqn: Any, inputs: list[Any]) -> list[Any]:
-        loop, params = Scan.of(eqn.params), eqn.params
-        held, start, rows = loop.split(inputs)
+        loop = Scan.of(eqn.params)
+        held, start, over = loop.split(inputs)
 
-        def body(state: list[Any], values: list[Any]) -> Any:
-            results = self.run(loop.program, [*held, *state, *values])
-            return results[: loop.num_carry], results[loop.num_carry :]
+        def body(given: list[Any]) -> list[Any]:
+            return self.run(loop.program, [*held, *given])
 
-        state, stacked = jax.lax.scan(
-            body,
-            start,
-            rows,
-            length=loop.length,
-            reverse=params["reverse"],
-            unroll=params["unroll"],
-        )
-        return [*state, *stacked]
+        return loop.run(body, start, over, unroll=loop.unroll)
 
     def while_loop(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         loop = While.of(eqn.params)
@@ -112,7 +189,7 @@ class OneReplica(Interpreter[Any]):
         def body(state: list[Any]) -> list[Any]:
             return self.run(loop.body, [*of_body, *state])
 
-        return run_while(condition, body, start, is_batched=loop.is_batched)
+        return loop.run(condition, body, start)
 
     def cond(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         index, *values = inputs

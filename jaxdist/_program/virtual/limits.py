@@ -48,19 +48,16 @@ def check_inside_trace(layout: ReplicaMesh) -> None:
     if layout.num_virtual is None:
         return
     options = _compat.get_exact_options(layout.platform)
-    if options is None or _compat.are_set_by_flags(options):
-        return
-    if request_options(options):
+    if options is None or _compat.are_set_by_flags(options) or request_options(options):
         return
     raise ContextError(
         "strategy.run of a strategy with deterministic=True was called inside another function "
         f"that JAX is tracing (jax.jit, scan, grad), on {layout.platform} with JAX "
         f"{jax.__version__}.\n\n"
         f"There XLA keeps the bits only with {_compat.format_flags(options)}, set before JAX "
-        "starts, "
-        "and jaxdist does not compile that function.\n\n"
-        "Decorate it with jaxdist.function instead of jax.jit; or call strategy.run outside of "
-        "it, with jaxdist.training.multi_step for many steps in one call."
+        "starts, and jaxdist does not compile that function.\n\n"
+        "Decorate it with jaxdist.function instead of jax.jit; or call strategy.run outside of it, "
+        "with jaxdist.training.multi_step for many steps in one call."
     )
 
 

@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec
 from jaxdist._program.nnx.graph_rules import Combination, combine
 from jaxdist._program.state.rows import replicas_with_rows
 from jaxdist._program.trace.trace import Argument, Signature, TracedStep
+from jaxdist._program.virtual.device import Own, Same, VirtualDevice
 from jaxdist._program.virtual.program_of_one import run_virtually
-from jaxdist._program.virtual.values import Own, Same, VirtualDevice
 from jaxdist._values import Kind
 
 
@@ -58,10 +58,7 @@ def call_virtually(
     mapped = jax.shard_map(
         run_on_device,
         mesh=layout.auto_mesh,
-        in_specs=(
-            *(i.placement.manual_spec(layout) for i in signature.inputs),
-            *(PartitionSpec() for _ in constants),
-        ),
+        in_specs=(*signature.manual_specs(layout), *(PartitionSpec() for _ in constants)),
         out_specs=[spec if kind is Kind.PER_REPLICA else PartitionSpec() for kind in kinds],
         check_vma=False,
     )

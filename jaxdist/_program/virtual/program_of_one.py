@@ -13,7 +13,7 @@
 # Collectives add in the order of one binary tree over the V replicas (collectives.py).
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -23,17 +23,21 @@ from jaxdist import _compat
 from jaxdist._called import called, refuse
 from jaxdist._collectives import ASSUME_REPLICATED
 from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.jaxprs.control_flow import Scan, While
 from jaxdist._program.jaxprs.subprograms import open_jaxpr
 from jaxdist._program.proof.replication import NONE, Differs, analyse_equation
 from jaxdist._program.uneven.joined_ops import Const, Key, Op, flatten_ops
-from jaxdist._program.virtual.collectives import (
-    add_over_replicas,
-    is_sum,
-    run_collective,
+from jaxdist._program.virtual.collectives import add_over_replicas, is_sum, run_collective
+from jaxdist._program.virtual.device import (
+    Own,
+    Same,
+    VirtualDevice,
+    barrier,
+    evaluate_operation,
+    get_literal,
+    has_replica_number,
+    is_over_replicas,
 )
-from jaxdist._program.virtual.device import evaluate_operation, has_replica_number, is_over_replicas
-from jaxdist._program.virtual.loops import LOOPS
-from jaxdist._program.virtual.values import Own, Same, VirtualDevice, barrier, get_literal
 from jaxdist.errors import UnsupportedError
 
 
@@ -193,7 +197,7 @@ class _Run:
         if op.name in known.COLLECTIVES:
             return run_collective(op.eqn, held, self.device)
         if op.name in LOOPS:
-            return LOOPS[op.name](op.eqn, held, differs, self.device, run_virtually)
+            return LOOPS[op.name](op.eqn, held, differs, self.device)
         raise refuse(
             f"a step that has a {op.name} with a collective in it, at "
             f"{_compat.find_source(op.eqn)}.",
@@ -239,3 +243,84 @@ def _loop_over_rows(
 def _list_keys(atoms: Iterable[Any]) -> list[Key]:
     """Return the keys among the atoms without duplicates, in order."""
     return list(dict.fromkeys(a for a in atoms if isinstance(a, Key)))
+
+
+# Loops and branches with collectives
+#
+# The loop stays a loop, and its body is cut at its collectives like the step itself. A part of the
+# carry is one value (`Same`) if the analysis proves that it is equal on all replicas in every
+# iteration. Otherwise it is one row for each replica (`Own`). Each function gets `differs`, the
+# analysis's facts about the results: the form of a carry must be known before JAX traces the body.
+
+Held: TypeAlias = Sequence[Same | Own]
+
+
+def _get_array(held: Same | Own) -> Any:
+    return held.rows if isinstance(held, Own) else jnp.asarray(held.value)
+
+
+def _wrap(values: Sequence[Any], differs: Sequence[Any]) -> list[Same | Own]:
+    return [Own(v) if d else Same(v) for v, d in zip(values, differs, strict=True)]
+
+
+def _unwrap(held: Held, differs: Sequence[Any], device: VirtualDevice) -> list[Any]:
+    """Return the array of each value: a row for each replica if it differs, else one value."""
+    return [
+        device.rows(x) if d else jnp.asarray(device.get_one(x))
+        for x, d in zip(held, differs, strict=True)
+    ]
+
+
+def _scan(eqn: Any, held: Held, differs: list[Differs], device: VirtualDevice) -> list[Same | Own]:
+    loop = Scan.of(eqn.params)
+    consts, start, over = loop.split(held)
+    state, of_rows = differs[: loop.num_carry], differs[loop.num_carry :]
+    given = [*state, *(isinstance(x, Own) for x in over)]
+
+    def body(values: list[Any]) -> list[Any]:
+        inputs = [*consts, *_wrap(values, given)]
+        return _unwrap(run_virtually(loop.program, inputs, device), differs, device)
+
+    # [iteration, replica, ...], since a scan iterates over dim 0.
+    arrays = [jnp.moveaxis(x.rows, 1, 0) if isinstance(x, Own) else _get_array(x) for x in over]
+    results = loop.run(body, _unwrap(start, state, device), arrays)
+    stacked = zip(results[loop.num_carry :], of_rows, strict=True)
+    rows = [jnp.moveaxis(x, 0, 1) if d else x for x, d in stacked]
+    return _wrap([*results[: loop.num_carry], *rows], differs)
+
+
+def _while(eqn: Any, held: Held, differs: list[Differs], device: VirtualDevice) -> list[Same | Own]:
+    loop = While.of(eqn.params)
+    of_cond, of_body, start = loop.split(held)
+
+    def condition(carried: list[Any]) -> Any:
+        results = run_virtually(loop.condition, [*of_cond, *_wrap(carried, differs)], device)
+        return device.get_one(results[0])
+
+    def body(carried: list[Any]) -> list[Any]:
+        results = run_virtually(loop.body, [*of_body, *_wrap(carried, differs)], device)
+        return _unwrap(results, differs, device)
+
+    # Values that differ have the shape [replica, rows of the loop, ...].
+    fronts = [1 if d else 0 for d in differs]
+    return _wrap(loop.run(condition, body, _unwrap(start, differs, device), fronts), differs)
+
+
+def _cond(eqn: Any, held: Held, differs: list[Differs], device: VirtualDevice) -> list[Same | Own]:
+    index, *operands = held
+    branches = eqn.params["branches"]
+
+    def make_branch(branch: Any) -> Callable[[list[Any]], list[Any]]:
+        def run_branch(values: list[Any]) -> list[Any]:
+            own = [isinstance(x, Own) for x in operands]
+            return _unwrap(run_virtually(branch, _wrap(values, own), device), differs, device)
+
+        return run_branch
+
+    values = jax.lax.switch(
+        device.get_one(index), [make_branch(b) for b in branches], [_get_array(x) for x in operands]
+    )
+    return _wrap(values, differs)
+
+
+LOOPS = {"scan": _scan, "cond": _cond, "while": _while}

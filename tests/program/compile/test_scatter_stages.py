@@ -13,7 +13,7 @@ import jaxdist
 from jaxdist import partition
 from jaxdist._planning import add_slice_axis
 from jaxdist._program.compile import replay
-from jaxdist._program.logical.scatter_stages import ScatterStages, find_stages
+from jaxdist._program.logical.rewrite import ScatterStages, find_stages
 from jaxdist.cluster_resolver import TPUClusterResolver
 
 # All ways to cut 8 replicas into parts.

@@ -22,10 +22,9 @@ from jaxdist._keras_servers.accumulated import WeightedSums
 from jaxdist._parameter_server.closures.optimizers.row_pieces import RowInterpreter
 from jaxdist._parameter_server.closures.trace import Origin as Source
 from jaxdist._parameter_server.closures.trace import SourceAnalysis
-from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
-from jaxdist._program.jaxprs.interpreter import HIGHER_ORDER, Interpreter, rule_for
-from jaxdist._program.logical.logical_layout import MarkAnalysis
-from jaxdist._program.proof.dependence import Dependence, DependenceAnalysis
+from jaxdist._program.jaxprs.interpreter import HIGHER_ORDER, ForwardAnalysis, Interpreter, rule_for
+from jaxdist._program.logical.logical_device import MarkAnalysis
+from jaxdist._program.proof.dependence import Dependence, DependenceAnalysis, Part, UpdateAnalysis
 from jaxdist._program.proof.divided import DividedValues
 from jaxdist._program.proof.from_zero import MarkedInputs, TwoRuns
 from jaxdist._program.proof.local_pieces import Local, LocalPieces
@@ -36,7 +35,6 @@ from jaxdist._program.proof.reduced_gradients import Reduced, ReducedGradients
 from jaxdist._program.proof.replication import NONE, ReplicationAnalysis
 from jaxdist._program.proof.same_work import SameWorkAnalysis
 from jaxdist._program.proof.uneven_mean import _Means
-from jaxdist._program.proof.updates import Part, UpdateAnalysis
 from jaxdist._program.state.constant_additions import _Additions
 from jaxdist._program.uneven.joined_ops import FlatList
 from jaxdist._program.virtual.device import OneReplica
