@@ -396,7 +396,7 @@ def test_user_input_never_meets_an_assert() -> None:
             "def f():\n    from jaxdist._mesh import build",
             "inside of a function",
         ),
-        ("_values.pairwise", "from jaxdist._values.mean import divided", "through its neighbours"),
+        ("_values.kinds", "from jaxdist._values.mean import divided", "through its neighbours"),
         ("_values.mean", "import jax\nme = jax.process_index()", "uses jax.process_index"),
         ("data._place", "import jax\ncount = jax.process_count", "uses jax.process_count"),
         ("cli._info", "import jax\njax.distributed.initialize()", "uses jax.distributed"),
@@ -417,7 +417,7 @@ def test_user_input_never_meets_an_assert() -> None:
     ],
 )
 def test_planted_fault_is_found(here: str, source: str, fault: str) -> None:
-    circle = {"_values.mean": "from jaxdist._values.pairwise import in_pairs"}
+    circle = {"_values.mean": "from jaxdist._values.kinds import stops"}
     planted = {**_files(), **(circle if "neighbours" in fault else {}), here: source}
     assert any(fault in sentence for sentence in faults(planted))
 

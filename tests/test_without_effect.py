@@ -13,7 +13,7 @@ import pytest
 
 import jaxdist
 from jaxdist import PerReplica, Variable, _validate, tpu
-from jaxdist._collectives.options import hints as _hints
+from jaxdist._collectives import options as _communication
 from jaxdist._program.arguments import options as _options
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver, TPUClusterResolver
 from jaxdist.compat import v1
@@ -153,7 +153,7 @@ for _method in ("assign", "assign_add", "assign_sub"):
 def test_an_argument_without_effect_is_told_once(
     row: tuple[str, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place in (_validate, _hints, _options):
+    for place in (_validate, _communication, _options):
         monkeypatch.setattr(place, "_LOGGED", set())
     caller, argument = row
     with caplog.at_level(logging.INFO, "jaxdist"):

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from jaxdist._collectives.across.kinds import ValueKind as ValueKind
     from jaxdist._collectives.across.kinds import check_count as check_count
     from jaxdist._collectives.across.kinds import find_kind as find_kind
+    from jaxdist._collectives.across.kinds import join_slices as join_slices
+    from jaxdist._collectives.across.kinds import refuse_slices as refuse_slices
+    from jaxdist._collectives.across.kinds import refuse_sparse as refuse_sparse
     from jaxdist._collectives.across.plain import take_plain_array as take_plain_array
     from jaxdist._collectives.across.reduce import check_reducible as check_reducible
     from jaxdist._collectives.across.reduce import find_reduced_dims as find_reduced_dims
-    from jaxdist._collectives.across.refused import join_slices as join_slices
-    from jaxdist._collectives.across.refused import refuse_slices as refuse_slices
-    from jaxdist._collectives.across.refused import refuse_sparse as refuse_sparse
-    from jaxdist._collectives.across.same_call import check_same_call as check_same_call
     from jaxdist._collectives.across.slices import REDUCE as REDUCE
     from jaxdist._collectives.across.slices import all_reduce_slices as all_reduce_slices
     from jaxdist._collectives.across.slices import all_reduce_tree as all_reduce_tree
     from jaxdist._collectives.across.slices import reduce_tree_of_one as reduce_tree_of_one
+    from jaxdist._collectives.across.together import check_same_call as check_same_call
     from jaxdist._collectives.across.together import check_sum as check_sum
     from jaxdist._collectives.across.together import check_together as check_together
     from jaxdist._collectives.algorithms import hide_complex_constant as hide_complex_constant
@@ -52,37 +52,37 @@ if TYPE_CHECKING:
     from jaxdist._collectives.in_replica import gather_over_replicas as gather_over_replicas
     from jaxdist._collectives.in_replica import mean_over_replicas as mean_over_replicas
     from jaxdist._collectives.in_replica import sum_over_replicas as sum_over_replicas
-    from jaxdist._collectives.marks.fresh_trace_key import fresh_trace_key as fresh_trace_key
-    from jaxdist._collectives.marks.fresh_trace_key import shared_trace_key as shared_trace_key
-    from jaxdist._collectives.marks.plan import NO_PLAN as NO_PLAN
-    from jaxdist._collectives.marks.plan import AllReducePlan as AllReducePlan
-    from jaxdist._collectives.marks.reduction import ALL_REDUCE as ALL_REDUCE
-    from jaxdist._collectives.marks.replicated import ASSUME_REPLICATED as ASSUME_REPLICATED
-    from jaxdist._collectives.marks.replicated import REQUIRE_REPLICATED as REQUIRE_REPLICATED
-    from jaxdist._collectives.marks.replicated import assume_replicated as assume_replicated
-    from jaxdist._collectives.marks.replicated import make_mark as make_mark
-    from jaxdist._collectives.marks.replicated import require_replicated as require_replicated
-    from jaxdist._collectives.marks.trace_notes import TraceNotes as TraceNotes
-    from jaxdist._collectives.marks.trace_notes import collect_notes as collect_notes
-    from jaxdist._collectives.marks.trace_notes import note_ignored as note_ignored
-    from jaxdist._collectives.options.dtypes import check_numeric as check_numeric
-    from jaxdist._collectives.options.dtypes import finish_sum as finish_sum
-    from jaxdist._collectives.options.dtypes import is_below_a_byte as is_below_a_byte
-    from jaxdist._collectives.options.dtypes import prepare_summands as prepare_summands
-    from jaxdist._collectives.options.dtypes import result_dtype as result_dtype
-    from jaxdist._collectives.options.hints import read_options as read_options
-    from jaxdist._collectives.options.options import CollectiveHints as CollectiveHints
-    from jaxdist._collectives.options.options import (
+    from jaxdist._collectives.marks import ALL_REDUCE as ALL_REDUCE
+    from jaxdist._collectives.marks import ASSUME_REPLICATED as ASSUME_REPLICATED
+    from jaxdist._collectives.marks import NO_PLAN as NO_PLAN
+    from jaxdist._collectives.marks import REQUIRE_REPLICATED as REQUIRE_REPLICATED
+    from jaxdist._collectives.marks import AllReducePlan as AllReducePlan
+    from jaxdist._collectives.marks import TraceNotes as TraceNotes
+    from jaxdist._collectives.marks import assume_replicated as assume_replicated
+    from jaxdist._collectives.marks import collect_notes as collect_notes
+    from jaxdist._collectives.marks import fresh_trace_key as fresh_trace_key
+    from jaxdist._collectives.marks import make_mark as make_mark
+    from jaxdist._collectives.marks import note_ignored as note_ignored
+    from jaxdist._collectives.marks import require_replicated as require_replicated
+    from jaxdist._collectives.marks import shared_trace_key as shared_trace_key
+    from jaxdist._collectives.options import CollectiveHints as CollectiveHints
+    from jaxdist._collectives.options import (
         CommunicationImplementation as CommunicationImplementation,
     )
-    from jaxdist._collectives.options.options import CommunicationOptions as CommunicationOptions
-    from jaxdist._collectives.options.reduce_op import ReduceOp as ReduceOp
-    from jaxdist._collectives.options.reduce_op import reduce_op as reduce_op
-    from jaxdist._collectives.sums.compressed_sum import CompressedSum as CompressedSum
-    from jaxdist._collectives.sums.compressed_sum import RoundingErrors as RoundingErrors
+    from jaxdist._collectives.options import CommunicationOptions as CommunicationOptions
+    from jaxdist._collectives.options import read_options as read_options
+    from jaxdist._collectives.reduction import ReduceOp as ReduceOp
+    from jaxdist._collectives.reduction import check_numeric as check_numeric
+    from jaxdist._collectives.reduction import finish_sum as finish_sum
+    from jaxdist._collectives.reduction import is_below_a_byte as is_below_a_byte
+    from jaxdist._collectives.reduction import prepare_summands as prepare_summands
+    from jaxdist._collectives.reduction import reduce_op as reduce_op
+    from jaxdist._collectives.reduction import result_dtype as result_dtype
+    from jaxdist._collectives.sums.compression import CompressedSum as CompressedSum
+    from jaxdist._collectives.sums.compression import RoundingErrors as RoundingErrors
     from jaxdist._collectives.sums.compression import find_compression as find_compression
     from jaxdist._collectives.sums.default_sum import plan_default_sum as plan_default_sum
-    from jaxdist._collectives.sums.packs import plan_packs as plan_packs
+    from jaxdist._collectives.sums.default_sum import plan_packs as plan_packs
     from jaxdist._collectives.sums.tree import reduce_by_tree as reduce_by_tree
     from jaxdist._collectives.uneven_gather import UNEVEN_ALL_GATHER as UNEVEN_ALL_GATHER
     from jaxdist._collectives.uneven_gather import GatherLog as GatherLog

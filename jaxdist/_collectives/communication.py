@@ -5,9 +5,13 @@ from typing import Any
 
 from jaxdist._called import call_as, refuse_type
 from jaxdist._collectives.cross_device import CrossDeviceOps
-from jaxdist._collectives.marks.trace_notes import note_limit
-from jaxdist._collectives.options.hints import choose_options, read_options, report_ignored
-from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.marks import note_limit
+from jaxdist._collectives.options import (
+    CommunicationOptions,
+    choose_options,
+    read_options,
+    report_ignored,
+)
 
 
 @dataclasses.dataclass(frozen=True)

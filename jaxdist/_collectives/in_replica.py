@@ -8,8 +8,10 @@ import jax.numpy as jnp
 
 from jaxdist._called import name_call, refuse
 from jaxdist._collectives.algorithms import hide_complex_constant
-from jaxdist._collectives.marks.replicated import assume_replicated
-from jaxdist._collectives.options.dtypes import (
+from jaxdist._collectives.marks import assume_replicated
+from jaxdist._collectives.options import CommunicationOptions
+from jaxdist._collectives.reduction import (
+    ReduceOp,
     check_integer,
     check_numeric,
     check_supported,
@@ -17,15 +19,13 @@ from jaxdist._collectives.options.dtypes import (
     prepare_summands,
     result_dtype,
 )
-from jaxdist._collectives.options.options import CommunicationOptions
-from jaxdist._collectives.options.reduce_op import ReduceOp
-from jaxdist._collectives.options.users_code import annotate_errors
 from jaxdist._collectives.sums.default_sum import sum_by_default
 from jaxdist._collectives.uneven_gather import (
     current_log,
     note_collective,
     uneven_all_gather,
 )
+from jaxdist._collectives.users_code import annotate_errors
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import AxisNames, PyTree
 from jaxdist._validate import as_integer

@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching
 
 from jaxdist import _compat
 from jaxdist._called import name_call
-from jaxdist._collectives.marks.fresh_trace_key import fresh_trace_key, shared_trace_key
+from jaxdist._collectives.marks import fresh_trace_key, shared_trace_key
 from jaxdist._typing import AxisNames
 
 # This primitive exists only in the traces of single groups, so it needs no lowering. The code that

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from jaxdist._strategies.extended.extended import StrategyExtended as StrategyExtended
     from jaxdist._strategies.extended.strategy_v1 import get_loss_reduction as get_loss_reduction
     from jaxdist._strategies.mirrored import MirroredStrategy as MirroredStrategy
+    from jaxdist._strategies.mirrored import OneDeviceStrategy as OneDeviceStrategy
+    from jaxdist._strategies.multi_worker import (
+        ExperimentalMultiWorkerMirroredStrategy as ExperimentalMultiWorkerMirroredStrategy,
+    )
     from jaxdist._strategies.multi_worker import (
         MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
     )
-    from jaxdist._strategies.multi_worker_experimental import (
-        ExperimentalMultiWorkerMirroredStrategy as ExperimentalMultiWorkerMirroredStrategy,
-    )
-    from jaxdist._strategies.multi_worker_experimental import (
+    from jaxdist._strategies.multi_worker import (
         check_communication as check_communication,
     )
-    from jaxdist._strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
     from jaxdist._strategies.tpu import TPUStrategy as TPUStrategy
     from jaxdist._strategies.tpu import check_assignment as check_assignment
 

@@ -19,9 +19,9 @@ from jaxdist._program import EAGERLY, Program, Runner, RunOptions, variables_as_
 from jaxdist._strategies.across import in_merge as merged
 from jaxdist._strategies.across import local
 from jaxdist._strategies.across.calls import GATHER, REDUCE, AcrossReplicas, Method
-from jaxdist._strategies.contexts.scope import Scope
-from jaxdist._strategies.contexts.where_called import (
+from jaxdist._strategies.contexts import (
     CALL_BEFORE_RUN,
+    Scope,
     advise_replica_method,
     check_across,
     check_lower,
@@ -32,7 +32,7 @@ from jaxdist._strategies.contexts.where_called import (
 )
 from jaxdist._strategies.extended.extended import StrategyExtended
 from jaxdist._strategies.extended.strategy_v1 import StrategyMethodsV1
-from jaxdist._strategies.over_processes.between import BetweenProcesses, check_limit
+from jaxdist._strategies.over_processes import BetweenProcesses, check_limit
 from jaxdist._strategies.properties import StrategyProperties
 from jaxdist._typing import PyTree
 from jaxdist._validate import CallerRename, check_call_arguments, check_callable, log_without_effect

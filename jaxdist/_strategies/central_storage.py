@@ -11,7 +11,7 @@ from jaxdist import _mesh
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._devices import runtime
 from jaxdist._strategies.base import Strategy
-from jaxdist._strategies.over_processes.one_process import check_one_process
+from jaxdist._strategies.over_processes import check_one_process
 from jaxdist._validate import show
 from jaxdist.errors import DeviceError, SeveralProcessesError
 

@@ -11,7 +11,7 @@ from jaxdist import _mesh, _replica
 from jaxdist._called import called, refuse
 from jaxdist._replica import ReplicaContext
 from jaxdist._strategies.base import Strategy
-from jaxdist._strategies.contexts.where_called import refuse_mixing
+from jaxdist._strategies.contexts import refuse_mixing
 from jaxdist._validate import check_instance, show
 from jaxdist.errors import ContextError, MixedStrategyError
 

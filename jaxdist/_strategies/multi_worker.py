@@ -1,7 +1,8 @@
-"""`MultiWorkerMirroredStrategy`: a replica on each device of all processes of a job."""
+"""`MultiWorkerMirroredStrategy`, and its experimental name."""
 
 import logging
 import os
+import warnings
 from typing import Any, final
 
 import jax
@@ -10,15 +11,16 @@ from jaxdist import _mesh as meshes
 from jaxdist import _processes
 from jaxdist._called import called, refuse_type
 from jaxdist._cluster import find_task
-from jaxdist._collectives import read_communication
+from jaxdist._collectives import (
+    CommunicationImplementation,
+    CommunicationOptions,
+    read_communication,
+)
 from jaxdist._devices import runtime
 from jaxdist._strategies.base import Strategy
-from jaxdist._strategies.deterministic import (
-    add_virtual_replicas,
-    check_no_ops_with_deterministic,
-)
-from jaxdist._strategies.over_processes.one_process import check_one_process, warn_if_alone
-from jaxdist._validate import show
+from jaxdist._strategies.deterministic import add_virtual_replicas, check_no_ops_with_deterministic
+from jaxdist._strategies.over_processes import check_one_process, warn_if_alone
+from jaxdist._validate import check_instance, show
 from jaxdist.cluster_resolver import (
     ClusterResolver,
     choose_resolver,
@@ -158,3 +160,75 @@ def _list_devices_of_all() -> list[jax.Device]:
         return devices
     order = order_cores(system.topology, system.num_slices)
     return [system.device_at(place) for place in order.tolist()]
+
+
+class _NameOfNewer(type):
+    """Objects of the newer class count as objects of this one."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, MultiWorkerMirroredStrategy)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, MultiWorkerMirroredStrategy)
+
+
+class ExperimentalMultiWorkerMirroredStrategy(metaclass=_NameOfNewer):
+    """Make a `jaxdist.MultiWorkerMirroredStrategy`; this name is deprecated.
+
+    Args:
+        communication: A `CommunicationImplementation`, as `implementation` of
+            `CommunicationOptions`.
+        cluster_resolver: The cluster; None reads `TF_CONFIG`.
+
+    Raises:
+        Everything that `jaxdist.MultiWorkerMirroredStrategy` raises.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")
+        ...     strategy = jaxdist.experimental.MultiWorkerMirroredStrategy()
+        >>> isinstance(strategy, jaxdist.MultiWorkerMirroredStrategy)
+        True
+
+    Source:
+        `tf.distribute.experimental.MultiWorkerMirroredStrategy`.
+    """
+
+    @called("experimental.MultiWorkerMirroredStrategy")
+    def __new__(  # type: ignore[misc]
+        cls,
+        communication: CommunicationImplementation = CommunicationImplementation.AUTO,
+        cluster_resolver: ClusterResolver | None = None,
+    ) -> MultiWorkerMirroredStrategy:
+        """Return an object of the newer class."""
+        caller = "experimental.MultiWorkerMirroredStrategy"
+        check_communication(communication)
+        warnings.warn(
+            f"jaxdist.{caller} is deprecated; use jaxdist.MultiWorkerMirroredStrategy("
+            "communication_options=CommunicationOptions(implementation=...)).",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        options = CommunicationOptions(implementation=communication)
+        return MultiWorkerMirroredStrategy(cluster_resolver, options)
+
+
+def check_communication(communication: Any) -> None:
+    """Check the type of `communication`.
+
+    Raises:
+        ArgumentTypeError: `communication` is not a `CommunicationImplementation`.
+    """
+    check_instance(
+        "communication",
+        communication,
+        CommunicationImplementation,
+        "a jaxdist.experimental.CommunicationImplementation",
+        "Pass CommunicationImplementation.AUTO, or leave it out.",
+    )
+
+
+# The name that users import.
+ExperimentalMultiWorkerMirroredStrategy.__name__ = "MultiWorkerMirroredStrategy"
+ExperimentalMultiWorkerMirroredStrategy.__qualname__ = "MultiWorkerMirroredStrategy"

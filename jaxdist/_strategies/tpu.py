@@ -8,7 +8,7 @@ from jaxdist._called import called, refuse, refuse_type
 from jaxdist._collectives import read_communication
 from jaxdist._strategies import logical_devices
 from jaxdist._strategies.base import Strategy
-from jaxdist._strategies.over_processes.one_process import warn_if_alone
+from jaxdist._strategies.over_processes import warn_if_alone
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, check_instance, show
 from jaxdist.cluster_resolver import TPUClusterResolver

@@ -12,8 +12,7 @@ from jaxdist import _compat
 from jaxdist._called import called
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
-from jaxdist._update.cuts import Cuts
-from jaxdist._update.leaves import Leaves
+from jaxdist._update.leaves import Cuts, Leaves
 from jaxdist._update.values import Whole
 from jaxdist._values import (
     Cut,

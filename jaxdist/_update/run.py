@@ -15,10 +15,9 @@ from jaxdist._collectives import ReduceOp, finish_sum, prepare_summands
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._update.checks import check_pieces
-from jaxdist._update.cuts import Cuts
-from jaxdist._update.leaves import Leaves
+from jaxdist._update.leaves import Cuts, Leaves
 from jaxdist._update.nested import SHARDED
-from jaxdist._update.partitioned import PieceInterpreter
+from jaxdist._update.rules import PieceInterpreter
 from jaxdist._update.values import Piece, Value, Whole, scatter_sum
 from jaxdist._values import Cut, Sharded
 

@@ -15,9 +15,8 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import HasLayout, layout_of
 from jaxdist._typing import PyTree
 from jaxdist._update import checks
-from jaxdist._update.cuts import Cuts
 from jaxdist._update.init import init_outside, shard_in_step, shard_outside, wrap_in_variables
-from jaxdist._update.leaves import Leaves
+from jaxdist._update.leaves import Cuts, Leaves
 from jaxdist._update.nested import ReducingUpdate, check_nesting, mark_wrapper
 from jaxdist._update.run import CALLER, Step
 from jaxdist._validate import CallerRename, check_has_arrays, check_size

@@ -5,10 +5,21 @@ from typing import TYPE_CHECKING
 from jaxdist._late import open_late as _open_late
 
 if TYPE_CHECKING:
+    from jaxdist._values.access import Assignable as Assignable
     from jaxdist._values.access import CallContext as CallContext
     from jaxdist._values.access import Change as Change
+    from jaxdist._values.access import VariableAggregation as VariableAggregation
+    from jaxdist._values.access import VariableSynchronization as VariableSynchronization
     from jaxdist._values.access import get_call_context as get_call_context
     from jaxdist._values.arithmetic import Arithmetic as Arithmetic
+    from jaxdist._values.arrays import allocate_aligned as allocate_aligned
+    from jaxdist._values.arrays import compute_auto as compute_auto
+    from jaxdist._values.arrays import copy_if_writable as copy_if_writable
+    from jaxdist._values.arrays import copy_writable_leaves as copy_writable_leaves
+    from jaxdist._values.arrays import put as put
+    from jaxdist._values.arrays import refuse_ref as refuse_ref
+    from jaxdist._values.arrays import view_auto as view_auto
+    from jaxdist._values.arrays import view_on as view_on
     from jaxdist._values.indexed_slices import IndexedSlices as IndexedSlices
     from jaxdist._values.indexed_slices import is_sparse as is_sparse
     from jaxdist._values.indexed_slices import make_arithmetic_error as make_arithmetic_error
@@ -28,30 +39,27 @@ if TYPE_CHECKING:
     from jaxdist._values.kinds import list_arrays as list_arrays
     from jaxdist._values.kinds import stops as stops
     from jaxdist._values.kinds import whole_array as whole_array
+    from jaxdist._values.mean import Combine as Combine
+    from jaxdist._values.mean import combine_pairwise as combine_pairwise
     from jaxdist._values.mean import divide_parts as divide_parts
     from jaxdist._values.mean import mean_dtype as mean_dtype
     from jaxdist._values.mean import mean_of_shares as mean_of_shares
     from jaxdist._values.mean import next_power_of_two as next_power_of_two
     from jaxdist._values.mean import share_of_mean as share_of_mean
-    from jaxdist._values.pairwise import Combine as Combine
-    from jaxdist._values.pairwise import combine_pairwise as combine_pairwise
-    from jaxdist._values.processes.digests import MOST_BYTES as MOST_BYTES
-    from jaxdist._values.processes.digests import digest as digest
-    from jaxdist._values.processes.digests import is_of_this_process as is_of_this_process
-    from jaxdist._values.processes.equal import make_equal as make_equal
-    from jaxdist._values.processes.put import put as put
-    from jaxdist._values.refs import refuse_ref as refuse_ref
-    from jaxdist._values.replicas.agreed import AgreedShapes as AgreedShapes
-    from jaxdist._values.replicas.agreed import agreed_shapes as agreed_shapes
-    from jaxdist._values.replicas.agreed import mark_with_shapes as mark_with_shapes
-    from jaxdist._values.replicas.ahead import Ahead as Ahead
-    from jaxdist._values.replicas.ahead import UnevenStep as UnevenStep
-    from jaxdist._values.replicas.ahead import copy_steps_ahead as copy_steps_ahead
-    from jaxdist._values.replicas.ahead import mark_with_steps_ahead as mark_with_steps_ahead
-    from jaxdist._values.replicas.ahead import steps_ahead as steps_ahead
-    from jaxdist._values.replicas.auto_view import compute_auto as compute_auto
-    from jaxdist._values.replicas.auto_view import view_auto as view_auto
-    from jaxdist._values.replicas.auto_view import view_on as view_on
+    from jaxdist._values.processes import MOST_BYTES as MOST_BYTES
+    from jaxdist._values.processes import digest as digest
+    from jaxdist._values.processes import is_of_this_process as is_of_this_process
+    from jaxdist._values.processes import make_equal as make_equal
+    from jaxdist._values.replicas.attached import AgreedShapes as AgreedShapes
+    from jaxdist._values.replicas.attached import Ahead as Ahead
+    from jaxdist._values.replicas.attached import UnevenStep as UnevenStep
+    from jaxdist._values.replicas.attached import agreed_shapes as agreed_shapes
+    from jaxdist._values.replicas.attached import copy_steps_ahead as copy_steps_ahead
+    from jaxdist._values.replicas.attached import find_shapes as find_shapes
+    from jaxdist._values.replicas.attached import mark_with_shapes as mark_with_shapes
+    from jaxdist._values.replicas.attached import mark_with_steps_ahead as mark_with_steps_ahead
+    from jaxdist._values.replicas.attached import steps_ahead as steps_ahead
+    from jaxdist._values.replicas.attached import take_own as take_own
     from jaxdist._values.replicas.binding import BatchSource as BatchSource
     from jaxdist._values.replicas.binding import Origin as Origin
     from jaxdist._values.replicas.binding import current_binding as current_binding
@@ -60,7 +68,6 @@ if TYPE_CHECKING:
     from jaxdist._values.replicas.binding import origin_of as origin_of
     from jaxdist._values.replicas.binding import refuse_leaked as refuse_leaked
     from jaxdist._values.replicas.binding import use_binding as use_binding
-    from jaxdist._values.replicas.distributed import DistributedValues as DistributedValues
     from jaxdist._values.replicas.handle import Handle as Handle
     from jaxdist._values.replicas.handle import as_handles as as_handles
     from jaxdist._values.replicas.handle import get_own_value as get_own_value
@@ -69,9 +76,7 @@ if TYPE_CHECKING:
     from jaxdist._values.replicas.numbers import explain_too_large as explain_too_large
     from jaxdist._values.replicas.numbers import is_python_number as is_python_number
     from jaxdist._values.replicas.numbers import suggest_cast as suggest_cast
-    from jaxdist._values.replicas.owned import allocate_aligned as allocate_aligned
-    from jaxdist._values.replicas.owned import copy_if_writable as copy_if_writable
-    from jaxdist._values.replicas.owned import copy_writable_leaves as copy_writable_leaves
+    from jaxdist._values.replicas.per_replica import DistributedValues as DistributedValues
     from jaxdist._values.replicas.per_replica import Form as Form
     from jaxdist._values.replicas.per_replica import PerReplica as PerReplica
     from jaxdist._values.replicas.per_replica import hold_global as hold_global
@@ -84,8 +89,6 @@ if TYPE_CHECKING:
     from jaxdist._values.replicas.placement import place_per_replica as place_per_replica
     from jaxdist._values.replicas.placement import placement_of as placement_of
     from jaxdist._values.replicas.placement import placement_of_sharding as placement_of_sharding
-    from jaxdist._values.replicas.shapes_of_all import find_shapes as find_shapes
-    from jaxdist._values.replicas.shapes_of_all import take_own as take_own
     from jaxdist._values.sharded.containers import Opened as Opened
     from jaxdist._values.sharded.containers import close_containers as close_containers
     from jaxdist._values.sharded.containers import is_container as is_container
@@ -110,8 +113,8 @@ if TYPE_CHECKING:
     from jaxdist._values.sharded.reductions import mask_padding as mask_padding
     from jaxdist._values.sharded.reductions import reduce_over_replicas as reduce_over_replicas
     from jaxdist._values.sharded.reductions import reduce_pieces as reduce_pieces
-    from jaxdist._values.sharded.rows import take_known_rows as take_known_rows
-    from jaxdist._values.sharded.rows import take_rows as take_rows
+    from jaxdist._values.sharded.reductions import take_known_rows as take_known_rows
+    from jaxdist._values.sharded.reductions import take_rows as take_rows
     from jaxdist._values.sharded.sharded import GATHERED as GATHERED
     from jaxdist._values.sharded.sharded import Sharded as Sharded
     from jaxdist._values.sharded.sharded import cut_piece as cut_piece
@@ -126,14 +129,11 @@ if TYPE_CHECKING:
     from jaxdist._values.variable.arguments import check_ids as check_ids
     from jaxdist._values.variable.arguments import check_name as check_name
     from jaxdist._values.variable.arguments import get_elements as get_elements
-    from jaxdist._values.variable.assignable import Assignable as Assignable
     from jaxdist._values.variable.checks import IN_DATASET_FUNCTION as IN_DATASET_FUNCTION
     from jaxdist._values.variable.checks import cast_to_variable as cast_to_variable
     from jaxdist._values.variable.checks import check_is_real as check_is_real
     from jaxdist._values.variable.checks import check_value as check_value
-    from jaxdist._values.variable.enums import VariableAggregation as VariableAggregation
-    from jaxdist._values.variable.enums import VariableSynchronization as VariableSynchronization
-    from jaxdist._values.variable.operators import ValueOperators as ValueOperators
+    from jaxdist._values.variable.documented import ValueOperators as ValueOperators
     from jaxdist._values.variable.placement import VariablePlacement as VariablePlacement
     from jaxdist._values.variable.scatter import Scatter as Scatter
     from jaxdist._values.variable.scatter import as_indexed_slices as as_indexed_slices

@@ -1,4 +1,4 @@
-"""Access to variables, and the context of the call: outside a step, or inside a traced one."""
+"""Access to variables: their modes, the context of a call, and what a checkpoint needs of them."""
 
 import dataclasses
 import enum
@@ -51,3 +51,67 @@ class CallContext:
 def get_call_context() -> CallContext:
     """Return the context of the caller."""
     return GET_CALL_CONTEXT.call()
+
+
+class VariableSynchronization(enum.Enum):
+    """When the copies of a variable are synchronized.
+
+    Members:
+        AUTO: The strategy decides; it uses `ON_WRITE`.
+        NONE: One copy. Only outside every strategy.
+        ON_WRITE: All copies are always equal: one mirrored array.
+        ON_READ: Every replica has its own value; reading across replicas combines the values.
+
+    Example:
+        >>> VariableSynchronization.ON_READ.name
+        'ON_READ'
+
+    Source:
+        `tf.VariableSynchronization`.
+    """
+
+    AUTO = 0
+    NONE = 1
+    ON_WRITE = 2
+    ON_READ = 3
+
+
+class VariableAggregation(enum.Enum):
+    """How the values that replicas assign to one variable become one value.
+
+    Members:
+        NONE: The values must be equal already.
+        SUM: The sum of the values.
+        MEAN: The mean of the values; for floats only.
+        ONLY_FIRST_REPLICA: The value of the first replica of the whole job.
+
+    Example:
+        >>> VariableAggregation.SUM.name
+        'SUM'
+
+    Source:
+        `tf.VariableAggregation`.
+    """
+
+    NONE = 0
+    SUM = 1
+    MEAN = 2
+    ONLY_FIRST_REPLICA = 3
+
+
+class Assignable:
+    """A base class of variables, which are saved as one plain array.
+
+    A checkpoint saves `read_value()`, and restores by `assign(array)`. It does not record how the
+    value is placed, so a variable may be restored onto other devices or another number of shards.
+    """
+
+    __slots__ = ()
+
+    def read_value(self) -> Any:
+        """Return the value as one array."""
+        raise NotImplementedError
+
+    def assign(self, value: Any) -> Any:
+        """Replace the value with an array of the same shape."""
+        raise NotImplementedError

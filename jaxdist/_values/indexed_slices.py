@@ -13,8 +13,7 @@ from jaxdist._called import call_as, called, name_call, refuse, refuse_type
 from jaxdist._compat import are_row_numbers, unwrap_row_numbers, wrap_row_numbers
 from jaxdist._integers import check_fits
 from jaxdist._validate import as_array, as_integer, as_list, is_array, show
-from jaxdist._values.refs import refuse_ref
-from jaxdist._values.replicas.owned import copy_if_writable
+from jaxdist._values.arrays import copy_if_writable, refuse_ref
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError, UnsupportedError
 
 

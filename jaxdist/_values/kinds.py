@@ -8,11 +8,11 @@ from typing import Any
 import jax
 from flax import nnx
 
+from jaxdist._values.access import Assignable
 from jaxdist._values.indexed_slices import IndexedSlices, is_sparse
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.sharded.node import HeldPieces
 from jaxdist._values.sharded.sharded import Sharded, is_sharded
-from jaxdist._values.variable.assignable import Assignable
 from jaxdist._values.variable.variable import Variable
 
 

@@ -14,7 +14,7 @@ rounded, or become 0 where the processor has no subnormal numbers. This affects 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -92,3 +92,21 @@ def _map_parts(array: Any, fn: Callable[[Any], Any]) -> Any:
     made = np.empty_like(array)
     made.real, made.imag = fn(array.real), fn(array.imag)
     return made
+
+
+Combine: TypeAlias = Callable[[Any, Any], Any]
+
+
+def combine_pairwise(rows: Any, combine: Combine) -> Any:
+    """Combine dim 0 of an array pair by pair.
+
+    Shapes:
+        In: `[n, ...]`. Out: `[...]`. With odd `n`, the last row joins in the next round.
+    """
+    # A binary tree: with powers of two, the rows of each device are a subtree of it, so the bits of
+    # the result do not depend on the number of devices. `rows.sum()` has no such order.
+    while rows.shape[0] > 1:
+        count = rows.shape[0]
+        pairs = combine(rows[0 : count - count % 2 : 2], rows[1::2])
+        rows = jnp.concatenate([pairs, rows[-1:]]) if count % 2 else pairs
+    return rows[0]

@@ -20,7 +20,7 @@ from jaxdist._collectives.algorithms import (
     make_algorithm,
     split,
 )
-from jaxdist._collectives.sums.sum_by_size import Entry
+from jaxdist._collectives.sums.packing import Entry
 from jaxdist.errors import ArgumentError
 from tests.tables import sampled
 
@@ -219,7 +219,7 @@ def test_an_unknown_name_is_refused_with_the_eight_that_there_are() -> None:
 def test_a_ring_of_many_is_a_loop_and_not_as_many_operations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("jaxdist._collectives.algorithms.ring.MAX_UNROLLED", 2)
+    monkeypatch.setattr("jaxdist._collectives.algorithms.one_level.MAX_UNROLLED", 2)
 
     def each(x: jax.Array) -> jax.Array:
         return _algorithm("xring", 8).all_reduce(x[0], group_all(layout))[None]

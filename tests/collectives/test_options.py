@@ -175,7 +175,7 @@ def test_the_example_of_the_documentation_runs(two: Strategy) -> None:
 def test_what_has_no_effect_is_said_once(
     two: Strategy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jaxdist._collectives.options.hints._LOGGED", set())
+    monkeypatch.setattr("jaxdist._collectives.options._LOGGED", set())
     options = CommunicationOptions(1, 120.0, "nccl")
     v = PerReplica([1.0, 2.0])
     with caplog.at_level(logging.INFO, "jaxdist"):

@@ -227,7 +227,7 @@ def test_largest_dim_that_the_replicas_divide_is_cut_and_else_the_least_padding(
 
 
 def test_small_leaves_stay_whole_as_for_the_sharded_update() -> None:
-    from jaxdist._update.cuts import min_bytes_to_cut
+    from jaxdist._update.leaves import min_bytes_to_cut
 
     strategy = grid(4, 1)
     least = min_bytes_to_cut(strategy.layout)

@@ -17,12 +17,12 @@ import jaxdist
 from jaxdist import _mesh as meshes
 from jaxdist import tpu
 from jaxdist._called import called
-from jaxdist._collectives.cross_device.hierarchical import find_group_size
+from jaxdist._collectives.cross_device.all_reduce import find_group_size
 from jaxdist._devices import chips
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._processes import Process
 from jaxdist._strategies.across.local import list_results, make_from_function
-from jaxdist._strategies.over_processes.one_process import check_one_process
+from jaxdist._strategies.over_processes import check_one_process
 from jaxdist._values import PerReplica, find_shapes
 from jaxdist._values.replicas.placement import placement_of_sharding
 from jaxdist.data import ValueContext

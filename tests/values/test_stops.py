@@ -96,7 +96,11 @@ def test_classes_of_the_caller_are_stopped_at_too() -> None:
 
 
 # Modules below `kinds.py`, which it imports.
-_BELOW = {"_values/replicas/ahead.py", "_values/replicas/handle.py", "_values/sharded/sharded.py"}
+_BELOW = {
+    "_values/replicas/attached.py",
+    "_values/replicas/handle.py",
+    "_values/sharded/sharded.py",
+}
 # Tasks are programs as users write them, with public names only.
 _OF_USERS = {"jobs/topics_lm/_model.py"}
 _VALUES = {

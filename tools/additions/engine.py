@@ -56,8 +56,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxdist._collectives.algorithms.algorithm import Algorithm
-from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
+from jaxdist._collectives.algorithms.algorithm import Algorithm, ReplicaGroups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +77,7 @@ class GatherAll(Algorithm):
     {
         "_collectives/algorithms/by_name.py": (
             (
-                "from jaxdist._collectives.algorithms.halving_doubling import",
+                "from jaxdist._collectives.algorithms.one_level import",
                 "from jaxdist._collectives.algorithms.gather_all import GatherAll\n",
             ),
             ('    "pscpu/pscpu",\n', '    "gather",\n'),

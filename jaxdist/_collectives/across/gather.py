@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist._called import name_call
-from jaxdist._collectives.across.bring_all import bring_all
 from jaxdist._collectives.across.kinds import (
     Function,
     Planned,
@@ -18,6 +17,7 @@ from jaxdist._collectives.across.kinds import (
     read_rows,
 )
 from jaxdist._collectives.across.plain import (
+    bring_all,
     choose_fetch,
     fetch_bits,
     gather_whole,
@@ -27,7 +27,7 @@ from jaxdist._collectives.across.plain import (
 )
 from jaxdist._collectives.across.together import check_together
 from jaxdist._collectives.in_replica import gather_dim
-from jaxdist._collectives.options.dtypes import check_supported
+from jaxdist._collectives.reduction import check_supported
 from jaxdist._mesh import ReplicaMesh, make_auto_sharding
 from jaxdist._values import (
     PerReplica,

@@ -12,9 +12,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxdist._called import call_as, called, refuse, refuse_type
-from jaxdist._collectives.across.bring_all import bring_all
 from jaxdist._collectives.across.kinds import Planned, Request, read_rows
 from jaxdist._collectives.across.plain import (
+    bring_all,
     choose_fetch,
     gather_whole,
     is_addressable,
@@ -22,14 +22,14 @@ from jaxdist._collectives.across.plain import (
     take_plain_array,
 )
 from jaxdist._collectives.across.together import check_sum, check_together
-from jaxdist._collectives.options.dtypes import (
+from jaxdist._collectives.reduction import (
+    ReduceOp,
     check_numeric,
     finish_sum,
     prepare_summands,
     reduce_one_value,
     result_dtype,
 )
-from jaxdist._collectives.options.reduce_op import ReduceOp
 from jaxdist._collectives.sums.tree import reduce_by_tree
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import show

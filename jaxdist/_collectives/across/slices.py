@@ -12,6 +12,7 @@ from jaxdist._collectives.across.kinds import (
     Function,
     Request,
     ValueKind,
+    refuse_sparse,
 )
 from jaxdist._collectives.across.reduce import (
     reduce_list,
@@ -19,11 +20,9 @@ from jaxdist._collectives.across.reduce import (
     reduce_rows,
     reduce_sharded,
 )
-from jaxdist._collectives.across.refused import refuse_sparse
 from jaxdist._collectives.in_replica import all_reduce, gather_over_replicas
-from jaxdist._collectives.options.dtypes import reduce_one_value, result_dtype
-from jaxdist._collectives.options.options import CommunicationOptions
-from jaxdist._collectives.options.reduce_op import ReduceOp
+from jaxdist._collectives.options import CommunicationOptions
+from jaxdist._collectives.reduction import ReduceOp, reduce_one_value, result_dtype
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import AxisNames, PyTree
 from jaxdist._values import (

@@ -4,8 +4,7 @@ import dataclasses
 
 import jax
 
-from jaxdist._collectives.algorithms.algorithm import Algorithm, Scattering
-from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups, split
+from jaxdist._collectives.algorithms.algorithm import Algorithm, ReplicaGroups, Scattering, split
 
 
 @dataclasses.dataclass(frozen=True)

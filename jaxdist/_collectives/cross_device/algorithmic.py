@@ -16,13 +16,18 @@ from jaxdist._collectives.across.together import check_sum
 from jaxdist._collectives.cross_device.base import CrossDeviceOps
 from jaxdist._collectives.cross_device.destinations import find_target, put_on_target
 from jaxdist._collectives.cross_device.values import find_layout, put_on_mesh
-from jaxdist._collectives.marks.plan import AllReducePlan
-from jaxdist._collectives.marks.reduction import Summing, bind_all_reduce
-from jaxdist._collectives.options.dtypes import finish_sum, prepare_summands, result_dtype
-from jaxdist._collectives.options.options import CommunicationOptions
-from jaxdist._collectives.options.reduce_op import ReduceOp
+from jaxdist._collectives.marks import AllReducePlan, Summing, bind_all_reduce
+from jaxdist._collectives.options import CommunicationOptions
+from jaxdist._collectives.reduction import ReduceOp, finish_sum, prepare_summands, result_dtype
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._validate import as_integer
 from jaxdist._values import Form, Handle, view_auto
+from jaxdist.errors import ArgumentError
+
+
+def check_count(name: str, value: Any, *, least: int) -> int:
+    """Return `value` as an integer that is not below `least`."""
+    return as_integer(name, value, least=least, wrong_type=ArgumentError)
 
 
 class AlgorithmicOps(CrossDeviceOps):

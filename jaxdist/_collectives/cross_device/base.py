@@ -20,10 +20,8 @@ from jaxdist._collectives.cross_device.values import (
     reduce_slices,
 )
 from jaxdist._collectives.in_replica import check_results, gather_dim
-from jaxdist._collectives.options.dtypes import check_integer, check_supported
-from jaxdist._collectives.options.hints import read_options
-from jaxdist._collectives.options.options import CommunicationOptions
-from jaxdist._collectives.options.reduce_op import ReduceOp, reduce_op
+from jaxdist._collectives.options import CommunicationOptions, read_options
+from jaxdist._collectives.reduction import ReduceOp, check_integer, check_supported, reduce_op
 from jaxdist._validate import show
 from jaxdist._values import Handle, IndexedSlices, PerReplica, is_per_replica
 from jaxdist.errors import ReplicaValueError, UnsupportedError

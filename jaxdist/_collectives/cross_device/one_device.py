@@ -10,13 +10,11 @@ import jax.numpy as jnp
 from jaxdist._called import called, refuse_type
 from jaxdist._collectives.algorithms import OneDevice, group_all
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
-from jaxdist._collectives.marks.plan import AllReducePlan
-from jaxdist._collectives.marks.reduction import Summing
-from jaxdist._collectives.options.dtypes import result_dtype
-from jaxdist._collectives.options.options import CommunicationOptions
-from jaxdist._collectives.options.reduce_op import ReduceOp
-from jaxdist._collectives.options.users_code import annotate_errors
-from jaxdist._collectives.sums.sum_by_size import Entry, SumBySize
+from jaxdist._collectives.marks import AllReducePlan, Summing
+from jaxdist._collectives.options import CommunicationOptions
+from jaxdist._collectives.reduction import ReduceOp, result_dtype
+from jaxdist._collectives.sums.packing import Entry, SumBySize
+from jaxdist._collectives.users_code import annotate_errors
 from jaxdist._devices import runtime
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import show

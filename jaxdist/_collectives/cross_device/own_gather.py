@@ -3,8 +3,8 @@
 from typing import Any
 
 from jaxdist._collectives.cross_device.base import CrossDeviceOps
-from jaxdist._collectives.options.options import CommunicationOptions
-from jaxdist._collectives.options.users_code import annotate_errors
+from jaxdist._collectives.options import CommunicationOptions
+from jaxdist._collectives.users_code import annotate_errors
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import Handle, PerReplica
 from jaxdist.errors import ReplicaValueError

@@ -9,12 +9,11 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxdist import _mesh as meshes
 from jaxdist._called import name_call, refuse
-from jaxdist._collectives.across.refused import join_slices
+from jaxdist._collectives.across.kinds import join_slices
 from jaxdist._collectives.across.slices import scale_rows
 from jaxdist._collectives.cross_device.destinations import list_devices
 from jaxdist._collectives.in_replica import gather_dim, gather_over_replicas
-from jaxdist._collectives.options.dtypes import check_numeric
-from jaxdist._collectives.options.reduce_op import ReduceOp
+from jaxdist._collectives.reduction import ReduceOp, check_numeric
 from jaxdist._devices import runtime
 from jaxdist._integers import check_all_fit
 from jaxdist._mesh import ReplicaMesh

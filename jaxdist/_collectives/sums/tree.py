@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from jaxdist._collectives.marks.replicated import assume_replicated
+from jaxdist._collectives.marks import assume_replicated
 from jaxdist._typing import AxisNames
 from jaxdist._values import Combine, combine_pairwise
 

@@ -12,7 +12,7 @@ from jaxdist._called import called, refuse, refuse_type
 from jaxdist._collectives import ReduceOp
 from jaxdist._devices import runtime
 from jaxdist._strategies.across import in_merge as merged
-from jaxdist._strategies.contexts.where_called import check_across
+from jaxdist._strategies.contexts import check_across
 from jaxdist._strategies.extended.version_1_members import ExtendedV1
 from jaxdist._typing import PyTree
 from jaxdist._validate import (

@@ -4,11 +4,13 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxdist._called import refuse, refuse_type
+from jaxdist import _collectives, _replica
+from jaxdist._called import called, name_call, refuse, refuse_type
+from jaxdist._collectives import ReduceOp
 from jaxdist._typing import PyTree
 from jaxdist._validate import log_without_effect
 from jaxdist.data import DistributedIterator, Examples, InputContext, InputReplicationMode
-from jaxdist.errors import OutOfRangeError
+from jaxdist.errors import ContextError, OutOfRangeError
 
 
 def check_iterator(name: str, iterator: Any) -> None:
@@ -64,3 +66,102 @@ def make_examples(numpy_input: PyTree, session: Any) -> Examples:
     if session is not None:
         log_without_effect("session", "there are no sessions")
     return Examples(numpy_input)
+
+
+class MultiStepContext:
+    """The outputs that the function of `extended.experimental_run_steps_on_iterator` sets.
+
+    The outputs of each step overwrite those of earlier steps.
+
+    Example:
+        >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> def fn(context, batch):
+        ...     sums = strategy.run(lambda x: x.sum(), (batch,))
+        ...     context.set_last_step_output("total", sums, "sum")
+        >>> data = strategy.experimental_distribute_dataset([np.arange(4), np.arange(4, 8)])
+        >>> context = strategy.extended.experimental_run_steps_on_iterator(
+        ...     fn, iter(data), iterations=2)
+        >>> int(context.last_step_outputs["total"])
+        22
+
+    Source:
+        `MultiStepContext` of TensorFlow's `input_lib`.
+    """
+
+    def __init__(self, strategy: Any, initial: dict[str, Any]) -> None:
+        self._strategy = strategy
+        self._last_step_outputs = dict(initial)
+        self._non_tensor_outputs: dict[str, Any] = {}
+
+    @property
+    def run_op(self) -> None:
+        """None, since the steps have run; in a TensorFlow graph, the operation that runs them."""
+        return None
+
+    @property
+    def last_step_outputs(self) -> dict[str, Any]:
+        """Outputs by name, from the last step that set them."""
+        return self._last_step_outputs
+
+    @property
+    def non_tensor_outputs(self) -> dict[str, Any]:
+        """Values that are not arrays, by name."""
+        return self._non_tensor_outputs
+
+    @called("MultiStepContext.set_last_step_output")
+    def set_last_step_output(
+        self, name: str, output: Any, reduce_op: ReduceOp | str | None = None
+    ) -> None:
+        """Set an output of this step.
+
+        Cost:
+            With `reduce_op`, that of `Strategy.reduce`.
+
+        Args:
+            name: The name of the output.
+            output: A value of all replicas, or a pytree of such values.
+            reduce_op: How to reduce the values of the replicas; None does not reduce them.
+
+        Raises:
+            ArgumentTypeError: `name` is not a string.
+            ContextError: In a replica, whose values are traced.
+        """
+        self._check(name)
+        if reduce_op is not None:
+            op = _collectives.reduce_op(reduce_op)
+            output = self._strategy.reduce(op, output, axis=None)
+        self._last_step_outputs[name] = output
+
+    @called("MultiStepContext.set_non_tensor_output")
+    def set_non_tensor_output(self, name: str, output: Any) -> None:
+        """Set a value that is not an array.
+
+        Raises:
+            ArgumentTypeError: `name` is not a string.
+            ContextError: In a replica.
+        """
+        self._check(name)
+        self._non_tensor_outputs[name] = output
+
+    def _check(self, name: Any) -> None:
+        if not isinstance(name, str):
+            raise refuse_type(
+                f"the name {name!r}, of type {type(name).__name__}.",
+                "Outputs are found by their names.",
+                "Pass a string.",
+            )
+        # A traced value must not leave its step: JAX would raise `UnexpectedTracerError` later,
+        # without the name of the output.
+        frame = _replica.current_frame()
+        if frame is not None and frame.is_inside_step:
+            raise ContextError(
+                f"{name_call()}({name!r}) was called {frame.describe()}.\n\n"
+                "The step is traced, and its values are unavailable while tracing.\n\n"
+                f"Return the value from the step, and call it with what strategy.run gives."
+            )
+
+    def __repr__(self) -> str:
+        return (
+            f"MultiStepContext(last_step_outputs={self._last_step_outputs!r}, "
+            f"non_tensor_outputs={self._non_tensor_outputs!r})"
+        )

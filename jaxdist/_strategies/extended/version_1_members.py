@@ -11,9 +11,9 @@ from jaxdist import _replica
 from jaxdist._called import called, name_call, refuse, refuse_type
 from jaxdist._devices import runtime
 from jaxdist._program import UpdateOfCopies
-from jaxdist._strategies.contexts.where_called import CALL_BEFORE_RUN, check_across
+from jaxdist._strategies.contexts import CALL_BEFORE_RUN, check_across
 from jaxdist._strategies.extended import input_v1
-from jaxdist._strategies.extended.multi_step_context import MultiStepContext
+from jaxdist._strategies.extended.input_v1 import MultiStepContext
 from jaxdist._typing import PyTree
 from jaxdist._validate import CallerRename, ErrorNote, as_flag, check_call_arguments, check_callable
 from jaxdist._values import Variable

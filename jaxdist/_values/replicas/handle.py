@@ -7,8 +7,7 @@ import jax.numpy as jnp
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
-from jaxdist._values.replicas.distributed import DistributedValues
-from jaxdist._values.replicas.per_replica import Form, PerReplica
+from jaxdist._values.replicas.per_replica import DistributedValues, Form, PerReplica
 from jaxdist.errors import ReplicaValueError
 
 

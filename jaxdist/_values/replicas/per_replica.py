@@ -1,4 +1,4 @@
-"""`PerReplica`: one value for each replica."""
+"""`PerReplica`: one value for each replica; and the base class of all distributed values."""
 
 import enum
 import operator
@@ -14,9 +14,24 @@ from jaxdist import _compat
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_flag, as_integer, show
-from jaxdist._values.replicas.distributed import DistributedValues
-from jaxdist._values.replicas.owned import copy_if_writable
+from jaxdist._values.arrays import copy_if_writable
 from jaxdist.errors import ArgumentTypeError, ReplicaValueError
+
+
+class DistributedValues:
+    """A value on the replicas of a strategy.
+
+    Users do not create one directly: `Strategy.run` and datasets return `PerReplica`.
+
+    Example:
+        >>> isinstance(PerReplica([1, 2]), DistributedValues)
+        True
+
+    Source:
+        `tf.distribute.DistributedValues`.
+    """
+
+    __slots__ = ()
 
 
 class Form(enum.Enum):

@@ -12,12 +12,11 @@ from jaxdist import _compat
 from jaxdist._called import call_as, called
 from jaxdist._integers import check_fits, find_cut_off
 from jaxdist._mesh import ReplicaMesh, make_auto_sharding
-from jaxdist._values.processes.put import put
+from jaxdist._values.arrays import copy_if_writable, put
+from jaxdist._values.replicas.attached import find_shapes, take_own
 from jaxdist._values.replicas.binding import origin_of
 from jaxdist._values.replicas.numbers import check_integers, suggest_cast
-from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.replicas.per_replica import Form, PerReplica
-from jaxdist._values.replicas.shapes_of_all import find_shapes, take_own
 from jaxdist.errors import ReplicaValueError, ShapeError
 
 

@@ -9,9 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh, make_auto
-from jaxdist._values.processes.put import put
-from jaxdist._values.replicas.auto_view import view_auto
-from jaxdist._values.replicas.owned import copy_if_writable
+from jaxdist._values.arrays import copy_if_writable, put, view_auto
 from jaxdist._values.replicas.placement import Kind, Placement
 from jaxdist._values.sharded.cuts import Cut
 from jaxdist._values.sharded.sharded import Sharded, is_sharded, make_undeclared, pad_dim

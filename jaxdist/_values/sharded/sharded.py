@@ -14,9 +14,7 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_integer, show
 from jaxdist._values.access import get_call_context
 from jaxdist._values.arithmetic import Arithmetic
-from jaxdist._values.refs import refuse_ref
-from jaxdist._values.replicas.auto_view import compute_auto, view_on
-from jaxdist._values.replicas.owned import copy_if_writable
+from jaxdist._values.arrays import compute_auto, copy_if_writable, refuse_ref, view_on
 from jaxdist._values.sharded.cuts import Cut
 from jaxdist._values.sharded.piece_marks import OPEN, PIECE
 from jaxdist.errors import (

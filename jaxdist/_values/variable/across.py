@@ -8,16 +8,13 @@ import jax.numpy as jnp
 from jaxdist import _compat
 from jaxdist._called import called, refuse
 from jaxdist._validate import show
-from jaxdist._values.access import Change
+from jaxdist._values.access import Change, VariableAggregation
+from jaxdist._values.arrays import copy_if_writable, put, view_auto
 from jaxdist._values.indexed_slices import IndexedSlices
-from jaxdist._values.processes.put import put
-from jaxdist._values.replicas.auto_view import view_auto
 from jaxdist._values.replicas.binding import current_binding
-from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.replicas.per_replica import Form, PerReplica
 from jaxdist._values.replicas.placement import place_per_replica
 from jaxdist._values.variable.checks import cast_to_variable, check_fits, parameter_name
-from jaxdist._values.variable.enums import VariableAggregation
 from jaxdist._values.variable.placement import VariablePlacement
 from jaxdist._values.variable.scatter import Scatter, check_can_scatter
 from jaxdist.errors import ArgumentError, ContextError, ReplicaValueError

@@ -10,11 +10,10 @@ import numpy as np
 from jaxdist import _compat, _integers
 from jaxdist._called import call_as, called, name_call, refuse, refuse_type
 from jaxdist._validate import as_array, is_array, show, spell_dtype
-from jaxdist._values.refs import refuse_ref
-from jaxdist._values.replicas.owned import copy_if_writable
+from jaxdist._values.access import VariableAggregation, VariableSynchronization
+from jaxdist._values.arrays import copy_if_writable, refuse_ref
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.variable.arguments import name_method
-from jaxdist._values.variable.enums import VariableAggregation, VariableSynchronization
 from jaxdist.errors import ArgumentError, ArgumentTypeError, InputContextError, ShapeError
 
 # From narrow to wide: a value may be cast to a later kind, not to an earlier one.

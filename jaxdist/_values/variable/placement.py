@@ -13,18 +13,14 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jaxdist import _compat
 from jaxdist._called import called
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values.mean import mean_of_shares, share_of_mean
-from jaxdist._values.pairwise import combine_pairwise
-from jaxdist._values.processes.digests import is_of_this_process
-from jaxdist._values.processes.equal import make_equal
-from jaxdist._values.processes.put import put
-from jaxdist._values.processes.waits import compute_together
-from jaxdist._values.replicas.agreed import mark_with_shapes
-from jaxdist._values.replicas.auto_view import compute_auto
+from jaxdist._values.access import VariableAggregation
+from jaxdist._values.arrays import compute_auto, put
+from jaxdist._values.mean import combine_pairwise, mean_of_shares, share_of_mean
+from jaxdist._values.processes import compute_together, is_of_this_process, make_equal
+from jaxdist._values.replicas.attached import mark_with_shapes
 from jaxdist._values.replicas.binding import current_binding
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.replicas.placement import Kind, Placement, place_per_replica
-from jaxdist._values.variable.enums import VariableAggregation
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import jax
 from jaxdist._called import called
 from jaxdist._values.variable.arguments import get_elements
 from jaxdist._values.variable.blocks import BlockChanges
-from jaxdist._values.variable.operators import ValueOperators
+from jaxdist._values.variable.documented import ValueOperators
 
 
 @final

@@ -12,13 +12,19 @@ from jaxdist._called import call_as, called
 from jaxdist._hooks import GET_CALL_CONTEXT
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_flag, check_instance
-from jaxdist._values.access import Access, Change, get_call_context
+from jaxdist._values.access import (
+    Access,
+    Assignable,
+    Change,
+    VariableAggregation,
+    VariableSynchronization,
+    get_call_context,
+)
 from jaxdist._values.replicas.binding import current_binding
-from jaxdist._values.replicas.distributed import DistributedValues
+from jaxdist._values.replicas.per_replica import DistributedValues
 from jaxdist._values.replicas.placement import Kind, placement_of
 from jaxdist._values.variable.across import ACROSS
 from jaxdist._values.variable.arguments import check_name, get_elements
-from jaxdist._values.variable.assignable import Assignable
 from jaxdist._values.variable.blocks import BlockChanges
 from jaxdist._values.variable.checks import (
     check_aggregation,
@@ -26,12 +32,9 @@ from jaxdist._values.variable.checks import (
     check_modes,
     make_initial_array,
 )
-from jaxdist._values.variable.documented import DocumentedNames
-from jaxdist._values.variable.enums import VariableAggregation, VariableSynchronization
-from jaxdist._values.variable.operators import ValueOperators
+from jaxdist._values.variable.documented import DocumentedNames, ValueOperators
 from jaxdist._values.variable.placement import VariablePlacement
-from jaxdist._values.variable.rows import RowChanges
-from jaxdist._values.variable.scatter import Scatter, check_slices
+from jaxdist._values.variable.scatter import RowChanges, Scatter, check_slices
 from jaxdist._values.variable.slices import VariableSlice
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 

@@ -38,7 +38,7 @@ from jaxdist._program.proof.uneven_mean import _Means
 from jaxdist._program.state.constant_additions import _Additions
 from jaxdist._program.uneven.joined_ops import FlatList
 from jaxdist._program.virtual.device import OneReplica
-from jaxdist._update.partitioned import PieceInterpreter
+from jaxdist._update.rules import PieceInterpreter
 from jaxdist._update.values import Whole
 from jaxdist.errors import UnsupportedError
 

@@ -1,6 +1,7 @@
-"""Values that every process makes for itself, made equal to those of process 0."""
+"""Values of a job of several processes: digests, and comparison and waiting."""
 
 import functools
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -10,11 +11,43 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist import _processes
+from jaxdist import _compat, _processes
 from jaxdist._called import name_call
 from jaxdist._mesh import ReplicaMesh, make_auto_sharding
-from jaxdist._values.processes.digests import digest
 from jaxdist.errors import ProgramMismatchError
+
+# Of a larger array, every n-th row of bytes is read: enough to find accidental differences.
+MOST_BYTES = 4 * 2**20
+
+
+def is_of_this_process(value: Any) -> bool:
+    """Whether a value is whole in this process: a number, an array of NumPy, or a local array."""
+    if isinstance(value, jax.Array):
+        return not isinstance(value, jax.core.Tracer) and value.is_fully_addressable
+    return isinstance(value, (np.ndarray, np.generic, bool, int, float, complex))
+
+
+def digest(value: Any, most_bytes: int | None = None) -> str:
+    """Return a string that is equal for values with the same dtype, shape and bits.
+
+    Cost:
+        A copy from the device, and about 1 ms for each MiB.
+
+    Args:
+        value: A value of this process.
+        most_bytes: Of a larger value, only this many bytes are read, evenly distributed.
+    """
+    if isinstance(value, jax.Array) and not isinstance(value.dtype, np.dtype):
+        value = jax.random.key_data(value)
+    array = np.asarray(value)
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.size else array
+    if most_bytes is not None and data.nbytes > most_bytes:
+        step = -(-data.nbytes // most_bytes)
+        data = data[::step].copy()
+    made = hashlib.blake2b(data.tobytes(), digest_size=12)
+    made.update(f"{array.dtype}{array.shape}".encode())
+    return made.hexdigest()
+
 
 _LOG = logging.getLogger("jaxdist")
 _CHANNEL = "equal"
@@ -120,3 +153,29 @@ def _take_first(value: Any, layout: ReplicaMesh) -> jax.Array:
 def _find_pick(layout: ReplicaMesh, first: int) -> Callable[[jax.Array], jax.Array]:
     # The sum of one value and of zeros would turn -0.0 into 0.0.
     return jax.jit(lambda rows: jnp.take(rows, first, axis=0), out_shardings=layout.replicated)
+
+
+_CALLS: "dict[str, _processes.CallOfAll]" = {}
+
+
+def compute_together(call: str, layout: ReplicaMesh, compute: Callable[[], jax.Array]) -> jax.Array:
+    """Return what all processes compute together; wait for it if the mesh has a time limit.
+
+    Args:
+        call: The user's call, for errors and reports.
+        layout: The mesh of the strategy.
+        compute: The computation. In a trace, and on a mesh of one process, it is just called.
+
+    Raises:
+        DeadlineExceededError: Another process did not arrive within the limit of the mesh.
+        UnavailableError: Another process has ended.
+    """
+    if not layout.is_shared or _compat.is_inside_trace():
+        return compute()
+    place = _CALLS.setdefault(call, _processes.CallOfAll(call)).name_next()
+    seconds = layout.timeout_seconds
+    with _processes.Waiter(call, place, seconds) as waiter:
+        result = compute()
+        if seconds is not None:
+            waiter.wait([result])
+    return result

@@ -1,1 +1,0 @@
-"""Primitives that jaxdist adds to a trace, and notes about the trace."""

@@ -1,1 +1,0 @@
-"""The options of a collective: the reduce op, hints, dtypes."""

@@ -1,1 +1,0 @@
-"""Scopes of strategies, and the context in which their methods may be called."""

@@ -1,1 +1,0 @@
-"""Strategies in jobs of several processes: checks, reports of calls, and time limits."""

@@ -1,1 +1,0 @@
-"""Values of a job of several processes: copies to shared meshes, and comparison of them."""
