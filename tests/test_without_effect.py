@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import jaxdist
-from jaxdist import PerReplica, Variable, _validate, tpu
+from jaxdist import PerReplica, Variable, tpu
 from jaxdist._collectives import options as _communication
 from jaxdist._program.arguments import options as _options
+from jaxdist._validate import arguments as _validate
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver, TPUClusterResolver
 from jaxdist.compat import v1
 from jaxdist.experimental import CommunicationImplementation, CommunicationOptions
