@@ -1,4 +1,4 @@
-"""Finds possible improvements of arrays, strategies and compiled steps, with the remedy in numbers."""
+"""Finds possible improvements of arrays, strategies and compiled steps, and their remedies."""
 
 import collections
 import dataclasses

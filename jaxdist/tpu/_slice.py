@@ -1,4 +1,4 @@
-"""`topology_of` devices, and `Slice`: the chips and hosts of a TPU slice with a name such as `v4:2x2x1`."""
+"""`topology_of` devices, and `Slice`: the chips and hosts of a slice such as `v4:2x2x1`."""
 
 import dataclasses
 import functools
