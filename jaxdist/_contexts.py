@@ -11,5 +11,5 @@ TRACE_NUMBER = jax.make_user_context(None)
 # Whether constants of a trace are checked; see `_compat/in_steps/constants.py`.
 CHECKS_CONSTANTS = jax.make_user_context(False)
 # What decides how a trace rewrites shardings: a jitted function that was traced before, with other
-# rewriting, would keep the layouts of that trace; see `_compat/meshes/shardings.py`.
+# rewriting, would keep the layouts of that trace; see `_compat/meshes.py`.
 REWRITING = jax.make_user_context(None)

@@ -42,11 +42,6 @@ if TYPE_CHECKING:
     from jaxdist._compat.dispatch import fast_call_record as fast_call_record
     from jaxdist._compat.dispatch import is_checking_numbers as is_checking_numbers
     from jaxdist._compat.dispatch import make_dispatcher as make_dispatcher
-    from jaxdist._compat.gpu_topology import SKIP_CUDA_CHECKS as SKIP_CUDA_CHECKS
-    from jaxdist._compat.gpu_topology import compile_for_gpu_plan as compile_for_gpu_plan
-    from jaxdist._compat.gpu_topology import find_cuda_plugin as find_cuda_plugin
-    from jaxdist._compat.gpu_topology import get_gpu_plan_options as get_gpu_plan_options
-    from jaxdist._compat.gpu_topology import make_gpu_devices as make_gpu_devices
     from jaxdist._compat.handlers import Handler as Handler
     from jaxdist._compat.handlers import HeldTracer as HeldTracer
     from jaxdist._compat.handlers import call_in_trace as call_in_trace
@@ -82,9 +77,14 @@ if TYPE_CHECKING:
     from jaxdist._compat.nnx import watch_made_variables as watch_made_variables
     from jaxdist._compat.nnx import weigh_batch_statistics as weigh_batch_statistics
     from jaxdist._compat.options import KEEPS_BARRIERS as KEEPS_BARRIERS
+    from jaxdist._compat.options import SKIP_CUDA_CHECKS as SKIP_CUDA_CHECKS
     from jaxdist._compat.options import are_set_by_flags as are_set_by_flags
+    from jaxdist._compat.options import compile_for_gpu_plan as compile_for_gpu_plan
+    from jaxdist._compat.options import find_cuda_plugin as find_cuda_plugin
     from jaxdist._compat.options import format_flags as format_flags
     from jaxdist._compat.options import get_exact_options as get_exact_options
+    from jaxdist._compat.options import get_gpu_plan_options as get_gpu_plan_options
+    from jaxdist._compat.options import make_gpu_devices as make_gpu_devices
     from jaxdist._compat.options import use_exact_partitioner as use_exact_partitioner
     from jaxdist._compat.programs import CALLS as CALLS
     from jaxdist._compat.programs import add_body_inputs as add_body_inputs

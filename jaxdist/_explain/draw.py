@@ -7,9 +7,8 @@ from typing import Any
 
 import jax
 
-from jaxdist._explain.replicas import Replicas
+from jaxdist._explain.replicas import Chips, Replicas
 from jaxdist._explain.shards import Leaf, name_device, name_numbers
-from jaxdist._explain.topology import Chips
 from jaxdist._reports import (
     CHIP_INCHES,
     PALETTE,

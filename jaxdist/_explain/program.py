@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdist._explain.draw import draw_program
-from jaxdist._explain.findings import Finding, show_findings
-from jaxdist._explain.in_program import find_in_program
+from jaxdist._explain.findings import Finding, find_in_program, show_findings
 from jaxdist._explain.leaves import find_itemsize
 from jaxdist._explain.shards import Leaf, list_axes, list_shards
 from jaxdist._planning import get_roles

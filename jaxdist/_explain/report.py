@@ -8,9 +8,8 @@ from jaxdist._explain.arrays import ArraysReport
 from jaxdist._explain.findings import find_in_arrays, find_in_compilations
 from jaxdist._explain.leaves import collect_leaves, find_tracer, has_arrays
 from jaxdist._explain.program import ProgramReport, explain_program
-from jaxdist._explain.replicas import Replicas, list_replicas
+from jaxdist._explain.replicas import Chips, Replicas, list_replicas
 from jaxdist._explain.strategy import ReplicaRow, StrategyReport, choose_colours
-from jaxdist._explain.topology import Chips
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server import ParameterServerStrategy
 from jaxdist._program import Program

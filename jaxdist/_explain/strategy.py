@@ -10,8 +10,8 @@ import jax
 from jaxdist import _reports
 from jaxdist._explain.draw import draw_strategy
 from jaxdist._explain.findings import Finding, show_findings
+from jaxdist._explain.replicas import Chips
 from jaxdist._explain.shards import name_device, name_devices
-from jaxdist._explain.topology import Chips
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import Compilation
 from jaxdist._reports import Block, Report, Table, plural, shorten_source

@@ -4,13 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxdist._lint.files import find_files
-from jaxdist._lint.finding import UNREADABLE, Finding
+from jaxdist._lint.finding import UNREADABLE, Finding, Program, Spell
 from jaxdist._lint.flow import read_program
 from jaxdist._lint.names import Names
-from jaxdist._lint.program import Program, Spell
 from jaxdist._lint.rules import RULES
-from jaxdist._lint.source import Source, Unreadable, parse_program, read_source
+from jaxdist._lint.source import Source, Unreadable, find_files, parse_program, read_source
 
 # No rule applies to a program that imports none of these.
 _ABOUT = {"flax", "jax", "jaxdist", "tensorflow"}

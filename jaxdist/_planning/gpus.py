@@ -9,7 +9,7 @@ from jaxdist import _mesh as meshes
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._gpus import GpuCluster, cluster_of
 from jaxdist._planning.needs import read_memory_fraction
-from jaxdist._planning.target import Target
+from jaxdist._planning.slice_axes import Target
 from jaxdist._reports import Joined, Places
 from jaxdist._strategies import MirroredStrategy
 from jaxdist.errors import TopologyError

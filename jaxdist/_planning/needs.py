@@ -1,7 +1,8 @@
-"""Computes the needs of a program on one device, and its predicted times."""
+"""Computes the needs of a program on one device by the roles of its inputs, and its times."""
 
 import collections
 import dataclasses
+import enum
 import math
 import os
 import re
@@ -9,14 +10,70 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from flax import nnx
 
 from jaxdist import hlo
 from jaxdist._planning.expected import predict_compute, predict_expected
-from jaxdist._planning.leaf_roles import Role, get_roles
-from jaxdist._program import CompiledProgram, CompiledRow, InSlot, Program, find_carried_arguments
+from jaxdist._program import (
+    CompiledProgram,
+    CompiledRow,
+    InSlot,
+    Program,
+    Signature,
+    find_carried_arguments,
+)
 from jaxdist._reports import Expected, Memory, Times, Traffic, sum_bytes
+from jaxdist._values import Kind, is_optax_state
 from jaxdist.cost import Chip
 from jaxdist.errors import ArgumentError, DeviceError
+
+
+class Role(enum.Enum):
+    """The role of an input in training. The values are fields of `SlicePlan.memory`."""
+
+    PARAMETERS = "parameters"
+    OPTIMIZER = "optimizer"
+    OTHER = "other_state"
+    BATCH = "batch"
+
+
+def get_roles(signature: Signature) -> tuple[Role, ...]:
+    """Return the role of each traced input, in order.
+
+    The type of an NNX variable gives its role. Among other arguments, per-replica values are the
+    batch, arrays in an optax state belong to the optimizer, and other floats are parameters.
+    """
+    graph = signature.graph
+    found: list[Role] = []
+    if graph is not None:
+        found = [_get_variable_role(t, p) for t, p in zip(graph.types, graph.paths, strict=True)]
+    # The inputs begin with the variables of the NNX objects; the arguments follow.
+    of_optax = _find_optax_numbers(signature)
+    for number, slot in enumerate(signature.inputs[len(found) :]):
+        if slot.kind is Kind.PER_REPLICA:
+            found.append(Role.BATCH)
+        elif number in of_optax:
+            found.append(Role.OPTIMIZER)
+        else:
+            is_float = jnp.issubdtype(slot.dtype, jnp.inexact)
+            found.append(Role.PARAMETERS if is_float else Role.OTHER)
+    return tuple(found)
+
+
+def _get_variable_role(kind: type, path: tuple[Any, ...]) -> Role:
+    if issubclass(kind, nnx.OptState) or "opt_state" in path:
+        return Role.OPTIMIZER
+    return Role.PARAMETERS if issubclass(kind, nnx.Param) else Role.OTHER
+
+
+def _find_optax_numbers(signature: Signature) -> set[int]:
+    """Return the numbers of the traced arguments that are inside a named tuple of optax."""
+    slots = [s if isinstance(s, int) else -1 for s in signature.slots]
+    whole = jax.tree.unflatten(signature.treedef, slots)
+    states = [x for x in jax.tree.leaves(whole, is_leaf=is_optax_state) if is_optax_state(x)]
+    return {number for number in jax.tree.leaves(states) if number >= 0}
+
 
 _REFUSED = re.compile(r"\((?P<needs>[\d.]+)(?P<of>[KMGT]?)\) exceeds available HBM "
                       r"\((?P<there>[\d.]+)(?P<unit>[KMGT]?)\)")  # fmt: skip

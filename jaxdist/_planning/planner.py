@@ -15,8 +15,7 @@ from jaxdist._collectives import Communication
 from jaxdist._planning import memory_advice
 from jaxdist._planning.abstract_call import count_rows_per_replica, make_abstract_call
 from jaxdist._planning.needs import Needs, compile_needs, compile_or_get_refusal, read_needs
-from jaxdist._planning.slice_axes import Axes
-from jaxdist._planning.target import Target
+from jaxdist._planning.slice_axes import Axes, Target
 from jaxdist._planning.targets import make_single_device_target, make_target
 from jaxdist._program import (
     CompiledProgram,

@@ -1,4 +1,4 @@
-"""Divides the replicas of a slice among the axes of a mesh."""
+"""Divides the replicas of a slice among mesh axes; `Target` is the machine of a plan."""
 
 import dataclasses
 import math
@@ -10,7 +10,9 @@ from jax.sharding import AxisType, Mesh
 
 from jaxdist._called import called, refuse
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._reports import Places
 from jaxdist._strategies import Strategy
+from jaxdist.cost import Chip
 from jaxdist.tpu import is_reordered, order_cores
 from jaxdist.tpu.experimental import DeviceAssignment, Topology
 
@@ -145,3 +147,23 @@ def assign_slices(topology: Topology, box: Sequence[int], num_slices: int) -> De
     one = DeviceAssignment.build(first, shape, num_replicas=count // num_slices).core_assignment
     offsets = np.arange(num_slices)[:, None, None, None] * np.array([0, 0, depth, 0])
     return DeviceAssignment(topology, (one + offsets).reshape(count, size, 4))
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The machine of a plan, with a strategy that can only compile, and its chips.
+
+    `num_slices` is the number of slices, or of NVLink domains.
+    """
+
+    name: str
+    strategy: Strategy
+    places: Places
+    chip: Chip
+    devices_per_chip: int
+    num_slices: int
+
+    @property
+    def device(self) -> Chip:
+        """The resources of one device, its share of a chip."""
+        return self.chip.per_device(self.devices_per_chip)

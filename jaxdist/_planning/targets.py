@@ -6,8 +6,7 @@ from typing import Any
 from jaxdist._collectives import Communication
 from jaxdist._gpus import is_gpu_name
 from jaxdist._planning import gpus, slices
-from jaxdist._planning.slice_axes import Axes
-from jaxdist._planning.target import Target
+from jaxdist._planning.slice_axes import Axes, Target
 
 
 def make_target(

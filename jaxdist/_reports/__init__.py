@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from jaxdist._reports.colours import choose_colours as choose_colours
     from jaxdist._reports.grid import Grid as Grid
     from jaxdist._reports.grid_picture import CHIP_INCHES as CHIP_INCHES
+    from jaxdist._reports.grid_picture import Joined as Joined
+    from jaxdist._reports.grid_picture import Places as Places
     from jaxdist._reports.grid_picture import draw_plane as draw_plane
     from jaxdist._reports.grid_picture import list_patches as list_patches
     from jaxdist._reports.grid_picture import make_legend as make_legend
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
     from jaxdist._reports.picture import Picture as Picture
     from jaxdist._reports.picture import make_figure as make_figure
     from jaxdist._reports.picture import picture_path as picture_path
-    from jaxdist._reports.places import Joined as Joined
-    from jaxdist._reports.places import Places as Places
     from jaxdist._reports.plan import CAVEAT as CAVEAT
     from jaxdist._reports.plan import SlicePlan as SlicePlan
     from jaxdist._reports.sweep import Candidate as Candidate

@@ -13,11 +13,12 @@ from jaxdist._reports.grid import Grid
 from jaxdist._reports.grid_picture import (
     CHIP_INCHES,
     SMALL_CHIP_INCHES,
+    Joined,
+    Places,
     draw_plane,
     is_numbered,
     make_legend,
 )
-from jaxdist._reports.places import Joined, Places
 from jaxdist._validate import as_local_path, require_extra
 from jaxdist.errors import ArgumentError
 

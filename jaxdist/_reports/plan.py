@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
+from jaxdist._reports.grid_picture import Places
 from jaxdist._reports.parts import Expected, Memory, Times, Traffic, sum_bytes
 from jaxdist._reports.picture import Picture
-from jaxdist._reports.places import Places
 from jaxdist._reports.tables import Block, Report, Table
 from jaxdist._reports.words import count, plural, seconds, share, size
 from jaxdist.cost import Chip

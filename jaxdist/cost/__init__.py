@@ -11,11 +11,8 @@ if TYPE_CHECKING:
     from jaxdist.cost._chip import devices_per_chip as devices_per_chip
     from jaxdist.cost._chip import generation_of as generation_of
     from jaxdist.cost._collective import collective_seconds as collective_seconds
+    from jaxdist.cost._collective import exchange_factor as exchange_factor
     from jaxdist.cost._curve import SizeCurve as SizeCurve
-    from jaxdist.cost._efficiency import EFFICIENCY as EFFICIENCY
-    from jaxdist.cost._efficiency import Efficiency as Efficiency
-    from jaxdist.cost._efficiency import efficiency_of as efficiency_of
-    from jaxdist.cost._exchange import exchange_factor as exchange_factor
     from jaxdist.cost._fit import Fit as Fit
     from jaxdist.cost._fit import Sample as Sample
     from jaxdist.cost._fit import fitted as fitted
@@ -33,6 +30,9 @@ if TYPE_CHECKING:
     from jaxdist.cost._model import cheapest as cheapest
     from jaxdist.cost._model import pack_below as pack_below
     from jaxdist.cost._model import seconds as seconds
+    from jaxdist.cost._table import EFFICIENCY as EFFICIENCY
     from jaxdist.cost._table import TABLE as TABLE
+    from jaxdist.cost._table import Efficiency as Efficiency
+    from jaxdist.cost._table import efficiency_of as efficiency_of
 
 _open_late(__name__)

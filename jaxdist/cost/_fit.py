@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, as_list, check_instance
-from jaxdist.cost._checks import check_positive
+from jaxdist.cost._curve import check_positive
 from jaxdist.cost._link import Link, Medium
 
 _SAMPLES = ("a list of cost.Sample", "Pass for instance samples=[cost.Sample(1, 8, 1e-4), ...].")

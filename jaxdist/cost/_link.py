@@ -13,8 +13,7 @@ import enum
 
 from jaxdist._called import called
 from jaxdist._validate import check_instance, check_text
-from jaxdist.cost._checks import check_positive
-from jaxdist.cost._curve import SizeCurve
+from jaxdist.cost._curve import SizeCurve, check_positive
 
 
 class Medium(enum.Enum):

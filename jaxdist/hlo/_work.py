@@ -5,7 +5,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from jaxdist.hlo import _text
-from jaxdist.hlo._kernels import count_kernel, find_kernel_dtype
 from jaxdist.hlo._known import (
     PRODUCTS,
     Call,
@@ -16,7 +15,12 @@ from jaxdist.hlo._known import (
     name_if_uncounted,
     runs_on_other_core,
 )
-from jaxdist.hlo._products import count_products, find_product_dtype
+from jaxdist.hlo._products import (
+    count_kernel,
+    count_products,
+    find_kernel_dtype,
+    find_product_dtype,
+)
 from jaxdist.hlo._text import Instruction, Module
 from jaxdist.hlo._traffic import count_traffic, find_fused
 from jaxdist.hlo._trips import count_trips

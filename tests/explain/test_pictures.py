@@ -12,9 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxdist
 from jaxdist import partition
 from jaxdist._explain import draw
-from jaxdist._explain.replicas import Replicas
+from jaxdist._explain.replicas import Chips, Replicas
 from jaxdist._explain.shards import Leaf
-from jaxdist._explain.topology import Chips
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.errors import ArgumentError
 

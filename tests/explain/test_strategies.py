@@ -9,8 +9,8 @@ import pytest
 
 import jaxdist
 from jaxdist import _mesh
+from jaxdist._explain.replicas import Chips
 from jaxdist._explain.strategy import StrategyReport
-from jaxdist._explain.topology import Chips
 from jaxdist._processes import Process
 from jaxdist.cluster_resolver import TPUClusterResolver
 from tests.parameter_server.strategy.making import make_strategy

@@ -23,7 +23,7 @@ import jaxdist
 from jaxdist import _mesh, _reports, cost, errors, partition, tpu
 from jaxdist._planning import planner
 from jaxdist._planning.slice_axes import Axes
-from jaxdist._planning.slice_shape import find_logical_shape, list_counts
+from jaxdist._planning.slices import find_logical_shape, list_counts
 from jaxdist._program.report.compiled_program import CompiledProgram
 from jaxdist.cluster_resolver import TPUClusterResolver
 

@@ -26,7 +26,7 @@ class FirstDevicesStrategy(Strategy):
     {
         "_strategies/__init__.py": (
             (
-                "from jaxdist._strategies.mirrored import",
+                "from jaxdist._strategies.mirrored import MirroredStrategy",
                 "from jaxdist._strategies.first_devices import FirstDevicesStrategy\n    ",
             ),
             ('    "GradientReport",\n', '    "FirstDevicesStrategy",\n'),

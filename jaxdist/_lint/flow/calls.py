@@ -3,7 +3,6 @@
 import ast
 from collections.abc import Sequence
 
-from jaxdist._lint.flow.events import MetricUpdate, Reduction, Run
 from jaxdist._lint.flow.expressions import READS, Expressions, only_batch
 from jaxdist._lint.flow.facts import (
     Averaged,
@@ -15,16 +14,18 @@ from jaxdist._lint.flow.facts import (
     Gradient,
     LocalMean,
     Metric,
+    MetricUpdate,
     Parts,
     Reduced,
+    Reduction,
+    Run,
     Strategy,
     Variable,
     depends_on_batch,
     map_leaves,
 )
-from jaxdist._lint.flow.means import read_mean
+from jaxdist._lint.flow.means import read_mean, read_reduction, reduced
 from jaxdist._lint.flow.objects import read_object
-from jaxdist._lint.flow.reductions import read_reduction, reduced
 from jaxdist._lint.names import written
 
 RUNS = {"run", "experimental_run_v2", "call_for_each_replica"}

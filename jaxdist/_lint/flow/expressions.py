@@ -3,11 +3,11 @@
 import ast
 from collections.abc import Sequence
 
-from jaxdist._lint.flow.events import Events
 from jaxdist._lint.flow.facts import (
     Averaged,
     Batch,
     Dataset,
+    Events,
     Fact,
     Function,
     LocalMean,
@@ -18,8 +18,7 @@ from jaxdist._lint.flow.facts import (
     depends_on_batch,
     join,
 )
-from jaxdist._lint.flow.means import read_division
-from jaxdist._lint.flow.reductions import after_operator
+from jaxdist._lint.flow.means import after_operator, read_division
 from jaxdist._lint.names import Names, written
 
 _ABOUT_SHAPES = {"shape", "dtype", "ndim", "size", "sharding", "name", "trainable"}

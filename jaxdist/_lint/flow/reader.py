@@ -4,15 +4,16 @@ import ast
 from collections.abc import Sequence
 
 from jaxdist._lint.flow.calls import Calls
-from jaxdist._lint.flow.events import Events, Test
 from jaxdist._lint.flow.facts import (
     Averaged,
+    Events,
     Fact,
     Function,
     Gradient,
     LocalMean,
     Reduced,
     Scope,
+    Test,
     Variable,
     join,
 )

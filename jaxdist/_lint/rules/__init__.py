@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
-from jaxdist._lint.finding import Finding, Rule
-from jaxdist._lint.program import Program
+from jaxdist._lint.finding import Finding, Program, Rule
 from jaxdist._lint.rules import (
     divided_metric,
     double_reduction,

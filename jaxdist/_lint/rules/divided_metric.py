@@ -3,9 +3,8 @@
 import ast
 from collections.abc import Iterator
 
-from jaxdist._lint.finding import Finding, Rule
+from jaxdist._lint.finding import Finding, Program, Rule
 from jaxdist._lint.flow import Averaged, read_leaves
-from jaxdist._lint.program import Program
 
 RULE = Rule(
     "JD010",

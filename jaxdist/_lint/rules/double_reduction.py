@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from jaxdist._lint.finding import Finding, Rule
+from jaxdist._lint.finding import Finding, Program, Rule
 from jaxdist._lint.flow import UPDATES, Averaged, Reduced, Reduction, read_leaves
-from jaxdist._lint.program import Program
 
 RULE = Rule(
     "JD001",

@@ -4,9 +4,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from jaxdist._lint.finding import Finding, Rule
+from jaxdist._lint.finding import Finding, Program, Rule
 from jaxdist._lint.names import written
-from jaxdist._lint.program import Program
 
 RULE = Rule(
     "JD009",

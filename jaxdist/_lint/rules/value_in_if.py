@@ -3,8 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from jaxdist._lint.finding import Finding, Rule
-from jaxdist._lint.program import Program
+from jaxdist._lint.finding import Finding, Program, Rule
 
 RULE = Rule(
     "JD007",

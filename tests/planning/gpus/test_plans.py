@@ -20,7 +20,7 @@ from jaxdist import PerReplica, _compat, cost, errors, hlo, jobs
 from jaxdist._first_import import hide_driver_lines
 from jaxdist._planning import make_target
 from jaxdist._planning.needs import Needs, compile_or_get_refusal, read_needs
-from jaxdist._planning.target import Target
+from jaxdist._planning.slice_axes import Target
 from jaxdist._reports import sum_bytes
 from jaxdist.jobs._plan import _make_source
 from tools import raises

@@ -10,7 +10,7 @@ from jax.experimental import io_callback, topologies
 
 import jaxdist
 from jaxdist import _compat, errors
-from jaxdist._compat import gpu_topology
+from jaxdist._compat import options
 from jaxdist._gpus import describe
 from jaxdist._program.compile.without_device import check_needs_no_device
 from tests.strategies.oracle import refused
@@ -51,7 +51,7 @@ def test_a_plugin_that_is_registered_and_describes_nothing_is_an_error_with_its_
     monkeypatch.setattr(_compat, "find_cuda_plugin", lambda: "xla_cuda12")
     monkeypatch.setattr(describe, "_check_plugin", lambda cluster: "xla_cuda12")
     monkeypatch.setattr(topologies, "get_topology_desc", refuse)
-    monkeypatch.setitem(gpu_topology._bridge._topology_factories, "cuda", refuse)
+    monkeypatch.setitem(options._bridge._topology_factories, "cuda", refuse)
     with refused(
         errors.DeviceError,
         "JAX's plugin xla_cuda12 does not describe 'h200:3x5'",
