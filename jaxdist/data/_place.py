@@ -1,6 +1,6 @@
 """Pads host arrays, and places them as a step takes them: on the devices, or still on the host.
 
-# Note [One padded size]
+Note [One padded size]
 With `partial_batch=PAD` all batches have one shape, so a step is compiled once. The dataset gives
 the batch size if it has one (`Batches`); otherwise the first batch decides. The state of an
 iterator holds the number of rows (`padded_rows`). Without it a pass that is resumed just before
@@ -32,6 +32,20 @@ from jaxdist.data._reading.elements import (
 )
 from jaxdist.data._reading.partial_batch import GROUP_CALLER, SPLIT_CALLER, round_up, split_rows
 from jaxdist.errors import ShapeError
+
+# Note [Who owns a batch]
+# The source may overwrite an array as soon as the next element is read. On CPU devices JAX does
+# not copy a NumPy array that happens to be aligned, and on all devices a transfer continues after
+# `device_put` has returned. So `Placer` copies the bytes once into aligned memory, which CPU
+# devices take over without a second copy. Waiting for the transfer instead is slower on
+# accelerators: on GPUs a transfer begins after the steps that were dispatched before it. Arrays of
+# `Batches` are new for each batch and need no copy (`has_exclusive_arrays`). See also Note [Who
+# owns host memory].
+
+# Note [Rows of a process]
+# In a job of several processes `place_own` takes the values of the local replicas only, and the
+# shapes of all. The other functions take the values of all replicas: either every device belongs to
+# this process, or a replica spans several processes, which then all read the same data.
 
 
 class FixedRows:

@@ -12,6 +12,18 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist.errors import ProgramMismatchError
 
+# Note [Agreed shapes]
+# In a job of several processes a `PerReplica` whose values are stored one by one has those of the
+# local replicas. Before a dataset gives such a value, the processes have agreed on the shapes of
+# all replicas, and the value carries them. So every process can compile the program of the whole
+# step without another exchange.
+
+# Note [Batches to come]
+# The last batch of a pass often has fewer rows than the batches before it. Without this, a user
+# would learn at the end of an epoch that the step cannot handle it. So an iterator that knows which
+# batches will be uneven attaches this list to each batch that it gives. A step that is traced for
+# such a batch is also traced for the uneven ones, before anything runs.
+
 AgreedShapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
