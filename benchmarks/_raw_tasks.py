@@ -25,7 +25,7 @@ from zlib_ng.zlib_ng import crc32
 from benchmarks._children import Child, answer_lines, share
 from benchmarks._loop import Loop
 from benchmarks._server_job import LENGTH, MANY, RATE, WORKERS, make_batch, make_parameters
-from jaxdist._parameter_server.transport.on_grpc.package import OPTIONS, load_grpc
+from jaxdist._parameter_server.transport.grpc_channel import OPTIONS, load_grpc
 from jaxdist._parameter_server.transport.stream import CHUNK
 
 _SECONDS = 120.0

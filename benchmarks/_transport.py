@@ -19,7 +19,7 @@ from zlib_ng.zlib_ng import crc32
 
 from benchmarks._loop import Loop
 from jaxdist._parameter_server.transport import Message, connect, serve
-from jaxdist._parameter_server.transport.on_grpc.package import OPTIONS, load_grpc
+from jaxdist._parameter_server.transport.grpc_channel import OPTIONS, load_grpc
 from jaxdist._parameter_server.transport.stream import CHUNK
 
 SECONDS = 120.0

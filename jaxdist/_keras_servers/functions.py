@@ -5,27 +5,113 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxdist import _compat
+from jaxdist._called import called
+from jaxdist._integers import check_all_fit
 from jaxdist._keras import (
     OnlyReplica,
     Rows,
+    add_to_metrics,
     count_rows,
+    give_back_after_errors,
     has_own,
     is_call_on_batch,
     name_of,
     place_batch,
     take_batches,
 )
-from jaxdist._keras_servers.accumulated import find_accumulated
-from jaxdist._keras_servers.checks import check_model
-from jaxdist._keras_servers.here import FunctionHere
-from jaxdist._keras_servers.results import Results
+from jaxdist._keras_servers.checks import check_model, find_accumulated
 from jaxdist._keras_servers.runners import make_runner
-from jaxdist._keras_servers.seeds import Seeds
-from jaxdist._keras_servers.step import ServerStep
+from jaxdist._keras_servers.step import Seeds, ServerStep
 from jaxdist._keras_servers.variables import ModelOnServers
 from jaxdist._replica import current_frame
+
+
+class Results:
+    """The values of the metrics of a model, to which the results of steps are added.
+
+    Args:
+        model: The Keras model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.values: list[Any] = []
+        # The logs that Keras shows after a batch; None before the first result.
+        self.logs: Any = None
+        self._add = jax.jit(self._compute)
+
+    def start(self, values: Any) -> None:
+        """Start from the values of the variables of the metrics."""
+        self.values, self.logs = list(values), None
+
+    def add(self, result: Any, total: int) -> None:
+        """Add the results of a step on `total` rows."""
+        given = {name: result[name] for name in ("loss", "metrics", "rows")}
+        self.logs, self.values = self._add(self.values, given, total)
+
+    def _compute(self, values: Any, result: Any, total: Any) -> Any:
+        return add_to_metrics(
+            self._model, values, result["metrics"], result["loss"], result["rows"], total
+        )
+
+
+class FunctionHere:
+    """A predict function, or a test function with a step of the user.
+
+    Arrays that a step does not change stay the same objects, because new ones would be sent to
+    the servers: see Note [Keras models on servers].
+
+    Args:
+        model: The Keras model.
+        kind: "test" or "predict".
+    """
+
+    def __init__(self, model: Any, kind: str) -> None:
+        self._model, self._kind = model, kind
+        # The numbers of the arrays that the step changed in its last trace, by the batch's shapes.
+        self._changed: dict[Any, list[int]] = {}
+        eagerly = model.run_eagerly or not model.jit_compile
+        self._step = self._compute if eagerly else jax.jit(self._compute)
+
+    @called("evaluate or predict of Keras")
+    def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        """Run the next `steps_per_execution` steps; return the logs or outputs, and the state."""
+        found = []
+        with give_back_after_errors(self._model, self._kind, lambda: state):
+            for batch in take_batches(self._model, iterator):
+                check_all_fit("data", batch)
+                result, new = self._step(state, batch)
+                arrays, structure = jax.tree.flatten(state)
+                for number, array in zip(self._changed[_describe(batch)], new, strict=True):
+                    arrays[number] = array
+                state = jax.tree.unflatten(structure, arrays)
+                found.append(result)
+        if self._kind != "predict":
+            return found[-1], state
+        if len(found) == 1:
+            return found[0], state
+        return jax.tree.map(lambda *x: jnp.concatenate(x), *found), state
+
+    @_compat.check_constants()
+    def _compute(self, state: Any, batch: Any) -> tuple[Any, list[Any]]:
+        """Return the result of a step, and the arrays of the state that it changed."""
+        result, new = getattr(self._model, f"{self._kind}_step")(state, batch)
+        new = (state[0], new) if self._kind == "predict" else new
+        pairs = list(zip(jax.tree.leaves(state), jax.tree.leaves(new), strict=True))
+        changed = [n for n, (before, after) in enumerate(pairs) if after is not before]
+        self._changed[_describe(batch)] = changed
+        return result, [pairs[n][1] for n in changed]
+
+
+def _describe(batch: Any) -> Any:
+    leaves, structure = jax.tree.flatten(batch)
+    # In a trace, dtypes are those of JAX.
+    return structure, tuple((x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in leaves)
+
 
 _MODELS: "weakref.WeakKeyDictionary[Any, ModelOnServers]" = weakref.WeakKeyDictionary()
 

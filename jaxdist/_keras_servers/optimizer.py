@@ -9,16 +9,39 @@ computed by the worker before it sends them: the scale of the loss, and `global_
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from jaxdist._keras_servers.transformation import make_transformation
 from jaxdist._parameter_server import Change, cut_update, list_shards
 from jaxdist._values import Variable, VariableAggregation
+
+
+def make_transformation(
+    optimizer: Any, make_first: Callable[[], Sequence[Any]]
+) -> optax.GradientTransformation:
+    """Return a transformation whose updates give the weights that the optimizer computes.
+
+    Args:
+        optimizer: The optimizer, already built.
+        make_first: Returns the initial values of its variables.
+    """
+
+    def init(params: Any) -> list[Any]:
+        del params
+        return list(make_first())
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        before, treedef = jax.tree.flatten(params)
+        after, state = optimizer.stateless_apply(state, jax.tree.leaves(updates), before)
+        changes = [new - old for new, old in zip(after, before, strict=True)]
+        return treedef.unflatten(changes), list(state)
+
+    return optax.GradientTransformation(init, update)
 
 
 class OptimizerOnServers:

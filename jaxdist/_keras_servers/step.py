@@ -1,17 +1,76 @@
-"""Computes a step of a Keras model whose variables are on servers, on a replica of a worker."""
+"""Computes a step of a Keras model on servers, and the states of its random number generators."""
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdist._keras import Law, Rows, Step, use_rows
-from jaxdist._keras_servers.accumulated import Accumulated
-from jaxdist._keras_servers.checks import check_added_up, check_state_of_loss
-from jaxdist._keras_servers.seeds import Seeds
+from jaxdist._keras_servers.checks import Accumulated, check_added_up, check_state_of_loss
 from jaxdist._keras_servers.variables import ModelOnServers
+
+# As for the replicas of one step, multiples of an odd number are different 32-bit words.
+_STRIDE = 0x9E3779B9
+
+
+class Seeds:
+    """The states of the generators of a model.
+
+    Workers that read one state at the same time would draw the same numbers. So this process
+    advances the states, and gives each step its own.
+
+    Args:
+        model: The model.
+        worker: The number of this worker, if each has its own model. Worker 0 draws the same as a
+            model without a strategy.
+    """
+
+    def __init__(self, model: Any, worker: int = 0) -> None:
+        own = [g.state for layer in model._flatten_layers() for g in layer._seed_generators]
+        known = {id(v) for v in own}
+        fixed = model.non_trainable_variables
+        self.positions = [n for n, v in enumerate(fixed) if id(v) in known]
+        self._mixed = np.uint32(worker * _STRIDE & 0xFFFFFFFF)
+        self._states: list[np.ndarray] = []
+        # By how much a step advances them; None until the first step returns it.
+        self._steps: list[np.ndarray] | None = None
+
+    def start(self, fixed: Sequence[Any]) -> None:
+        """Begin with the states among the non-trainable variables."""
+        self._states = [np.array(fixed[n]) for n in self.positions]
+
+    def take(self) -> list[np.ndarray]:
+        """Return the states for the next step."""
+        given = [np.array(state) for state in self._states]
+        for state in given:
+            state[0] ^= self._mixed.astype(state.dtype)
+        if self._steps is not None:
+            self._advance(self._steps)
+        return given
+
+    def learn(self, steps: Sequence[Any]) -> None:
+        """Learn from the result of a step by how much it advanced its states."""
+        if self._steps is None:
+            self._steps = [np.array(x) for x in steps]
+            self._advance(self._steps)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the next states are known; if not, they depend on a step that is running."""
+        return self._steps is not None or not self.positions
+
+    def put_into(self, fixed: list[Any]) -> None:
+        """Write the states into the values of the non-trainable variables."""
+        for place, state in zip(self.positions, self._states, strict=True):
+            fixed[place] = state
+
+    def _advance(self, steps: Sequence[np.ndarray]) -> None:
+        for state, step in zip(self._states, steps, strict=True):
+            state += step
 
 
 @dataclasses.dataclass

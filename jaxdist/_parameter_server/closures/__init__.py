@@ -1,8 +1,8 @@
 """Closures: functions that are traced once, and run on workers."""
 
-from jaxdist._parameter_server.closures.optimizers.cut import UpdateOfShape as UpdateOfShape
-from jaxdist._parameter_server.closures.optimizers.cut import VariableUpdate as VariableUpdate
-from jaxdist._parameter_server.closures.optimizers.cut import cut_update as cut_update
-from jaxdist._parameter_server.closures.optimizers.server_optimizer import (
+from jaxdist._parameter_server.closures.cut import UpdateOfShape as UpdateOfShape
+from jaxdist._parameter_server.closures.cut import VariableUpdate as VariableUpdate
+from jaxdist._parameter_server.closures.cut import cut_update as cut_update
+from jaxdist._parameter_server.closures.server_optimizer import (
     ServerOptimizer as ServerOptimizer,
 )

@@ -10,12 +10,13 @@ from jax import export
 from jax.extend.core import jaxpr_as_fun
 
 from jaxdist import _compat
-from jaxdist._parameter_server.closures.inputs import StateLeaf, TraceInputs
-from jaxdist._parameter_server.closures.recorder import UPDATED
-from jaxdist._parameter_server.closures.trace_errors import (
+from jaxdist._parameter_server.closures.inputs import (
+    StateLeaf,
+    TraceInputs,
     make_lookup_error,
     make_used_after_error,
 )
+from jaxdist._parameter_server.closures.recorder import UPDATED
 from jaxdist._parameter_server.closures.traced import Lookup
 from jaxdist._parameter_server.variables.ports import Port, RowRead, WorkerIndex
 from jaxdist._parameter_server.variables.server_variable import ServerVariable

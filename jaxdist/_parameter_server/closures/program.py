@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._parameter_server.closures.captured import (
+from jaxdist._parameter_server.closures.adopted import (
     CapturedConstants,
     adopt_captured,
     find_moved,

@@ -18,9 +18,10 @@ import numpy as np
 from jaxdist import _compat
 from jaxdist._called import called
 from jaxdist._parameter_server.closures.exporter import ClosureExporter
-from jaxdist._parameter_server.closures.inputs import StateLeaf, TraceInputs, is_key
-from jaxdist._parameter_server.closures.recorder import UPDATED, Recorders
-from jaxdist._parameter_server.closures.trace_errors import (
+from jaxdist._parameter_server.closures.inputs import (
+    StateLeaf,
+    TraceInputs,
+    is_key,
     make_foreign_error,
     make_key_error,
     make_lost_update_error,
@@ -28,6 +29,7 @@ from jaxdist._parameter_server.closures.trace_errors import (
     make_state_error,
     make_used_after_error,
 )
+from jaxdist._parameter_server.closures.recorder import UPDATED, Recorders
 from jaxdist._parameter_server.closures.traced import Structure, TracedClosure
 from jaxdist._parameter_server.variables.ports import (
     Addition,

@@ -1,9 +1,10 @@
-"""A closure after its trace: its program, what the program needs, and what it changes."""
+"""A closure after its trace, with what it needs and changes; and those that were used last."""
 
 import dataclasses
 import functools
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from jaxdist._parameter_server.protocol import as_array
 from jaxdist._parameter_server.worker_protocol import Input, Load, Part, Source, Update
@@ -126,3 +127,38 @@ def read_request(load: Load) -> TracedClosure:
         None if program is None else Lookup(program.tobytes(), load.lookup),
         load.parts,
     )
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Recent(Generic[K, V]):
+    """A dict that drops the entries that were not used for longest.
+
+    A weak dict would not do: the program of a function refers to the function.
+
+    Args:
+        size: How many entries to keep.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._entries: OrderedDict[K, V] = OrderedDict()
+
+    def find(
+        self, key: K, make: Callable[[], V], is_current: Callable[[V], bool] = lambda _: True
+    ) -> V:
+        """Return an entry; make it if it is not there, or not current."""
+        found = self._entries.get(key)
+        if found is not None and not is_current(found):
+            del self._entries[key]
+            found = None
+        if found is None:
+            # An error in `make` leaves no entry.
+            found = self._entries[key] = make()
+            while len(self._entries) > self._size:
+                self._entries.popitem(last=False)
+        else:
+            self._entries.move_to_end(key)
+        return found

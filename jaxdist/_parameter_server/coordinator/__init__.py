@@ -20,10 +20,10 @@ from jaxdist._parameter_server.coordinator.retries import first_line as first_li
 from jaxdist._parameter_server.coordinator.retries import (
     read_wait_settings as read_wait_settings,
 )
-from jaxdist._parameter_server.coordinator.statistics import (
+from jaxdist._parameter_server.coordinator.scheduled import (
     FinishedNumbers as FinishedNumbers,
 )
-from jaxdist._parameter_server.coordinator.statistics import Statistics as Statistics
+from jaxdist._parameter_server.coordinator.scheduled import Statistics as Statistics
 from jaxdist._parameter_server.variables.servers import Fence as Fence
 from jaxdist._parameter_server.worker.worker_index import check_on_worker as check_on_worker
 from jaxdist._parameter_server.worker.worker_index import (

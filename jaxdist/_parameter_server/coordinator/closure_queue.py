@@ -6,8 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection
 
-from jaxdist._parameter_server.coordinator.scheduled import Scheduled
-from jaxdist._parameter_server.coordinator.statistics import Counts, FinishedNumbers
+from jaxdist._parameter_server.coordinator.scheduled import Counts, FinishedNumbers, Scheduled
 from jaxdist.errors import CancelledError, ContextError
 
 MOST_CLOSURES = 262144

@@ -15,8 +15,7 @@ from jaxdist._parameter_server.coordinator.per_worker import PerWorkerDataset, P
 from jaxdist._parameter_server.coordinator.protocols import CoordinatedStrategy
 from jaxdist._parameter_server.coordinator.remote_value import ClosureResult, RemoteValue
 from jaxdist._parameter_server.coordinator.retries import read_wait_settings
-from jaxdist._parameter_server.coordinator.scheduled import Scheduled
-from jaxdist._parameter_server.coordinator.statistics import Statistics
+from jaxdist._parameter_server.coordinator.scheduled import Scheduled, Statistics
 from jaxdist._parameter_server.coordinator.workers import NewWorkers, Workers
 from jaxdist._parameter_server.worker.worker_index import is_on_worker
 from jaxdist._program import is_unit

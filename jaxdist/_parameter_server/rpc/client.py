@@ -6,12 +6,16 @@ from typing import Any
 import numpy as np
 
 from jaxdist._called import call_as, called, refuse, refuse_type
-from jaxdist._parameter_server.rpc.connection import Connection
-from jaxdist._parameter_server.rpc.result import StatusOrResult
+from jaxdist._parameter_server.rpc.connection import Connection, StatusOrResult
 from jaxdist._parameter_server.rpc.served import Call, Result
 from jaxdist._parameter_server.rpc.signature import LeafSpec, Signature, read_spec
-from jaxdist._parameter_server.rpc.structures import flatten, is_sendable, unflatten
-from jaxdist._parameter_server.rpc.values import check_not_traced, read_leaf
+from jaxdist._parameter_server.rpc.values import (
+    check_not_traced,
+    flatten,
+    is_sendable,
+    read_leaf,
+    unflatten,
+)
 from jaxdist._parameter_server.transport.connect import check_layer
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_number, check_call_arguments, check_text, show

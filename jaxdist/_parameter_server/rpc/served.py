@@ -13,8 +13,7 @@ import msgspec
 
 from jaxdist._called import called, refuse
 from jaxdist._parameter_server.rpc.signature import Signature, make_signature
-from jaxdist._parameter_server.rpc.structures import flatten
-from jaxdist._parameter_server.rpc.values import NUMBERS, Kind, read_leaf
+from jaxdist._parameter_server.rpc.values import NUMBERS, Kind, flatten, read_leaf
 from jaxdist._parameter_server.transport.requests import Array, Reply, Request
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_array, show

@@ -7,8 +7,7 @@ from typing import Any
 from jaxdist._called import called, refuse
 from jaxdist._parameter_server.rpc.client import RESERVED
 from jaxdist._parameter_server.rpc.served import Call, ListMethods, Methods, make_method
-from jaxdist._parameter_server.rpc.structures import is_sendable
-from jaxdist._parameter_server.rpc.values import check_not_traced
+from jaxdist._parameter_server.rpc.values import check_not_traced, is_sendable
 from jaxdist._parameter_server.transport import Limits, Listener, serve
 from jaxdist._parameter_server.transport.connect import check_layer, split_address
 from jaxdist._parameter_server.transport.requests import make_handlers

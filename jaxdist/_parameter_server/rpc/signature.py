@@ -8,8 +8,15 @@ import jax
 import numpy as np
 
 from jaxdist._called import called, refuse, refuse_type
-from jaxdist._parameter_server.rpc.structures import Shown, flatten, format_tree, unflatten
-from jaxdist._parameter_server.rpc.values import ARRAY, as_jax, fits
+from jaxdist._parameter_server.rpc.values import (
+    ARRAY,
+    Shown,
+    as_jax,
+    fits,
+    flatten,
+    format_tree,
+    unflatten,
+)
 from jaxdist._parameter_server.transport.message import get_dtypes, get_names
 from jaxdist._validate import show
 from jaxdist.errors import (

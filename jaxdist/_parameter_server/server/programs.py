@@ -14,8 +14,7 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxdist._called import called, name_call, refuse, refuse_type
 from jaxdist._parameter_server.protocol import RegisterUpdate
-from jaxdist._parameter_server.server.checks import check_array
-from jaxdist._parameter_server.server.stored import StoredVariable
+from jaxdist._parameter_server.server.stored import StoredVariable, check_array
 from jaxdist.errors import ShapeError
 from jaxdist.training import require_extra
 

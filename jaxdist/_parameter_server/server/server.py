@@ -30,13 +30,18 @@ from jaxdist._parameter_server.protocol import (
     Values,
     WriteSnapshot,
 )
-from jaxdist._parameter_server.server import checks
-from jaxdist._parameter_server.server.changing import Changing, LostValuesError
-from jaxdist._parameter_server.server.creating import add_update, add_variables, make_values
+from jaxdist._parameter_server.server.changing import (
+    Changing,
+    LostValuesError,
+    add_update,
+    add_variables,
+    make_values,
+)
 from jaxdist._parameter_server.server.programs import Initialiser, UpdateProgram
 from jaxdist._parameter_server.server.snapshots import Captured, SnapshotKeeper, capture
 from jaxdist._parameter_server.server.staleness import Admission, GetVersions
 from jaxdist._parameter_server.server.state import State
+from jaxdist._parameter_server.server.stored import check_ids, check_name, find_variable
 from jaxdist._parameter_server.transport.requests import Done, R, Request
 from jaxdist._validate import as_integer, as_number, as_path
 from jaxdist.errors import ContextError, UnavailableError
@@ -77,7 +82,7 @@ class VariableServer:
         snapshot_seconds: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.task = checks.check_name("task", task)
+        self.task = check_name("task", task)
         # One lock: changes of one variable cannot run at the same time anyway, and a request of
         # several variables is atomic.
         self._condition = threading.Condition()
@@ -196,7 +201,7 @@ class VariableServer:
 
     @called("register_update")
     def _register_update(self, request: RegisterUpdate) -> Created:
-        key = checks.check_name("key", request.key)
+        key = check_name("key", request.key)
         with self._condition:
             self._check_values()
             found = self._state.programs.get(key)
@@ -225,8 +230,8 @@ class VariableServer:
     def _read_rows(self, request: ReadRows) -> Rows:
         with self._condition:
             self._check_values()
-            found = checks.find_variable(self._state.variables, request.name)
-            ids = checks.check_ids(found, request.ids)
+            found = find_variable(self._state.variables, request.name)
+            ids = check_ids(found, request.ids)
             return Rows(found.peek()[ids], found.version, self._state.incarnation)
 
     @called("change")
@@ -278,7 +283,7 @@ class VariableServer:
 
     def _make_get_versions(self, names: Sequence[str]) -> GetVersions:
         variables = self._state.variables
-        return lambda: {n: checks.find_variable(variables, n).version for n in names}
+        return lambda: {n: find_variable(variables, n).version for n in names}
 
     def _collect(
         self, names: Sequence[str], known: Mapping[str, int], incarnation: str | None

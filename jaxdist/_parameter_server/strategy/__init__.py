@@ -3,4 +3,4 @@
 from jaxdist._parameter_server.strategy.parameter_server import (
     ParameterServerStrategy as ParameterServerStrategy,
 )
-from jaxdist._parameter_server.strategy.version_1 import WorkerStrategy as WorkerStrategy
+from jaxdist._parameter_server.strategy.worker_strategy import WorkerStrategy as WorkerStrategy

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from jaxdist._called import called, refuse
 from jaxdist._parameter_server.coordinator import WorkerLink, call_at_exit
 from jaxdist._parameter_server.protocol import Hello, ListAnnounced
-from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
-from jaxdist._parameter_server.strategy.remote_link import RemoteWorkerLink
+from jaxdist._parameter_server.strategy.links import LocalWorkerLink, RemoteWorkerLink
 from jaxdist._parameter_server.transport import Channel, connect
 from jaxdist._parameter_server.transport.requests import call
 from jaxdist._parameter_server.worker_protocol import End

@@ -15,15 +15,16 @@ from jaxdist._parameter_server.coordinator import (
     WorkerLink,
     check_on_worker,
 )
-from jaxdist._parameter_server.strategy.cluster import check_is_coordinator, read_cluster
-from jaxdist._parameter_server.strategy.local_link import Note
+from jaxdist._parameter_server.strategy.cluster import (
+    check_is_coordinator,
+    find_layout_of_new_worker,
+    find_worker_layouts,
+    read_cluster,
+)
+from jaxdist._parameter_server.strategy.links import Note
 from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
 from jaxdist._parameter_server.strategy.tasks import LocalTasks, RemoteTasks, Tasks
-from jaxdist._parameter_server.strategy.worker_devices import (
-    find_layout_of_new_worker,
-    find_worker_layouts,
-)
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._strategies import StrategyExtended
 from jaxdist._validate import as_integer, check_callable, show

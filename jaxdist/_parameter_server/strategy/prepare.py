@@ -19,9 +19,8 @@ from jaxdist._parameter_server.closures.program import (
     TemplateSource,
     find_shardings,
 )
-from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.recorder import Recorders
-from jaxdist._parameter_server.closures.traced import TracedClosure
+from jaxdist._parameter_server.closures.traced import Recent, TracedClosure
 from jaxdist._parameter_server.coordinator import (
     PerWorkerDataset,
     PerWorkerIterator,
@@ -33,8 +32,8 @@ from jaxdist._parameter_server.strategy.check_arguments import check_arguments, 
 from jaxdist._parameter_server.variables.ports import Port, WorkerIndex
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.sharded import ShardedVariable
+from jaxdist._parameter_server.worker.datasets import is_value
 from jaxdist._parameter_server.worker.devices import find_platform
-from jaxdist._parameter_server.worker.structures import is_value
 from jaxdist._program import WholeCalls, is_unit
 from jaxdist._typing import PyTree
 from jaxdist._values import copy_if_writable

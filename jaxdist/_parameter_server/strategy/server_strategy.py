@@ -16,9 +16,9 @@ from jaxdist import _compat
 from jaxdist._called import call_as, called
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.adopted import Adopted
-from jaxdist._parameter_server.closures.optimizers.move import move_optimizers
-from jaxdist._parameter_server.closures.recent import Recent
-from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink, Note
+from jaxdist._parameter_server.closures.move import move_optimizers
+from jaxdist._parameter_server.closures.traced import Recent
+from jaxdist._parameter_server.strategy.links import LocalWorkerLink, Note
 from jaxdist._parameter_server.strategy.prepare import Prepared, Preparer
 from jaxdist._parameter_server.variables.make_shards import make_shards
 from jaxdist._parameter_server.variables.server_variable import ServerVariable

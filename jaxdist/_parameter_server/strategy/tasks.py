@@ -15,13 +15,13 @@ from jaxdist._parameter_server.coordinator import Joining, ServerReport, WorkerL
 from jaxdist._parameter_server.protocol import Configure, GetStatistics, Hello
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.strategy.joining import LocalJoining, RemoteJoining
-from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
-from jaxdist._parameter_server.strategy.losses import LossReport
-from jaxdist._parameter_server.strategy.patient_server import PatientServer
-from jaxdist._parameter_server.strategy.remote_link import (
+from jaxdist._parameter_server.strategy.links import (
+    LocalWorkerLink,
     RemoteWorkerLink,
     make_wrong_task_error,
 )
+from jaxdist._parameter_server.strategy.losses import LossReport
+from jaxdist._parameter_server.strategy.patient_server import PatientServer
 from jaxdist._parameter_server.transport import Channel, connect
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.worker.devices import find_platform

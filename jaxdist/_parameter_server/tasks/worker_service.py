@@ -20,10 +20,16 @@ from jaxdist._parameter_server.transport.calls import describe_failure
 from jaxdist._parameter_server.transport.requests import Reply, make_handlers
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist._parameter_server.variables.servers import Servers
-from jaxdist._parameter_server.worker.datasets import BatchIterator, name_dataset, put_back
+from jaxdist._parameter_server.worker.datasets import (
+    BatchIterator,
+    describe_tree,
+    is_value,
+    list_leaves,
+    name_dataset,
+    put_back,
+)
 from jaxdist._parameter_server.worker.devices import find_platform
 from jaxdist._parameter_server.worker.functions import find_function
-from jaxdist._parameter_server.worker.structures import describe_tree, is_value, list_leaves
 from jaxdist._parameter_server.worker.worker import ClosureRun, Worker
 from jaxdist._parameter_server.worker_protocol import (
     Answer,

@@ -13,8 +13,7 @@ import msgspec
 
 from jaxdist import errors
 from jaxdist._called import call_as, called, refuse, refuse_type
-from jaxdist._parameter_server.transport.channel import Handler
-from jaxdist._parameter_server.transport.message import LONGEST_METHOD, Message
+from jaxdist._parameter_server.transport.message import LONGEST_METHOD, Handler, Message
 from jaxdist._processes import get_settings
 from jaxdist._validate import as_number, show
 from jaxdist.errors import (

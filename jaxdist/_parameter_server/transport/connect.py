@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 from jaxdist._called import called, refuse
-from jaxdist._parameter_server.transport.channel import Channel, Handler, Listener
+from jaxdist._parameter_server.transport.grpc_channel import GrpcChannel
+from jaxdist._parameter_server.transport.grpc_listener import GrpcListener
 from jaxdist._parameter_server.transport.limits import Limits
 from jaxdist._parameter_server.transport.local import LocalChannel, LocalListener
+from jaxdist._parameter_server.transport.message import Channel, Handler, Listener
 from jaxdist._parameter_server.transport.moving import MovingChannel, find_addresses
-from jaxdist._parameter_server.transport.on_grpc import GrpcChannel, GrpcListener
 from jaxdist._parameter_server.transport.security import Security, read_security
 from jaxdist._processes import describe_addresses, parse_address
 from jaxdist._validate import check_text, show

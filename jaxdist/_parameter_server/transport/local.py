@@ -17,15 +17,14 @@ from jaxdist._parameter_server.transport.calls import (
     get_seconds,
     make_error,
 )
-from jaxdist._parameter_server.transport.channel import Handler
-from jaxdist._parameter_server.transport.limits import Limits
+from jaxdist._parameter_server.transport.limits import Limits, Threads
 from jaxdist._parameter_server.transport.message import (
+    Handler,
     Message,
     check_fields,
     copy_fields,
     get_plain,
 )
-from jaxdist._parameter_server.transport.threads import Threads
 from jaxdist.errors import ClusterError, JaxdistError
 
 _Answer = tuple[Message, Failure | None]

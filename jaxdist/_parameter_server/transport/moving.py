@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable
 
 from jaxdist._parameter_server.transport.calls import get_seconds
-from jaxdist._parameter_server.transport.channel import Channel
-from jaxdist._parameter_server.transport.message import Message
+from jaxdist._parameter_server.transport.message import Channel, Message
 from jaxdist.errors import ClusterError, DeadlineExceededError, UnavailableError
 
 _VARIABLE = "JAXDIST_ADDRESSES"

@@ -14,8 +14,7 @@ import msgspec
 import numpy as np
 
 from jaxdist._called import call_as, called, refuse
-from jaxdist._parameter_server.transport.channel import Channel, Handler
-from jaxdist._parameter_server.transport.message import Message
+from jaxdist._parameter_server.transport.message import Channel, Handler, Message
 from jaxdist.errors import ProgramMismatchError, ShapeError
 
 Array = np.ndarray

@@ -1,7 +1,5 @@
 """Variables as users of parameter servers see them, and how they are cut into shards."""
 
-from jaxdist._parameter_server.variables.make_shards import Shard as Shard
-from jaxdist._parameter_server.variables.make_shards import make_shards as make_shards
 from jaxdist._parameter_server.variables.partitioners import (
     FixedShardsPartitioner as FixedShardsPartitioner,
 )

@@ -12,12 +12,12 @@ import numpy as np
 from jaxdist._called import called
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.protocol import Change as ServerChange
-from jaxdist._parameter_server.variables.exported_initial import (
+from jaxdist._parameter_server.variables.lent import Lent
+from jaxdist._parameter_server.variables.make_shards import (
     ExportedInitial,
     export_initial,
     is_known_form,
 )
-from jaxdist._parameter_server.variables.lent import Lent
 from jaxdist._parameter_server.variables.ports import (
     Addition,
     Port,

@@ -11,8 +11,7 @@ import numpy as np
 from jax import export
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._parameter_server.closures.recent import Recent
-from jaxdist._parameter_server.closures.traced import TracedClosure
+from jaxdist._parameter_server.closures.traced import Recent, TracedClosure
 from jaxdist._parameter_server.protocol import (
     Change,
     Changed,
@@ -23,8 +22,12 @@ from jaxdist._parameter_server.protocol import (
 from jaxdist._parameter_server.server import TOO_STALE
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.shard_rows import NO_ROW
-from jaxdist._parameter_server.worker.devices import PutOn, check_platform, find_platform
-from jaxdist._parameter_server.worker.kept import KeptValues
+from jaxdist._parameter_server.worker.devices import (
+    KeptValues,
+    PutOn,
+    check_platform,
+    find_platform,
+)
 from jaxdist._parameter_server.worker_protocol import Input, Source, Update
 from jaxdist.errors import ContextError, DeadlineExceededError, OtherProcessError, RowIndexError
 

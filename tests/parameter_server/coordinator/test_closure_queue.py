@@ -12,8 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from jaxdist._parameter_server.coordinator import Fence
 from jaxdist._parameter_server.coordinator.closure_queue import MOST_CLOSURES, ClosureQueue
-from jaxdist._parameter_server.coordinator.scheduled import Scheduled
-from jaxdist._parameter_server.coordinator.statistics import FinishedNumbers
+from jaxdist._parameter_server.coordinator.scheduled import FinishedNumbers, Scheduled
 from jaxdist.errors import CancelledError, ContextError
 from tests.parameter_server.coordinator.fakes import wait_for
 from tests.tables import examples

@@ -18,7 +18,7 @@ from jaxdist._parameter_server.protocol import ChangeVariables, GetStatistics, W
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.server.changing import StagedRequest
 from jaxdist._parameter_server.server.snapshots import Checkpoints, Snapshots
-from jaxdist._parameter_server.strategy.remote_link import RemoteWorkerLink
+from jaxdist._parameter_server.strategy.links import RemoteWorkerLink
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist._parameter_server.worker.worker import Worker
 from jaxdist.cluster_resolver import TFConfigClusterResolver

@@ -10,7 +10,7 @@ import pytest
 import jaxdist
 from jaxdist._launching import find_free_ports
 from jaxdist._parameter_server.protocol import ChangeVariables
-from jaxdist._parameter_server.strategy.version_1.worker_strategy import WorkerStrategy
+from jaxdist._parameter_server.strategy.worker_strategy import WorkerStrategy
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
 from jaxdist.errors import ClusterError, DeadlineExceededError, PSUnavailableError
 from tests.parameter_server.strategy.version_1 import ParameterServerStrategy, make_worker

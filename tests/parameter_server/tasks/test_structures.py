@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jaxdist._called import called
+from jaxdist._parameter_server.worker.datasets import describe_tree, make_template
 from jaxdist._parameter_server.worker.functions import describe_script, find_function, list_names
-from jaxdist._parameter_server.worker.structures import describe_tree, make_template
 from jaxdist.errors import ArgumentError, NotFoundError, UnsupportedError
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxdist._called import called
 from jaxdist._parameter_server.transport import Limits, Message
-from jaxdist._parameter_server.transport.on_grpc.package import (
+from jaxdist._parameter_server.transport.grpc_channel import (
     CALL_KEY,
     SECRET_KEY,
     SERVICE,

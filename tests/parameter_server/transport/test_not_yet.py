@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from jaxdist._parameter_server.transport import Limits
-from jaxdist._parameter_server.transport.on_grpc.channel import GrpcChannel
+from jaxdist._parameter_server.transport.grpc_channel import GrpcChannel
 from jaxdist._parameter_server.transport.security import Security
 from jaxdist.errors import DeadlineExceededError, UnavailableError
 from tests.strategies.oracle import refused

@@ -13,8 +13,12 @@ import pytest
 
 from jaxdist._called import called
 from jaxdist._parameter_server.transport import Limits, Message, Security, connect, serve
-from jaxdist._parameter_server.transport.on_grpc import GrpcChannel
-from jaxdist._parameter_server.transport.on_grpc.package import CALL_KEY, SERVICE, load_grpc
+from jaxdist._parameter_server.transport.grpc_channel import (
+    CALL_KEY,
+    SERVICE,
+    GrpcChannel,
+    load_grpc,
+)
 from jaxdist._parameter_server.transport.stream import REPLY, REQUEST, Outgoing
 from jaxdist.errors import UnavailableError, UnknownError
 

@@ -16,8 +16,7 @@ from jaxdist._parameter_server.transport import (
     read_security,
     serve,
 )
-from jaxdist._parameter_server.transport.on_grpc import channel as channel_module
-from jaxdist._parameter_server.transport.on_grpc import package
+from jaxdist._parameter_server.transport import grpc_channel as channel_module
 from jaxdist.errors import (
     ArgumentError,
     ClusterError,
@@ -88,7 +87,7 @@ def test_health_can_be_asked_without_the_secret(listeners: list[Listener]) -> No
 
 
 def test_watching_health_needs_the_secret(listeners: list[Listener]) -> None:
-    grpc, health = package.load_grpc(), package.load_grpc("grpc_health.v1.health_pb2")
+    grpc, health = channel_module.load_grpc(), channel_module.load_grpc("grpc_health.v1.health_pb2")
     address = _serve(listeners, Security(SECRET))
     with grpc.insecure_channel(address) as raw:
         watch = raw.unary_stream(
@@ -99,7 +98,7 @@ def test_watching_health_needs_the_secret(listeners: list[Listener]) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             next(watch(health.HealthCheckRequest(), timeout=20))
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        known = ((package.SECRET_KEY, SECRET.encode()),)
+        known = ((channel_module.SECRET_KEY, SECRET.encode()),)
         call = watch(health.HealthCheckRequest(), timeout=20, metadata=known)
         assert next(call).status == health.HealthCheckResponse.SERVING
         call.cancel()
@@ -145,7 +144,7 @@ def test_a_task_with_other_messages_is_named(
 
 
 def test_a_server_that_is_no_task_of_jaxdist_is_named() -> None:
-    grpc = package.load_grpc()
+    grpc = channel_module.load_grpc()
     server = grpc.server(ThreadPoolExecutor(2))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -220,7 +219,7 @@ def test_without_grpc_the_error_says_how_to_install_it(monkeypatch: pytest.Monke
     def fail(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(package.importlib, "import_module", fail)
+    monkeypatch.setattr(channel_module.importlib, "import_module", fail)
     for call in (
         lambda: serve("127.0.0.1:0", {}, layer="grpc"),
         lambda: connect("127.0.0.1:1", layer="grpc"),

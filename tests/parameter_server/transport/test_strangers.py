@@ -17,7 +17,7 @@ from jaxdist._parameter_server.transport import (
     connect,
     serve,
 )
-from jaxdist._parameter_server.transport.on_grpc.package import (
+from jaxdist._parameter_server.transport.grpc_channel import (
     CALL_KEY,
     SECRET_KEY,
     SERVICE,

@@ -11,7 +11,7 @@ import pytest
 from jaxdist import Variable
 from jaxdist._parameter_server.protocol import Create
 from jaxdist._parameter_server.server import VariableServer
-from jaxdist._parameter_server.variables import FixedShardsPartitioner, exported_initial
+from jaxdist._parameter_server.variables import FixedShardsPartitioner, make_shards
 from jaxdist.errors import ShapeError
 from tests.parameter_server.strategy.making import make_strategy
 from tests.parameter_server.wrapping import wrap
@@ -23,7 +23,7 @@ MANY = jnp.arange(21, dtype=jnp.float32).reshape(SHAPE)
 
 @pytest.fixture(autouse=True)
 def _small_values_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exported_initial, "_LARGE", 64)
+    monkeypatch.setattr(make_shards, "_LARGE", 64)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_the_value_is_that_of_the_function(
 def test_shards_are_programs_of_their_rows(
     sent: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exported_initial, "_LARGE", 1)
+    monkeypatch.setattr(make_shards, "_LARGE", 1)
     strategy = make_strategy(variable_partitioner=FixedShardsPartitioner(2))
     with strategy.scope():
         drawn = Variable(_draw, shape=SHAPE, dtype=np.float32)
@@ -95,9 +95,9 @@ def test_values_with_large_constants_and_small_ones_are_sent(
     strategy = make_strategy()
     with strategy.scope():
         Variable(_draw, shape=SHAPE, dtype=np.float32)
-        monkeypatch.setattr(exported_initial, "_MOST_CONSTANTS", 16)
+        monkeypatch.setattr(make_shards, "_MOST_CONSTANTS", 16)
         constant = Variable(lambda: MANY + 1, shape=SHAPE, dtype=np.float32)
-        monkeypatch.setattr(exported_initial, "_LARGE", 2**24)
+        monkeypatch.setattr(make_shards, "_LARGE", 2**24)
         Variable(_draw, shape=SHAPE, dtype=np.float32)
     assert sent == [bytes, np.ndarray, np.ndarray]
     np.testing.assert_array_equal(constant.numpy(), MANY + 1)

@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdist._parameter_server.variables import make_shards
-from jaxdist._parameter_server.variables.make_shards import split_rows
+from jaxdist._parameter_server.variables.make_shards import make_shards, split_rows
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.experimental.partitioners import FixedShardsPartitioner, MaxSizePartitioner
 

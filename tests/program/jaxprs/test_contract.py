@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec
 import jaxdist
 from jaxdist._keras.forward.aligned import _Varies
 from jaxdist._keras.forward.states import _Evaluation, _Reads
-from jaxdist._keras_servers.accumulated import WeightedSums
-from jaxdist._parameter_server.closures.optimizers.row_pieces import RowInterpreter
+from jaxdist._keras_servers.checks import WeightedSums
+from jaxdist._parameter_server.closures.row_pieces import RowInterpreter
 from jaxdist._parameter_server.closures.trace import Origin as Source
 from jaxdist._parameter_server.closures.trace import SourceAnalysis
 from jaxdist._program.jaxprs.interpreter import HIGHER_ORDER, ForwardAnalysis, Interpreter, rule_for

@@ -11,10 +11,7 @@ from typing import Any
 
 from jaxdist._called import call_as
 from jaxdist._parameter_server.transport.calls import answer, describe_failure, get_seconds
-from jaxdist._parameter_server.transport.channel import Handler
-from jaxdist._parameter_server.transport.limits import Budget, Limits
-from jaxdist._parameter_server.transport.message import Message
-from jaxdist._parameter_server.transport.on_grpc.package import (
+from jaxdist._parameter_server.transport.grpc_channel import (
     CALL_BYTES,
     CALL_KEY,
     OPTIONS,
@@ -24,6 +21,8 @@ from jaxdist._parameter_server.transport.on_grpc.package import (
     WIRE_KEY,
     load_grpc,
 )
+from jaxdist._parameter_server.transport.limits import Budget, Limits, Threads
+from jaxdist._parameter_server.transport.message import Handler, Message
 from jaxdist._parameter_server.transport.security import Security
 from jaxdist._parameter_server.transport.stream import (
     REPLY,
@@ -33,7 +32,6 @@ from jaxdist._parameter_server.transport.stream import (
     Outgoing,
     RefusedError,
 )
-from jaxdist._parameter_server.transport.threads import Threads
 from jaxdist.errors import ClusterError, JaxdistError
 
 # Says only that a task is there, and is asked by those who start tasks.

@@ -14,7 +14,7 @@ from flax import nnx
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist import _compat
-from jaxdist._parameter_server.closures.optimizers.cut import cut_update
+from jaxdist._parameter_server.closures.cut import cut_update
 from jaxdist._parameter_server.closures.recorder import Recorder, Recorders
 from jaxdist._parameter_server.closures.trace import OPTIMIZER
 from jaxdist._parameter_server.closures.traced import TracedClosure

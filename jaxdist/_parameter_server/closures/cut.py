@@ -22,8 +22,8 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from jaxdist import _compat
 from jaxdist._called import called, refuse, refuse_type
-from jaxdist._parameter_server.closures.optimizers.optimizer_trace import CALLER, OptimizerTrace
-from jaxdist._parameter_server.closures.optimizers.row_pieces import RowInterpreter
+from jaxdist._parameter_server.closures.optimizer_trace import CALLER, OptimizerTrace
+from jaxdist._parameter_server.closures.row_pieces import RowInterpreter
 from jaxdist._parameter_server.protocol import RegisterUpdate, as_array
 from jaxdist._parameter_server.server import compute_digest
 from jaxdist._typing import PyTree

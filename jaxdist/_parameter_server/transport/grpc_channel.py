@@ -1,5 +1,6 @@
-"""The caller's side of a connection by gRPC."""
+"""The caller's side of a connection by gRPC, and what both sides agree on."""
 
+import importlib
 import itertools
 import os
 import threading
@@ -11,17 +12,9 @@ from jaxdist._called import called
 from jaxdist._parameter_server.transport.calls import Peer, check_message, get_seconds, make_error
 from jaxdist._parameter_server.transport.limits import Limits
 from jaxdist._parameter_server.transport.message import Message
-from jaxdist._parameter_server.transport.on_grpc.package import (
-    CALL_KEY,
-    OPTIONS,
-    SECRET_KEY,
-    SERVICE,
-    WIRE,
-    WIRE_KEY,
-    load_grpc,
-)
 from jaxdist._parameter_server.transport.security import Security
 from jaxdist._parameter_server.transport.stream import (
+    CHUNK,
     REPLY,
     REQUEST,
     DamagedError,
@@ -32,9 +25,46 @@ from jaxdist._parameter_server.transport.stream import (
 from jaxdist.errors import (
     ArgumentError,
     JaxdistError,
+    MissingExtraError,
     ProgramMismatchError,
     UnauthenticatedError,
 )
+
+SERVICE = "jaxdist.Transport"
+# Written next to each other: one number for all that both sides must read alike.
+WIRE = "3"
+
+WIRE_KEY = "jaxdist-wire"
+CALL_KEY = "jaxdist-call-bin"
+SECRET_KEY = "jaxdist-secret-bin"
+CALL_BYTES = 16
+
+OPTIONS = (
+    # A chunk has its checksum in front.
+    ("grpc.max_receive_message_length", CHUNK + 64),
+    # gRPC reads so far ahead; its default waits for the other side several times in a chunk.
+    ("grpc.http2.lookahead_bytes", 8 * CHUNK),
+)
+
+
+def load_grpc(module: str = "grpc") -> Any:
+    """Import gRPC, or one of the modules that come with the extra.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    # Otherwise it prints a line for each connection that a server closes.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        package = "grpcio-health-checking" if module.startswith("grpc_health") else "grpcio"
+        raise MissingExtraError(
+            f"Calls between processes need the package {package}, and it is not installed.\n\n"
+            "jaxdist is installed without its optional packages.\n\n"
+            "Install it with: pip install grpcio grpcio-health-checking flatbuffers zlib-ng"
+        ) from None
+
 
 _OPTIONS = (
     *OPTIONS,

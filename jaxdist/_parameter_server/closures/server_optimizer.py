@@ -8,7 +8,7 @@ import jax
 import optax
 
 from jaxdist._called import called, refuse, refuse_type
-from jaxdist._parameter_server.closures.optimizers.cut import VariableUpdate, cut_update
+from jaxdist._parameter_server.closures.cut import VariableUpdate, cut_update
 from jaxdist._parameter_server.protocol import Read
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.sharded import ShardedVariable, list_shards

@@ -1,11 +1,11 @@
-"""`RemoteWorkerLink`: a worker in another process."""
+"""The connections to workers: in this process, or in another one."""
 
 import itertools
 import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,14 +13,22 @@ import numpy as np
 from jaxdist._called import called
 from jaxdist._parameter_server.closures.program import ClosureProgram
 from jaxdist._parameter_server.closures.traced import TracedClosure
-from jaxdist._parameter_server.coordinator import IteratorOf
+from jaxdist._parameter_server.coordinator import IteratorOf, on_worker
 from jaxdist._parameter_server.strategy.losses import LossReport
 from jaxdist._parameter_server.strategy.prepare import LeafOf, Made, OwnIndex, Prepared
 from jaxdist._parameter_server.transport import Channel
 from jaxdist._parameter_server.transport.calls import make_error
 from jaxdist._parameter_server.transport.requests import R, Request, call, make_message, read_reply
+from jaxdist._parameter_server.worker.datasets import (
+    BatchIterator,
+    describe_tree,
+    list_leaves,
+    make_template,
+    name_dataset,
+    put_back,
+)
 from jaxdist._parameter_server.worker.functions import describe_script, list_names
-from jaxdist._parameter_server.worker.structures import describe_tree, make_template
+from jaxdist._parameter_server.worker.worker import ClosureRun, Worker
 from jaxdist._parameter_server.worker_protocol import (
     Answer,
     Cancel,
@@ -33,6 +41,7 @@ from jaxdist.errors import (
     ClusterError,
     DeadlineExceededError,
     JaxdistError,
+    PSUnavailableError,
     UnavailableError,
     UnsupportedError,
     WorkerUnavailableError,
@@ -265,3 +274,71 @@ def make_wrong_task_error(address: str, wanted: str, found: Any) -> ClusterError
         "All tasks have the same list of addresses.\n\n"
         "Compare TF_CONFIG, or the cluster resolvers, of this task and of that one."
     )
+
+
+Note = Callable[[int, Mapping[int, str], Mapping[int, str]], None]
+
+
+class LocalWorkerLink:
+    """A worker in this process. A thread of the coordinator calls it.
+
+    Args:
+        index: The index of the worker.
+        worker: The worker.
+        client: The id of the job's run.
+        note: Is told the number of each closure, and the incarnations of the servers that have
+            counted it, and of those that it only reads, by the number of the server.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        worker: Worker,
+        client: str,
+        note: Note = lambda number, counted, read: None,
+    ) -> None:
+        self._index, self._worker, self._client, self._note = index, worker, client, note
+
+    @property
+    def index(self) -> int:
+        """The index of the worker."""
+        return self._index
+
+    def run(self, closure: Prepared, number: int, fence: int, done_below: int) -> Any:
+        """Run a closure, and return its results."""
+        first = closure.program.first
+        iterators: list[BatchIterator] = [v.of(self._index).iterator for v in closure.iterators]
+        taken: list[list[Any]] = []
+        try:
+            for iterator, count in zip(iterators, first.batches, strict=True):
+                taken.append(iterator.take(first.name, count))
+            traced = closure.program.find(taken)
+            leaves = dict(list_leaves(taken))
+            arguments = closure.find_arguments(self._index)
+            request = ClosureRun(traced, arguments, leaves, number, fence, done_below, self._client)
+            finished = self._worker.run(request)
+        except (PSUnavailableError, DeadlineExceededError):
+            # The closure runs again.
+            put_back(iterators, taken)
+            raise
+        self._note(number, finished.counted, finished.read)
+        return traced.structure.build(finished.results)
+
+    def wait_until_back(self, seconds: float) -> bool:
+        """Return whether the worker is there: it ends with this process."""
+        return True
+
+    def create_resource(self, resource: Any) -> Made:
+        """Make a dataset, or an iterator over one."""
+        if isinstance(resource, IteratorOf):
+            iterator = BatchIterator(resource.dataset.value, self._index, resource.dataset.name)
+            return Made(iterator=iterator, template=iterator.make_template())
+        with on_worker(self._index):
+            return Made(value=_make_dataset(resource), name=name_dataset(resource))
+
+    def cancel(self, number: int) -> None:
+        """Do nothing: a program that runs cannot be stopped, and its end is waited for."""
+
+
+def _make_dataset(resource: Callable[[], Any] | Any) -> Any:
+    return resource() if callable(resource) else resource

@@ -1,1 +1,0 @@
-"""Optimizers on the servers: how an optax transformation is cut, and how it gets there."""
