@@ -1,13 +1,14 @@
-"""Warnings for a step that is traced again and again."""
+"""Warnings for a step that is traced again and again, at the line of the user."""
 
 import dataclasses
 import functools
+import sys
 import warnings
 import weakref
 from collections import Counter, deque
 from typing import Any
 
-from jaxdist._program.arguments.caller import user_stack_level
+from jaxdist import _compat
 from jaxdist.errors import RetraceWarning
 
 # Users often trace a step twice on purpose (a smaller last batch, evaluation), but seldom more.
@@ -94,3 +95,13 @@ def source_location(fn: Any) -> str:
     fn = getattr(fn, "__wrapped__", fn)
     code = getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else "an unknown place"
+
+
+def user_stack_level() -> int:
+    """Return the `stacklevel` that makes a warning from the caller show the user's line."""
+    level = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_compat.PACKAGE):
+        frame = frame.f_back
+        level += 1
+    return level

@@ -9,18 +9,23 @@ import numpy as np
 from jaxdist._collectives import TraceNotes, is_below_a_byte
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.compiler_options import CompilerOptions
-from jaxdist._program.arguments.out_slot import OutSlot
+from jaxdist._program.arguments.in_slot import OutSlot
 from jaxdist._program.compile.program import Program
 from jaxdist._program.logical.logical_device import marks_of_results
 from jaxdist._program.logical.placed_work import placed_work
 from jaxdist._program.logical.spmd_inputs import check_inputs
 from jaxdist._program.nnx.graph_rules import Combination
 from jaxdist._program.proof.replication import TracedCollective, analyse
-from jaxdist._program.state.constant_additions import check_constant_additions
-from jaxdist._program.state.divided_metrics import warn_of_divided_metrics
-from jaxdist._program.state.metric_increments import trace_increments
-from jaxdist._program.state.no_rows import check_without_rows, has_empty_input
-from jaxdist._program.state.rows import find_places_with_rows
+from jaxdist._program.state.constant_additions import (
+    check_constant_additions,
+    trace_increments,
+    warn_of_divided_metrics,
+)
+from jaxdist._program.state.no_rows import (
+    check_without_rows,
+    find_places_with_rows,
+    has_empty_input,
+)
 from jaxdist._program.state.state import check_functional_state, find_combinations
 from jaxdist._program.trace.trace import (
     Argument,

@@ -20,7 +20,7 @@ from jaxdist._program.arguments.compiler_options import (
     add_options,
     refuse_option,
 )
-from jaxdist._program.arguments.out_slot import OutSlot
+from jaxdist._program.arguments.in_slot import OutSlot
 from jaxdist._program.compile import saving
 from jaxdist._program.compile.replay import Replay
 from jaxdist._program.compile.result_layouts import choose_result_shardings

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.logical.rewrite import Rewrite, find_stages
 from jaxdist._program.nnx.graph_rules import Combination, combine
-from jaxdist._program.state.rows import replicas_with_rows
+from jaxdist._program.state.no_rows import replicas_with_rows
 from jaxdist._program.trace.trace import Signature, TracedStep
 
 

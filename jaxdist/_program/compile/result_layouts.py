@@ -6,8 +6,7 @@ from typing import Any
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.arguments.in_slot import InSlot
-from jaxdist._program.arguments.out_slot import OutSlot
+from jaxdist._program.arguments.in_slot import InSlot, OutSlot
 from jaxdist._program.state.carried import find_carried_arguments
 from jaxdist._program.trace.trace import Signature, TracedStep
 from jaxdist._values import Kind

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
-from jaxdist._program.functions.call import origin_of_value
-from jaxdist._program.functions.draws import Draws
+from jaxdist._program.functions.draws import Draws, origin_of_value
 from jaxdist._program.jaxprs.primitives import placeholder
 from jaxdist._values import Origin, Variable, copy_steps_ahead
 from jaxdist.errors import ContextError

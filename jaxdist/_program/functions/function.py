@@ -23,9 +23,9 @@ from jaxdist._program.arguments.compiler_options import refuse_option
 from jaxdist._program.arguments.exact import exact_structure
 from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
 from jaxdist._program.arguments.options import check_names, find_static_numbers
-from jaxdist._program.functions.call import FunctionCall
 from jaxdist._program.functions.draws import (
     Draws,
+    FunctionCall,
     UnevenBatchError,
     current_draws,
     is_uneven,
@@ -34,8 +34,7 @@ from jaxdist._program.functions.draws import (
     take_iterators_out,
 )
 from jaxdist._program.functions.errors import find_invalid_operation, mixed_devices_error
-from jaxdist._program.functions.flat_result import FlatResult
-from jaxdist._program.functions.trace import FunctionTrace, trace_function
+from jaxdist._program.functions.trace import FlatResult, FunctionTrace, trace_function
 from jaxdist._program.nnx.graph_cache import GraphCache
 from jaxdist._program.op_by_op import EAGERLY
 from jaxdist._replica import HasLayout, current_frame

@@ -16,9 +16,7 @@ from jaxdist._integers import check_fits
 from jaxdist._program.arguments.arguments import Static, VariableItself, unflatten
 from jaxdist._program.arguments.opaque import ITERABLE_LEAVES, is_iterable_leaf
 from jaxdist._program.functions.bound_variables import BatchLeaf, BoundVariables
-from jaxdist._program.functions.call import FunctionCall
-from jaxdist._program.functions.draws import Draws
-from jaxdist._program.functions.flat_result import flatten_with_variables
+from jaxdist._program.functions.draws import Draws, FunctionCall
 from jaxdist._program.jaxprs.primitives import PLACEHOLDER
 from jaxdist._program.jaxprs.subprograms import iterate_equations
 from jaxdist._program.nnx import closures
@@ -189,3 +187,37 @@ def _check_result(result: Any) -> Any:
 
 _is_read_whole = stops(Stop.ARGUMENTS, Static, *ITERABLE_LEAVES)
 _is_whole = stops(Stop.RESULTS_OF_FUNCTIONS, *ITERABLE_LEAVES)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FlatResult:
+    """The arrays of a result that contains variables, and its structure.
+
+    From the second call on, JAX flattens a result to learn its structure. A variable is a pytree
+    with one leaf, its value, which is not a result of the program.
+    """
+
+    arrays: tuple[Any, ...]
+    structure: Any
+
+    def open(self) -> Any:
+        """Return the result as the function returned it."""
+        return self.structure.unflatten(self.arrays)
+
+
+jax.tree_util.register_pytree_node(
+    FlatResult, lambda r: (r.arrays, r.structure), lambda s, arrays: FlatResult(tuple(arrays), s)
+)
+
+
+def flatten_with_variables(result: Any) -> Any:
+    """Return a `FlatResult` if a checked result contains variables; else the result itself."""
+    leaves = jax.tree.leaves(result, is_leaf=_is_variable)
+    if not any(map(_is_variable, leaves)):
+        return result
+    arrays, structure = jax.tree.flatten(result)
+    return FlatResult(tuple(arrays), structure)
+
+
+def _is_variable(x: Any) -> bool:
+    return isinstance(x, VariableItself)

@@ -17,8 +17,13 @@ from jaxdist._program.arguments.arguments import (
 )
 from jaxdist._program.arguments.exact import exact_structure
 from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
-from jaxdist._program.functions.call import FunctionCall
-from jaxdist._program.functions.draws import Draws, serve, shapes_of, take_iterators_out
+from jaxdist._program.functions.draws import (
+    Draws,
+    FunctionCall,
+    serve,
+    shapes_of,
+    take_iterators_out,
+)
 from jaxdist._program.functions.function import Function
 from jaxdist._program.functions.trace import FunctionTrace, trace_function
 from jaxdist._program.nnx.graph import CachedGraph

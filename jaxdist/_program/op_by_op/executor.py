@@ -30,11 +30,17 @@ from jaxdist._program.op_by_op.thread_scheduler import ThreadScheduler
 from jaxdist._program.proof.pieces import check_results
 from jaxdist._program.proof.replication import NONE, Differs
 from jaxdist._program.proof.uneven_mean import MeanOverReplicas, find_averages
-from jaxdist._program.state.constant_additions import check_constant_additions
-from jaxdist._program.state.divided_metrics import warn_of_divided_metrics
-from jaxdist._program.state.metric_increments import numbers_of_metrics
-from jaxdist._program.state.no_rows import check_without_rows, has_empty_input
-from jaxdist._program.state.rows import place_of, replicas_with_rows
+from jaxdist._program.state.constant_additions import (
+    check_constant_additions,
+    numbers_of_metrics,
+    warn_of_divided_metrics,
+)
+from jaxdist._program.state.no_rows import (
+    check_without_rows,
+    has_empty_input,
+    place_of,
+    replicas_with_rows,
+)
 from jaxdist._program.state.state import check_functional_state, find_combinations
 from jaxdist._program.trace.sharded import have_equal_copies, join_pieces, pieces_of
 from jaxdist._program.trace.trace import Signature, TracedStep, name_of_result, replica_axes_of

@@ -23,7 +23,7 @@ from jaxdist._program.op_by_op.rendezvous import Collective, NumRows
 from jaxdist._program.op_by_op.tape import Tape
 from jaxdist._program.op_by_op.thread_scheduler import ThreadScheduler
 from jaxdist._program.proof.replication import get_named_axes
-from jaxdist._program.state.rows import place_of
+from jaxdist._program.state.no_rows import place_of
 from jaxdist._program.trace.axis_errors import check_names, unbound_axis_error
 from jaxdist._program.trace.step_errors import check_operands
 from jaxdist._values import OPEN, PIECE, Cut, pad_dim, take_mean

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxdist import _compat
-from jaxdist._program.arguments.caller import user_stack_level
+from jaxdist._program.arguments.retrace import user_stack_level
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.interpreter import ForwardAnalysis, read_number
 from jaxdist._program.proof.made_of_nothing import find_line

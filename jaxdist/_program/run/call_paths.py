@@ -3,7 +3,8 @@
 See Note [Call paths].
 """
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -12,9 +13,11 @@ import numpy as np
 from jaxdist import _compat
 from jaxdist._devices import CPU_STEPS
 from jaxdist._integers import has_cut_off, list_host_arrays
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.arguments.arguments import Static
 from jaxdist._program.compile.program import Program
 from jaxdist._program.run.call import Call
-from jaxdist._values import copy_writable_leaves, list_arrays
+from jaxdist._values import Stop, copy_writable_leaves, list_arrays, put, stops
 
 
 def guard_against_deleted(
@@ -83,6 +86,100 @@ def convert_arguments(
 
     def call(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = convert((args, kwargs))
+        return dispatch(*args, **kwargs)
+
+    return call
+
+
+def is_elsewhere(leaf: Any, layout: ReplicaMesh) -> bool:
+    """Whether an array is uncommitted and on devices other than the strategy's."""
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+        return False
+    # JAX copies an uncommitted array to the devices of a program at every call. That copy is saved.
+    return not _compat.is_committed(leaf) and leaf.sharding.device_set != layout.device_set
+
+
+def has_arrays_elsewhere(leaves: Sequence[Any], layout: ReplicaMesh) -> bool:
+    """Whether each call with these leaves copies some of them to the strategy's devices."""
+    return any(is_elsewhere(leaf, layout) for leaf in leaves)
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class MirrorCache:
+    """A cache of mirrored copies, for the next call with the same arrays.
+
+    The n-th entry is the last copy of the n-th such array in a call. An entry is dropped when its
+    array is garbage-collected.
+    """
+
+    def __init__(self, layout: ReplicaMesh) -> None:
+        self._layout = layout
+        self._kept: dict[int, tuple[weakref.ref[Any], jax.Array]] = {}
+
+    def replace_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], donated: Collection[int] = ()
+    ) -> Arguments | None:
+        """Return the arguments with copies instead of such arrays; None if it replaced nothing.
+
+        Donated arguments are not replaced: the call would delete the cached copy.
+        """
+        given = tuple(Donated(a) if i in donated else a for i, a in enumerate(args))
+        leaves, treedef = jax.tree.flatten((given, kwargs), is_leaf=_is_whole)
+        numbers = [i for i, leaf in enumerate(leaves) if is_elsewhere(leaf, self._layout)]
+        if not numbers:
+            return None
+        # By position, so that the copy of a new batch replaces the copy of the last batch.
+        for place, i in enumerate(numbers):
+            leaves[i] = self._find_or_copy(place, leaves[i])
+        given, kwargs = jax.tree.unflatten(treedef, leaves)
+        return tuple(a.value if isinstance(a, Donated) else a for a in given), kwargs
+
+    def _find_or_copy(self, place: int, array: Any) -> jax.Array:
+        known = self._kept.get(place)
+        if known is not None and known[0]() is array and not known[1].is_deleted():
+            return known[1]
+        copy: jax.Array = put(array, self._layout.replicated)
+        kept = self._kept
+
+        def forget(dead: Any) -> None:
+            if place in kept and kept[place][0] is dead:
+                del kept[place]
+
+        kept[place] = (weakref.ref(array, forget), copy)
+        return copy
+
+
+class Donated:
+    """A donated argument, wrapped into one leaf."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+# A step updates NNX objects and variables in place, so they must not be copied.
+_is_whole = stops(Stop.ARGUMENTS, Static, Donated)
+
+
+def mirror_arguments(
+    dispatch: Callable[..., Any],
+    mirror: MirrorCache,
+    donated: Collection[int],
+    end: Callable[[], None],
+) -> Callable[..., Any]:
+    """Return a call path that uses the cached copies of arrays that are on one device.
+
+    It calls `end` at the first call without such arrays. From then on the arguments are usually
+    results of the step, which are mirrored already.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        copied = mirror.replace_arguments(args, kwargs, donated)
+        if copied is None:
+            end()
+        else:
+            args, kwargs = copied
         return dispatch(*args, **kwargs)
 
     return call

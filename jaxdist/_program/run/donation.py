@@ -1,17 +1,23 @@
-"""A call path that finds repeated and deleted buffers before they are donated.
+"""Donated arguments: checks of `donate_argnums`, and of buffers before and after they are donated.
 
 XLA refuses them too, but only while it starts the program. With several devices that may end the
 process.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from jaxdist import _compat
+from jaxdist._called import called, refuse
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.arguments.arguments import Flat, GraphNode, Static, argument_name
+from jaxdist._program.compile.program import Program
+from jaxdist._program.nnx.graph import GraphShape
+from jaxdist._validate import format_lines
 from jaxdist._values import PerReplica
+from jaxdist.errors import ArgumentError, DonationError
 
 
 def may_crash(layout: ReplicaMesh) -> bool:
@@ -97,3 +103,106 @@ def _parts(argument: Any) -> Any:
     if kind is list or kind is tuple:
         return argument
     return (argument._data,) if kind is PerReplica else (argument,)
+
+
+def check_positions(donated: Sequence[int], args: Sequence[Any]) -> None:
+    """Raise if `donate_argnums` contains a position that the call does not have.
+
+    Raises:
+        ArgumentError: Some position is out of range.
+    """
+    out_of_range = [n for n in donated if not 0 <= n < len(args)]
+    if out_of_range:
+        raise ArgumentError(
+            f"RunOptions(donate_argnums={tuple(donated)}) has {out_of_range}, and the step was "
+            f"called with {len(args)} positional argument(s).\n\n"
+            "donate_argnums are positions of arguments, from 0. Keyword arguments cannot be "
+            f"donated.\n\n{_suggest_positions(donated, len(args))}"
+        )
+
+
+def find_donated_leaves(donated: Sequence[int], flat: Flat, graph: GraphShape | None) -> list[int]:
+    """Return the numbers of the program's inputs that these arguments contain.
+
+    Variables of NNX objects come first.
+    """
+    if not donated:
+        return []
+    offset = len(graph.paths) if graph else 0
+    leaves: list[int] = []
+    for path, slot in zip(flat.paths(), flat.slots, strict=True):
+        # The first key of a path is 0 for `args` and 1 for `kwargs`, which cannot be donated.
+        if path[0].idx != 0 or path[1].idx not in donated:
+            continue
+        if isinstance(slot, GraphNode) and graph is not None:
+            leaves += [i for i, p in enumerate(graph.paths) if p[0] == slot.index]
+        elif not isinstance(slot, Static):
+            leaves.append(offset + slot)
+    return leaves
+
+
+def _suggest_positions(donated: Sequence[int], count: int) -> str:
+    kept = tuple(n for n in donated if 0 <= n < count)
+    return f"Pass RunOptions(donate_argnums={kept})." if kept else "Leave donate_argnums out."
+
+
+def check_not_repeated(donated: Sequence[int], leaves: Sequence[Any], program: Program) -> None:
+    """Raise if the call contains one buffer twice and donates it.
+
+    Raises:
+        DonationError: The error names both places.
+    """
+    if not program.donated:
+        return
+    names = program.input_names
+    seen: dict[int, int] = {}
+    for i, leaf in enumerate(leaves):
+        # NumPy arrays and numbers are copied to the devices, so they are never donated.
+        if not isinstance(leaf, jax.Array):
+            continue
+        first = seen.setdefault(id(leaf), i)
+        if first != i and (i in program.donated or first in program.donated):
+            raise DonationError(
+                f"strategy.run would donate one array twice: {names[first]} and {names[i]} are "
+                "the same buffer.\n\n"
+                "A donated buffer is given to the results, so nothing else may use it.\n\n"
+                "Copy one of them first (jnp.copy), or leave it out of donate_argnums "
+                f"{donated}."
+            )
+
+
+# JAX refuses such arguments too, but does not say which ones. JAX 0.10 starts a program on all CPU
+# devices before it checks, and then the process ends with a signal. There jaxdist checks first.
+
+
+def is_about_deleted(error: Exception) -> bool:
+    """Whether an error is JAX's error about a deleted buffer."""
+    # JAX has no exception class for it, and its messages for arrays and for buffers differ.
+    text = str(error)
+    return "has been deleted" in text and ("Array" in text or "Buffer" in text)
+
+
+def find_deleted_arguments(
+    flat: Flat, name_of_state: Callable[[int], str], state: list[Any]
+) -> list[str]:
+    """Return names, dtypes and shapes of the call's leaves and NNX variables that are deleted."""
+    named = [(name_of_state(i), x) for i, x in enumerate(state)]
+    for path, slot in zip(flat.paths(), flat.slots, strict=True):
+        if isinstance(slot, int):
+            named += [(argument_name(path), x) for x in jax.tree.leaves(flat.dynamic[slot])]
+    return [f"{n}: {x.dtype}{list(x.shape)}" for n, x in named if _compat.has_deleted([x])]
+
+
+@called(lambda step: f"strategy.run({step})")
+def deleted_arguments_error(step: str, names: list[str], donated: tuple[int, ...]) -> DonationError:
+    """Return the error for arguments whose buffers are deleted."""
+    numbers = donated or (0,)
+    return refuse(
+        f"{len(names)} array(s) whose buffers are gone:\n{format_lines(names, 4)}",
+        "A step with donate_argnums gives the buffers of those arguments to its results, so they "
+        "hold nothing afterwards.",
+        "Pass what the step returned: state = strategy.run(step, (state, batch), options). To use "
+        "the old arrays again, copy them before (jax.tree.map(jnp.copy, state)), or leave the "
+        f"argument out of RunOptions(donate_argnums={numbers}).",
+        kind=DonationError,
+    )

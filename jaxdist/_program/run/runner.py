@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxdist import _compat
-from jaxdist._program.arguments.deleted import is_about_deleted
 from jaxdist._program.arguments.exact import exact
 from jaxdist._program.arguments.options import RunOptions, check_options
 from jaxdist._program.arguments.retrace import Compilation, RetraceWatch
 from jaxdist._program.compile.program import Program
+from jaxdist._program.run.donation import is_about_deleted
 from jaxdist._program.run.step import Step
 from jaxdist._replica import HasLayout
 from jaxdist._validate import check_keys

@@ -44,26 +44,33 @@ from jaxdist._program.arguments.compiler_options import (
     log_options_without_effect,
     request_options,
 )
-from jaxdist._program.arguments.deleted import deleted_arguments_error, find_deleted_arguments
 from jaxdist._program.arguments.exact import dispatch_by_structure
-from jaxdist._program.arguments.mirroring import MirrorCache, has_arrays_elsewhere, mirror_arguments
 from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile.program import Program
 from jaxdist._program.nnx.graph_cache import GraphCache
 from jaxdist._program.proof.uneven_mean import warn_of_means
-from jaxdist._program.run.call import Call, read, run_inside_trace
+from jaxdist._program.run.call import Call, find_mesh_of_trace, read, run_inside_trace
 from jaxdist._program.run.call_paths import (
+    MirrorCache,
     convert_arguments,
     copy_host_arrays,
     count_steps,
     guard_against_deleted,
+    has_arrays_elsewhere,
     has_host_arrays,
+    mirror_arguments,
     must_count,
 )
-from jaxdist._program.run.donated import check_not_repeated, check_positions
-from jaxdist._program.run.donation import DonatingCall, has_repeats, may_crash
+from jaxdist._program.run.donation import (
+    DonatingCall,
+    check_not_repeated,
+    check_positions,
+    deleted_arguments_error,
+    find_deleted_arguments,
+    has_repeats,
+    may_crash,
+)
 from jaxdist._program.run.fast_call import CallTemplate, FastCall, NotCompiled, TakeSlowPath
-from jaxdist._program.run.mesh_of_trace import find_mesh_of_trace
 from jaxdist._program.run.programs import Programs
 from jaxdist._program.run.same_arguments import make_arguments_equal
 from jaxdist._program.run.whole_batches import WholeBatches, find_in_program

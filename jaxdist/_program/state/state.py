@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jaxdist._program.arguments.arguments import is_static
-from jaxdist._program.arguments.caller import user_stack_level
+from jaxdist._program.arguments.retrace import user_stack_level
 from jaxdist._program.nnx import graph_rules
 from jaxdist._program.nnx.graph import GraphShape
 from jaxdist._program.nnx.graph_rules import Combination, Rule

@@ -7,7 +7,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from jaxdist._program.nnx.graph_rules import Combination, combine
-from jaxdist._program.state.rows import replicas_with_rows
+from jaxdist._program.state.no_rows import replicas_with_rows
 from jaxdist._program.trace.trace import Argument, Signature, TracedStep
 from jaxdist._program.virtual.device import Own, Same, VirtualDevice
 from jaxdist._program.virtual.program_of_one import run_virtually
