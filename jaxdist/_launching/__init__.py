@@ -10,13 +10,13 @@ from jaxdist._late import open_late as _open_late
 
 if TYPE_CHECKING:
     from jaxdist._launching.attempt import Patience as Patience
+    from jaxdist._launching.child import record_error as record_error
     from jaxdist._launching.cluster import FINISHED as FINISHED
     from jaxdist._launching.cluster import LAUNCH_ID as LAUNCH_ID
     from jaxdist._launching.cluster import ClusterJob as ClusterJob
     from jaxdist._launching.cluster import launch_cluster as launch_cluster
     from jaxdist._launching.command import Program as Program
     from jaxdist._launching.command import make_command as make_command
-    from jaxdist._launching.ends import record_error as record_error
     from jaxdist._launching.files import TARGETS as TARGETS
     from jaxdist._launching.files import Request as Request
     from jaxdist._launching.files import TaskRequest as TaskRequest

@@ -8,7 +8,7 @@ import selectors
 import time
 from collections.abc import Callable, Iterator
 
-from jaxdist._launching.ends import End, write_end
+from jaxdist._launching.child import End, write_end
 from jaxdist._launching.signals import AnyChild, Signals, end_all
 
 _NAP = 0.02  # used where the system cannot report at once that a process has ended

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from jaxdist import _compat
 from jaxdist._called import called
 from jaxdist._launching.attempt import Attempt, Patience
-from jaxdist._launching.child import Child, Write
-from jaxdist._launching.ends import End, name_signal
+from jaxdist._launching.child import Child, End, Write, name_signal
 from jaxdist._launching.environment import make_environments
 from jaxdist._launching.first_cause import Cause, find_first_cause, find_lost
 from jaxdist._launching.output import say, write_to

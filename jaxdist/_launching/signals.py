@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, Protocol
 
-from jaxdist._launching.ends import End
+from jaxdist._launching.child import End
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

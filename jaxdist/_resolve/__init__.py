@@ -9,10 +9,10 @@ from jaxdist._late import open_late as _open_late
 
 if TYPE_CHECKING:
     from jaxdist._resolve.findings import Finding as Finding
-    from jaxdist._resolve.network import Network as Network
+    from jaxdist._resolve.findings import Network as Network
     from jaxdist._resolve.report import Report as Report
+    from jaxdist._resolve.report import choose_source as choose_source
     from jaxdist._resolve.report import make_report as make_report
-    from jaxdist._resolve.sources import choose_source as choose_source
-    from jaxdist._resolve.sources import make_resolver as make_resolver
+    from jaxdist._resolve.report import make_resolver as make_resolver
 
 _open_late(__name__)

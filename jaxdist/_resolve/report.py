@@ -1,14 +1,58 @@
 """`Report`: which task this process would be in its job, and what looks wrong."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
+from typing import Any
 
 from jaxdist import _processes
 from jaxdist._called import called
 from jaxdist._cluster import Task, find_task
-from jaxdist._resolve.findings import ERROR, Finding, Situation, list_findings
-from jaxdist._resolve.network import Network
-from jaxdist.cluster_resolver import ClusterResolver
+from jaxdist._resolve.findings import ERROR, Finding, Network, Situation, list_findings
+from jaxdist.cluster_resolver import ENVIRONMENTS, ClusterResolver, find_source
+
+
+def choose_source(environ: MutableMapping[str, str]) -> str:
+    """Return the environment that strategies use; `tf_config` for a process that is alone.
+
+    See Note [Which cluster a process is in].
+    """
+    found = find_source(environ).name
+    return found if found in ENVIRONMENTS else "tf_config"
+
+
+def make_resolver(
+    source: str,
+    environ: MutableMapping[str, str],
+    task_type: str | None = None,
+    task_id: int | None = None,
+    **options: Any,
+) -> ClusterResolver:
+    """Return the resolver of an environment.
+
+    Args:
+        source: The name of the environment.
+        environ: The variables, which are not changed.
+        task_type: The job of this process, if it is another than the resolver says.
+        task_id: Its number, if it is another than the resolver says.
+        **options: What the environment does not contain.
+
+    Raises:
+        ArgumentError: For `gce`, the project, the zone or the instance group is missing.
+        JaxdistError: The resolver raises an error.
+    """
+    environment = ENVIRONMENTS[source]
+    if environment.has_task:
+        options |= {"task_type": task_type, "task_id": task_id}
+        task_type = task_id = None
+    resolver = environment.make(dict(environ), **options, **environment.when_shown)
+    # Before the task is set: in this call a resolver may set it.
+    resolver.cluster_spec()
+    if task_type is not None:
+        resolver.task_type = task_type
+    if task_id is not None:
+        resolver.task_id = task_id
+    return resolver
+
 
 CALLER = "jaxdist resolve"
 

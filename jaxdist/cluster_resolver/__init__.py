@@ -23,10 +23,10 @@ if TYPE_CHECKING:
         KubernetesExecutableLocation as KubernetesExecutableLocation,
     )
     from jaxdist.cluster_resolver._resolver import ClusterResolver as ClusterResolver
+    from jaxdist.cluster_resolver._resolver import find_own_task as find_own_task
+    from jaxdist.cluster_resolver._resolver import list_training_tasks as list_training_tasks
     from jaxdist.cluster_resolver._simple import SimpleClusterResolver as SimpleClusterResolver
     from jaxdist.cluster_resolver._slurm import SlurmClusterResolver as SlurmClusterResolver
-    from jaxdist.cluster_resolver._tasks import find_own_task as find_own_task
-    from jaxdist.cluster_resolver._tasks import list_training_tasks as list_training_tasks
     from jaxdist.cluster_resolver._tf_config import (
         TFConfigClusterResolver as TFConfigClusterResolver,
     )

@@ -1,12 +1,52 @@
 """`ClusterSpec`: the tasks of each job and their addresses."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import as_integer, check_instance, show
-from jaxdist.cluster_resolver._cluster_def import ClusterDef, JobDef, read_cluster_def
 from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError
+
+
+@dataclasses.dataclass(frozen=True)
+class JobDef:
+    """A job: its name, and the address of each task by its number.
+
+    Source:
+        `tf.train.JobDef`.
+    """
+
+    name: str
+    tasks: Mapping[int, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterDef:
+    """The jobs of a cluster.
+
+    Source:
+        `tf.train.ClusterDef`.
+    """
+
+    job: tuple[JobDef, ...]
+
+
+def read_cluster_def(cluster: Any) -> Mapping[Any, Any] | None:
+    """Return a dict from jobs to tasks, from a dict or a `ClusterDef`; None for other types.
+
+    Messages of TensorFlow are read by their fields, so TensorFlow is not imported.
+    """
+    if isinstance(cluster, Mapping):
+        return cluster
+    jobs = getattr(cluster, "job", None)
+    if isinstance(jobs, (str, bytes, Mapping)) or not hasattr(jobs, "__len__"):
+        return None
+    listed = list(jobs) if jobs is not None else []
+    if not all(hasattr(job, "name") and hasattr(job, "tasks") for job in listed):
+        return None
+    return {job.name: dict(job.tasks) for job in listed}
+
 
 Tasks: TypeAlias = Sequence[str] | Mapping[Any, str]
 

@@ -8,11 +8,9 @@ from typing import Any
 from jaxdist import _devices, _processes
 from jaxdist._called import called
 from jaxdist._validate import CallerRename, as_integer, check_text, show
-from jaxdist.cluster_resolver._cluster_def import ClusterDef
-from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
-from jaxdist.cluster_resolver._resolver import ClusterResolver
+from jaxdist.cluster_resolver._cluster_spec import ClusterDef, ClusterSpec
+from jaxdist.cluster_resolver._resolver import ClusterResolver, find_own_task, list_training_tasks
 from jaxdist.cluster_resolver._simple import SimpleClusterResolver
-from jaxdist.cluster_resolver._tasks import find_own_task, list_training_tasks
 from jaxdist.errors import ArgumentTypeError, ClusterError
 
 _LOG = logging.getLogger("jaxdist")

@@ -7,7 +7,7 @@ import pytest
 
 from jaxdist.cluster_resolver import SlurmClusterResolver
 from jaxdist.cluster_resolver._slurm import resolver as _slurm_resolver
-from jaxdist.cluster_resolver._slurm.lists import expand_counts, expand_hosts
+from jaxdist.cluster_resolver._slurm.step import expand_counts, expand_hosts
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ClusterError, JaxdistError
 from tests.cluster_resolver.answers.record import answer, is_same, read
 from tests.strategies.oracle import refused

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxdist
-from jaxdist._processes.watching import observer, state
+from jaxdist._processes.watching import observer
 from jaxdist.errors import ClusterError, OtherProcessError
 from jaxdist.experimental import PreemptionCheckpointHandler, TerminationConfig
 from jaxdist.training import Checkpoints
@@ -45,8 +45,8 @@ def wait(place: str, fault: str, folder: str) -> Result:
 
 def use_a_machine_of_its_own() -> None:
     """Let the hosts differ as machines do: the process ids of one mean nothing on another."""
-    machine = state.get_machine() + socket.gethostname()
-    state.get_machine = observer.get_machine = lambda: machine
+    machine = observer.get_machine() + socket.gethostname()
+    observer.get_machine = lambda: machine
 
 
 def _meet(fault: str, folder: pathlib.Path) -> None:

@@ -14,7 +14,7 @@ import jaxdist
 from jaxdist import jobs
 from jaxdist._called import called
 from jaxdist._launching import gpus
-from jaxdist._launching.ends import End, Record
+from jaxdist._launching.child import End, Record
 from jaxdist._launching.environment import make_environments
 from jaxdist._launching.first_cause import find_lost
 from tests.launching.launcher import (

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
+from jaxdist._launching.child import End
 from jaxdist._launching.cluster import ClusterJob
-from jaxdist._launching.ends import End
 from jaxdist._launching.on_ray.actor import ProcessOnNode
-from jaxdist._launching.on_ray.places import Places
-from jaxdist._launching.on_ray.task import OnRay, RayTask
-from jaxdist._launching.on_ray.tasks import run_tasks_on_ray
+from jaxdist._launching.on_ray.placement import Places
+from jaxdist._launching.on_ray.task import OnRay, RayTask, run_tasks_on_ray
 from jaxdist._launching.signals import Signals
 from jaxdist.errors import LaunchError
 from tests.launching.launcher import wait_until
@@ -180,7 +179,7 @@ def test_a_task_that_is_killed_while_it_is_started_is_killed_afterwards() -> Non
 def test_servers_on_another_node_need_a_shared_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     ray: Any = _Ray(_Actor())
     ray.util = types.SimpleNamespace(get_node_ip_address=lambda: "1.1.1.9")
-    tasks = "jaxdist._launching.on_ray.tasks."
+    tasks = "jaxdist._launching.on_ray.task."
     monkeypatch.setattr(tasks + "reserve", lambda *args: "group")
     monkeypatch.setattr(tasks + "start_actor", lambda *args, **options: _Actor())
     found = ["1.1.1.1:10", "1.1.1.2:20", "1.1.1.9:30"]

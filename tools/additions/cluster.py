@@ -75,8 +75,7 @@ def make_open_mpi(environ: Mapping[str, str]) -> SimpleClusterResolver:
 
 import shlex
 
-from jaxdist._launching.files.request import Request
-from jaxdist._launching.files.tasks import TaskRequest
+from jaxdist._launching.files.request import Request, TaskRequest
 from jaxdist.errors import LaunchError
 
 

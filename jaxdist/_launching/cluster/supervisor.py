@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from jaxdist._launching.attempt import Patience
+from jaxdist._launching.child import End, name_signal
 from jaxdist._launching.cluster.environment import FINISHED
-from jaxdist._launching.ends import End, name_signal
 from jaxdist._launching.output import say
 from jaxdist._launching.signals import AnyChild, Signals, end_all
 

@@ -3,13 +3,11 @@
 import dataclasses
 from collections.abc import Callable
 
-from jaxdist._launching.files.jobset import make_jobset
-from jaxdist._launching.files.jobset_tasks import make_task_jobset
+from jaxdist._launching.files.jobset import make_jobset, make_task_jobset
 from jaxdist._launching.files.request import Request as Request
+from jaxdist._launching.files.request import TaskRequest as TaskRequest
 from jaxdist._launching.files.skypilot import make_skypilot_task, refuse_tasks
-from jaxdist._launching.files.slurm import make_slurm_script
-from jaxdist._launching.files.slurm_tasks import make_task_script
-from jaxdist._launching.files.tasks import TaskRequest as TaskRequest
+from jaxdist._launching.files.slurm import make_slurm_script, make_task_script
 
 
 @dataclasses.dataclass(frozen=True)

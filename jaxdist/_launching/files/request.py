@@ -2,10 +2,12 @@
 
 import dataclasses
 import importlib.metadata
+import json
 import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jaxdist._called import called, refuse
 from jaxdist._launching.environment import check_devices
@@ -190,3 +192,108 @@ def _make_name(text: str) -> str:
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     name = name if name[:1].isalpha() else f"job-{name}"
     return name[:_LONGEST_NAME].strip("-")
+
+
+# The extra `grpcio` of jaxdist installs these: tasks use gRPC.
+_PACKAGES = ("grpcio", "grpcio-health-checking", "flatbuffers", "zlib-ng")
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskRequest:
+    """A job with parameter servers, and what it needs on a cluster.
+
+    Args:
+        request: The job: what the chief runs, and the total number of tasks.
+        server_arguments: The arguments after `python` in the command of the other tasks.
+        ps: Number of parameter servers.
+        workers: Number of workers.
+        snapshot_directory: Where snapshots are kept; None for a place that ends with the job.
+    """
+
+    request: Request
+    server_arguments: Sequence[str]
+    ps: int
+    workers: int
+    snapshot_directory: str | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of tasks of each job."""
+        return {"chief": 1, "ps": self.ps, "worker": self.workers}
+
+    def make_part(self, job: str) -> Request:
+        """Return what the tasks of one job run and need. Only workers get GPUs."""
+        part = dataclasses.replace(self.request, packages=_PACKAGES, count=self.counts[job])
+        if job != "worker":
+            part = dataclasses.replace(part, gpu=None, devices=None)
+        if job == "chief":
+            return part
+        arguments = list(self.server_arguments)
+        if arguments == list(part.arguments):
+            return part
+        # `jaxdist server` needs neither the script nor the packages of a training.
+        name = part.job_name
+        return dataclasses.replace(
+            part, arguments=arguments, file=None, is_training=False, name=name
+        )
+
+
+# Any other string is written in quotes. Words such as `yes` and `null` would not be strings.
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-/]*")
+_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+
+
+def write_yaml(value: Any) -> str:
+    """Return dicts, lists, strings, numbers and booleans as a YAML document.
+
+    Strings of several lines are written as blocks, which are easier to read.
+    """
+    return "\n".join(_write(value, 0)) + "\n"
+
+
+def _write(value: Any, indent: int) -> list[str]:
+    space = " " * indent
+    lines: list[str] = []
+    if isinstance(value, dict) and value:
+        for key, entry in value.items():
+            lines += _write_entry(f"{space}{_write_text(key)}:", entry, indent)
+    elif isinstance(value, list) and value:
+        for entry in value:
+            if _is_full(entry):
+                first, *rest = _write(entry, indent + 2)
+                lines += [f"{space}- {first[indent + 2 :]}", *rest]
+            else:
+                lines.append(f"{space}- {_write_scalar(entry, indent)}")
+    else:
+        lines.append(space + _write_scalar(value, indent))
+    return lines
+
+
+def _is_full(value: Any) -> bool:
+    return bool(value) and not isinstance(value, str | int | float)
+
+
+def _write_entry(start: str, entry: Any, indent: int) -> list[str]:
+    if _is_full(entry):
+        return [start, *_write(entry, indent + 2)]
+    return [f"{start} {_write_scalar(entry, indent)}"]
+
+
+def _write_scalar(value: Any, indent: int) -> str:
+    if not isinstance(value, str):
+        return json.dumps(value)
+    lines = value.split("\n")
+    if len(lines) > 1 and all(line.replace("\t", "").isprintable() for line in lines):
+        # `2` is the indentation of the block: its first line may begin with spaces.
+        end = "-" if lines[-1] else "+" if not lines[-2] else ""
+        body = lines if lines[-1] else lines[:-1]
+        space = " " * (indent + 2)
+        return "\n".join([f"|2{end}", *(space + line if line else "" for line in body)])
+    return _write_text(value)
+
+
+def _write_text(value: str) -> str:
+    if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
+        return value
+    written = (c if c.isprintable() else f"\\U{ord(c):08x}" for c in value)
+    return '"' + "".join({'"': '\\"', "\\": "\\\\"}.get(c, c) for c in written) + '"'

@@ -7,9 +7,7 @@ import shlex
 from typing import Any
 
 from jaxdist._called import called, refuse
-from jaxdist._launching.files.request import Request
-from jaxdist._launching.files.tasks import TaskRequest
-from jaxdist._launching.files.text import write_yaml
+from jaxdist._launching.files.request import Request, TaskRequest, write_yaml
 from jaxdist.errors import LaunchError
 
 _PORT = 8470

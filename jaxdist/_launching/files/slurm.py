@@ -1,10 +1,11 @@
 """Writes a Slurm batch script for the job of a command."""
 
 import os
+import pathlib
 import shlex
 import sys
 
-from jaxdist._launching.files.request import Request
+from jaxdist._launching.files.request import Request, TaskRequest
 
 # How long Slurm waits after one task has ended. The others first save what they have, then end.
 _WAIT_SECONDS = 300
@@ -107,3 +108,170 @@ def _describe_memory(request: Request) -> str:
         return f"--mem={(request.memory or 0) * request.processes_of_host}G"
     # In MiB, rounded up.
     return f"--mem-per-cpu={-(-(request.memory or 0) * 1024 // (request.cpus or 1))}M"
+
+
+# Each task runs `bash -c "$run_task" bash JOB PORT COMMAND ...`.
+_RUN_TASK = r"""
+job=$1 port=$2
+shift 2
+index=$SLURM_PROCID
+exec 3>&1
+exec > >(trap "" TERM; exec sed -u "s/^/[$job $index] /" >&3) 2>&1
+writer=$!
+trap 'exec 1>&- 2>&-; wait "$writer"' EXIT
+# Each task tells the others where it is, by a file that all of them see.
+echo "$SLURMD_NODENAME:$((port + index))" >"$job_folder/$job.$index.part"
+mv "$job_folder/$job.$index.part" "$job_folder/$job.$index"
+cluster=
+for entry in $job_tasks; do
+    name=${entry%:*} addresses=
+    for ((other = 0; other < ${entry#*:}; other++)); do
+        until [ -e "$job_folder/$name.$other" ]; do
+            # A file system on a network is asked again.
+            ls "$job_folder" >/dev/null
+            sleep 0.2
+        done
+        addresses+="${addresses:+, }\"$(cat "$job_folder/$name.$other")\""
+    done
+    cluster+="${cluster:+, }\"$name\": [$addresses]"
+done
+export TF_CONFIG="{\"cluster\": {$cluster}, \"task\": {\"type\": \"$job\", \"index\": $index}}"
+soon=0
+while true; do
+    began=$SECONDS is_asked=
+    "$@" &
+    process=$!
+    while kill -0 "$process" 2>/dev/null; do
+        if [ -z "$is_asked" ] && [ -e "$job_folder/end" ]; then
+            kill -TERM "$process"
+            is_asked=1
+        fi
+        sleep 0.2
+    done
+    wait "$process"
+    code=$?
+    # The script below starts the chief again.
+    if [ "$job" = chief ] || [ -e "$job_folder/end" ]; then
+        exit "$code"
+    fi
+    soon=$((SECONDS - began < 10 ? soon + 1 : 0))
+    if [ "$code" -le 128 ] || [ "$soon" -ge 5 ]; then
+        echo "ended with exit code $code while the chief ran"
+        if [ "$code" -eq 0 ]; then
+            echo "Let the script call jaxdist.Server(...).join() in this task."
+            code=1
+        fi
+        # The code of srun is that of tasks which it ended because of this one.
+        echo "$code" >"$job_folder/code.$job.$index"
+        mv -n "$job_folder/code.$job.$index" "$job_folder/code"
+        exit "$code"
+    fi
+    echo "was ended by signal $((code - 128)), and is started again"
+done
+"""
+_END = """
+# Workers and parameter servers end, and these write a last snapshot.
+touch "$job_folder/end"
+for _ in $(seq 60); do
+    [ -z "$(jobs -pr)" ] && break
+    sleep 1
+done
+rm -rf "$job_folder"
+exit "$code"
+"""
+
+
+def make_task_script(request: TaskRequest) -> str:
+    """Return the script, for `sbatch`.
+
+    It is a heterogeneous job: the chief, the parameter servers and the workers are one component
+    each, so only workers get GPUs. A task that is killed starts again on the same node. The folder
+    of the script must be on a file system that all nodes share.
+
+    Raises:
+        LaunchError: An option has no use in Slurm.
+    """
+    base = request.request
+    refuse_foreign(base)
+    parts = {job: request.make_part(job) for job in request.counts}
+    components = [[f"--job-name={base.job_name}", *list_options(parts["chief"])]]
+    components[0] += [f"--chdir={os.getcwd()}", f"--output={base.job_name}-%j.log"]
+    components += [["hetjob", *list_options(parts[job])] for job in ("ps", "worker")]
+    lines = ["#!/bin/bash"]
+    lines += [f"#SBATCH {shlex.quote(option)}" for own in components for option in own]
+    tasks = " ".join(f"{job}:{count}" for job, count in request.counts.items())
+    kept = '"$job_folder/snapshots"'
+    if request.snapshot_directory is not None:
+        kept = shlex.quote(str(pathlib.Path(request.snapshot_directory).absolute()))
+    lines += [
+        f"# {base.count} tasks of one job. Start it with: sbatch FILE",
+        "",
+        "# Variables of the shell that called sbatch would be taken for those of the job.",
+        f"unset {' '.join(FOREIGN)} JAXDIST_CLUSTER JAXDIST_ADDRESSES JAXDIST_SECRET",
+        f'export job_folder="$PWD/.{base.job_name}-$SLURM_JOB_ID" job_tasks={shlex.quote(tasks)}',
+        'mkdir -p -m 700 "$job_folder"',
+        'rm -f "$job_folder"/{chief,ps,worker,code}.* "$job_folder"/{code,end}',
+        f"export JAXDIST_SNAPSHOT_DIRECTORY={kept} JAXDIST_ATTEMPT=1",
+        *_make_secret(),
+        "port=$((10240 + SLURM_JOB_ID * 7 % 320 * 64))",
+        f"run_task=$(cat <<'END'{_RUN_TASK}END",
+        ")",
+        "",
+    ]
+    place = 1
+    for group, job in enumerate(("ps", "worker"), start=1):
+        lines += [f"{_write_step(request, job, group, place)} &", f"{job}=$!"]
+        place += request.counts[job]
+    lines += [
+        f"for attempt in $(seq 1 {base.restarts + 1}); do",
+        "    export JAXDIST_ATTEMPT=$attempt",
+        f"    {_write_step(request, 'chief', 0, 0)} &",
+        "    chief=$!",
+        '    wait -n "$chief" "$ps" "$worker"',
+        "    code=$?",
+        '    if kill -0 "$chief" 2>/dev/null; then',
+        "        # A task has ended by itself, and has said so; or Slurm has lost one.",
+        '        [ "$code" -ne 0 ] || code=1',
+        '        [ -e "$job_folder/code" ] && code=$(cat "$job_folder/code")',
+        '        echo "the job ends with the exit code $code of a server or a worker" >&2',
+        "        break",
+        "    fi",
+        '    [ "$code" -eq 0 ] && break',
+        '    echo "attempt $attempt of the chief ended with exit code $code" >&2',
+        "done",
+    ]
+    return "\n".join(lines) + "\n" + _END.lstrip()
+
+
+def _make_secret() -> list[str]:
+    """Return the lines that give the tasks the secret by which they recognize each other."""
+    given = os.environ.get("JAXDIST_SECRET_FILE")
+    if given:
+        return [f"export JAXDIST_SECRET_FILE={shlex.quote(str(pathlib.Path(given).absolute()))}"]
+    make = shlex.join([sys.executable, "-c", "import secrets; print(secrets.token_urlsafe())"])
+    return [
+        'export JAXDIST_SECRET_FILE="$job_folder/secret"',
+        f'(umask 077; {make} >"$JAXDIST_SECRET_FILE")',
+    ]
+
+
+def _write_step(request: TaskRequest, job: str, group: int, place: int) -> str:
+    """Return the command that runs the tasks of a job.
+
+    Args:
+        request: The request.
+        job: `chief`, `ps` or `worker`.
+        group: Number of its component.
+        place: Number of tasks whose ports come before its ports.
+    """
+    part = request.make_part(job)
+    variables = part.list_variables(os.environ)
+    step = ["srun", f"--het-group={group}", f"--ntasks={part.count}", "--kill-on-bad-exit=1"]
+    if part.cpus is not None:
+        # srun does not inherit this option from sbatch.
+        step.append(f"--cpus-per-task={part.cpus}")
+    step += list_bindings(part)
+    settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+    command = shlex.join([sys.executable, *part.arguments])
+    task = f'bash -c "$run_task" bash {job} $((port + {place}))'
+    return f"{settings} {shlex.join(step)} {task} {command}"

@@ -12,8 +12,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from jaxdist._launching.child import Child
-from jaxdist._launching.ends import End, write_end, write_whole
+from jaxdist._launching.child import Child, End, write_end, write_whole
 from jaxdist._launching.ports import find_free_ports, is_free
 
 _NAP = 0.05

@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import IO, Any
 
-from jaxdist._launching.child import Write
-from jaxdist._launching.ends import End, Record
+from jaxdist._launching.child import End, Record, Write
 
 
 class RayChild:

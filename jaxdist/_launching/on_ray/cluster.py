@@ -25,7 +25,7 @@ from jaxdist._launching.on_ray.placement import (
     reserve,
     start_actor,
 )
-from jaxdist._launching.on_ray.tasks import run_tasks_on_ray
+from jaxdist._launching.on_ray.task import run_tasks_on_ray
 from jaxdist._launching.ports import find_free_ports
 from jaxdist._launching.signals import Signals
 from jaxdist._processes import get_settings

@@ -11,7 +11,7 @@ from jaxdist._processes.process import Process, get_process_of_job
 from jaxdist._processes.settings import Settings, get_settings
 from jaxdist._processes.store import Store, get_store
 from jaxdist._processes.watching.doctor import Doctor
-from jaxdist._processes.watching.farewell import Farewell
+from jaxdist._processes.watching.explain import Farewell
 from jaxdist._processes.watching.lifelines import Lifelines
 
 _current: list[tuple[Doctor, Farewell]] = []

@@ -21,8 +21,7 @@ import time
 from jaxdist._processes.addresses import listen
 from jaxdist._processes.process import Process
 from jaxdist._processes.store import Store
-from jaxdist._processes.watching.observer import GONE, LEFT, SILENT_SECONDS
-from jaxdist._processes.watching.state import PREFIX, ProcessState
+from jaxdist._processes.watching.observer import GONE, LEFT, PREFIX, SILENT_SECONDS, ProcessState
 from jaxdist.errors import UnavailableError
 
 _LOG = logging.getLogger("jaxdist")

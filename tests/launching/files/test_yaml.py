@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdist._launching.files.text import write_yaml
+from jaxdist._launching.files.request import write_yaml
 
 _TEXTS = st.one_of(
     st.text(),

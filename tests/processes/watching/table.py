@@ -2,8 +2,7 @@
 
 from hypothesis import strategies as st
 
-from jaxdist._processes.watching.observer import Seen
-from jaxdist._processes.watching.state import ProcessState
+from jaxdist._processes.watching.observer import ProcessState, Seen
 
 # Texts that name processes themselves, as a user's error may.
 _TEXTS = st.sampled_from(["", "ValueError: process 0 is bad", "signal SIGKILL", "reduce (call 3)"])

@@ -11,8 +11,7 @@ from jaxdist._processes.watching.diagnosis import (
     diagnose_lost,
     name_processes,
 )
-from jaxdist._processes.watching.observer import SILENT_SECONDS, Seen
-from jaxdist._processes.watching.state import ProcessState
+from jaxdist._processes.watching.observer import SILENT_SECONDS, ProcessState, Seen
 from tests.processes.watching.table import tables
 
 WAITS = Seen(ProcessState(0, place="reduce (call 2)", step=7, in_wait=True))

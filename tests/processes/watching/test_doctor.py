@@ -14,8 +14,7 @@ from jaxdist._processes import LocalStore, Process, Settings
 from jaxdist._processes.watching.current import get_doctor
 from jaxdist._processes.watching.doctor import Doctor
 from jaxdist._processes.watching.hang import HangReports
-from jaxdist._processes.watching.observer import Observer
-from jaxdist._processes.watching.state import ProcessState
+from jaxdist._processes.watching.observer import Observer, ProcessState
 from jaxdist._processes.watching.whereabouts import Doing, Whereabouts
 from jaxdist.errors import UnavailableError
 

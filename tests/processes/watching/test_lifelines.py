@@ -10,8 +10,7 @@ import pytest
 from jaxdist._processes import LocalStore, Process
 from jaxdist._processes.watching import lifelines
 from jaxdist._processes.watching.lifelines import Lifelines
-from jaxdist._processes.watching.observer import GONE, LEFT
-from jaxdist._processes.watching.state import PREFIX, ProcessState
+from jaxdist._processes.watching.observer import GONE, LEFT, PREFIX, ProcessState
 
 
 @pytest.fixture(autouse=True)

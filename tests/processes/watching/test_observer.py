@@ -14,9 +14,9 @@ import pytest
 
 from jaxdist._processes import LocalStore, Process
 from jaxdist._processes.watching import observer as observer_module
-from jaxdist._processes.watching import state as state_module
-from jaxdist._processes.watching.observer import Observer
-from jaxdist._processes.watching.state import (
+from jaxdist._processes.watching import observer as state_module
+from jaxdist._processes.watching.observer import (
+    Observer,
     ProcessState,
     describe_this_machine,
     get_machine,

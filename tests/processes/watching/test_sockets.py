@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from jaxdist._processes import connections
-from jaxdist._processes.watching.sockets import cut_collectives, cut_connections
+from jaxdist._processes.watching.doctor import cut_collectives, cut_connections
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/net/tcp"), reason="needs Linux")
 Connected = tuple[socket.socket, socket.socket, socket.socket]

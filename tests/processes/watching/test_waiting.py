@@ -14,11 +14,10 @@ import pytest
 from jaxdist import _processes, errors
 from jaxdist._compat import is_ready
 from jaxdist._processes import HERE, LocalStore, Process, Settings, Waiter, wait_until_ready
-from jaxdist._processes.watching import limit as limit_module
-from jaxdist._processes.watching.collective_errors import is_collective_error, is_time_limit
+from jaxdist._processes.watching import waiting as limit_module
 from jaxdist._processes.watching.current import get_doctor
-from jaxdist._processes.watching.explain import explain_error
-from jaxdist._processes.watching.state import ProcessState, get_machine
+from jaxdist._processes.watching.explain import explain_error, is_collective_error, is_time_limit
+from jaxdist._processes.watching.observer import ProcessState, get_machine
 
 CLOSED = "UNKNOWN: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:1"
 
