@@ -103,7 +103,7 @@ def refuse_servers(request: TaskRequest) -> str:
         ),
         "_launching/files/__init__.py": (
             (
-                "from jaxdist._launching.files.request import",
+                "from jaxdist._launching.files.request import Request",
                 "from jaxdist._launching.files.open_mpi import make_script, refuse_servers\n",
             ),
             (
