@@ -139,7 +139,7 @@ def test_all_give_one_answer(
     if index is not None:
         assert f"process {index} of {count}" in said
     elif task is not None:
-        assert f"none of the {count} processes" in said
+        assert f"not one of the {count} processes" in said
     else:
         assert "process 0 of 1" in said
 
