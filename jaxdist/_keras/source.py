@@ -1,4 +1,4 @@
-"""Accesses modules of Keras, which only the functions that need them import; and changes it."""
+"""Imports modules of Keras where they are needed, and changes Keras for strategies."""
 
 import importlib
 import os

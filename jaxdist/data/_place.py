@@ -52,7 +52,6 @@ class FixedRows:
     """The number of rows that all padded batches have. See Note [One padded size].
 
     Args:
-        caller: The name of the function in messages.
         multiple: A divisor of the number of rows.
         rows: The least number of rows if it is known; with 0 the first batch decides.
     """

@@ -1,6 +1,7 @@
 """`task = "module:Class"`: a task in a module of the user, and each mistake in its name."""
 
 import importlib
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,6 +86,23 @@ def test_a_directory_of_another_task_is_refused(
     other.write_text('[checkpoint]\ndirectory = "runs/sine/checkpoints"\n')
     assert main(["train", str(other), *words]) == 2
     assert "task: saved 'sine:SineTask', now 'digits'" in capsys.readouterr().err
+
+
+def test_the_command_finds_a_task_in_its_directory_and_installed_modules_before_it(
+    config: Path,
+) -> None:
+    config.with_name("optax.py").write_text("raise SystemExit('the file in this directory')")
+    command = str(Path(sys.executable).with_name("jaxdist"))
+    found = subprocess.run(
+        [command, "train", str(config), "--set", "model.widht=8"],
+        cwd=config.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert found.returncode == 2, found.stderr
+    assert "mean 'width'" in found.stderr
 
 
 FAULTY = """

@@ -6,8 +6,7 @@ import textwrap
 import pytest
 
 from jaxdist._launching.child import End, Record
-from jaxdist._launching.first_cause import find_first_cause
-from jaxdist._launching.first_cause.first_cause import find_last_traceback
+from jaxdist._launching.first_cause import find_first_cause, find_last_traceback
 
 
 def _raised(name: str, message: str, before: str = "", after: str = "") -> str:

@@ -219,7 +219,7 @@ def unflatten(structure: Any, leaves: Sequence[Any]) -> PyTree:
             raise ValueError
     except (ValueError, StopIteration):
         raise ProgramMismatchError(
-            f"A message has a structure that is none, with {len(leaves)} array(s).\n\n"
+            f"A message has a structure that is not valid, with {len(leaves)} array(s).\n\n"
             "A structure is written by jaxdist.\n\n"
             "Install the same version of jaxdist for the server and its clients."
         ) from None

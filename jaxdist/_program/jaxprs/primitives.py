@@ -40,8 +40,9 @@ FIRST_ORDER = frozenset(
 
 # Each result is a function of the operand at the same position.
 PAIRWISE = frozenset(
-    {"optimization_barrier", "jaxdist_logical_layout", "jaxdist_logical_device"}
-    | {"jaxdist_reduced_pieces"}
+    """
+    optimization_barrier jaxdist_logical_device jaxdist_logical_layout jaxdist_reduced_pieces
+    """.split()
 )
 
 # They return their operand, and change at most its layout over the devices.

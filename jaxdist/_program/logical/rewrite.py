@@ -43,8 +43,8 @@ from jaxdist._program.logical.placing import Together, is_marked, make_schedule
 # Note [Scatter in two stages]
 #
 # XLA for TPU turns a reduce-scatter over all chips of a square slice or of a 3D torus into an
-# all-reduce, of which each chip keeps its piece: twice the bytes. Over a part of the slice it stays
-# a reduce-scatter. So a large one runs first within parts of the slice, and then across them:
+# all-reduce, after which each chip keeps its piece: twice the bytes. Over a part of the slice it
+# stays a reduce-scatter. So a large one runs first within parts of the slice, and then across them:
 # within the halves of a square, and within the planes of a torus. The second stage has a small part
 # of the bytes. `docs/machines/tpu.md` lists what XLA compiled.
 #

@@ -208,8 +208,8 @@ class OpByOpStep:
             ]
             combined = list(dict.fromkeys(c for one in found for c in one))
             # Replicas without rows divide nothing.
-            divides = has.index(True) if has is not None and any(has) else 0
-            warn_of_divided_metrics(signature, taped[divides], axes, num_replicas, where)
+            with_rows = has.index(True) if has is not None and any(has) else 0
+            warn_of_divided_metrics(signature, taped[with_rows], axes, num_replicas, where)
             check_functional_state(signature, first, of_results, donated, num_replicas, where)
             check_equal(changed, of_variables, num_replicas)
             old = self._replicas[0].old_metrics

@@ -157,7 +157,7 @@ def find_first_nonfinite(steps: Steps, module: nnx.Module, batch: Any) -> str:
         return f"The first layer whose output is not finite is {found[0]}."
     return (
         "The outputs of all layers are finite, so the loss function made the value, such as "
-        "nan for a label that is no class, or dropout or another random number did."
+        "nan for a label that is not a class, or dropout or another random number did."
     )
 
 

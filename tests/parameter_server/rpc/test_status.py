@@ -259,7 +259,7 @@ def test_a_reply_with_another_structure_is_refused() -> None:
     }
     listener = serve("127.0.0.1:0", handlers, layer="local")
     client: Any = rpc.Client.create("local", listener.address)
-    with pytest.raises(ProgramMismatchError, match="a structure that is none"):
+    with pytest.raises(ProgramMismatchError, match="a structure that is not valid"):
         client.one_blocking()
     client.close()
     listener.stop()

@@ -1,4 +1,4 @@
-"""Reads the Python stack of a thread, reduced to the frames that a user wants to see."""
+"""Reads the stacks of threads, and finds whether a thread waits for an array."""
 
 import contextlib
 import ctypes
