@@ -121,7 +121,8 @@ assert "evaluator" not in json.loads(os.environ["TF_CONFIG"])["cluster"]
 if name == "worker_0":
     (pathlib.Path(os.environ["JAXDIST_LAUNCHER"]) / "finished").touch()
 elif name == "chief_0":
-    while not (folder / "evaluator_0.0").exists():
+    # A server that is ended before it listens to SIGTERM would not say so to the evaluator.
+    while not ((folder / "evaluator_0.0").exists() and (folder / "listening").exists()):
         time.sleep(0.01)
 elif name == "evaluator_0":
     # Until the launcher has ended the server, which it does when the chief has ended.
@@ -132,6 +133,7 @@ elif name == "evaluator_0":
     sys.exit(5)
 else:
     signal.signal(signal.SIGTERM, lambda *_: ((folder / "ended").touch(), sys.exit(0)))
+    (folder / "listening").touch()
     time.sleep(600)
 """,
     )
