@@ -5,6 +5,9 @@ the HLO are the same, so tests of compiled HLO see what users get. Tests that ar
 `optimized`, processes that tests start, and all tests where `JAX_DISABLE_MOST_OPTIMIZATIONS` is
 set from outside (CI's part on the newest JAX sets it to 0), have JAX's own setting.
 
+What one test compiles, another one reads: JAX's cache of compiled programs is a folder of the run.
+`JAXDIST_TESTS_COMPILED=FOLDER` keeps it for later runs on this machine.
+
 Rank promotion is an error: a missing dim hides most easily where arrays are split over replicas.
 (Dtype promotion cannot be one as well, since Flax relies on it.)
 """
@@ -14,8 +17,10 @@ import gc
 import logging
 import os
 import pathlib
+import shutil
 import signal
 import sys
+import tempfile
 import types
 from collections.abc import Iterator
 
@@ -31,6 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 # Loaded here, before `tests/conftest.py` imports the package.
 pytest_plugins = ["tools.record_raises", "tools.parts"]
@@ -49,6 +55,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 hypothesis.settings.register_profile("jaxdist", deadline=None)
 hypothesis.settings.load_profile("jaxdist")
 
+_COMPILED = "JAXDIST_TESTS_COMPILED"
 _OPTION = "jax_disable_most_optimizations"
 if _OPTION.upper() not in os.environ:
     jax.config.update(_OPTION, True)
@@ -70,6 +77,24 @@ def pytest_configure(config: pytest.Config) -> None:
     length = "all" if config.getoption("--all") or named else "short"
     length = "rest" if config.getoption("--rest") else length
     os.environ["JAXDIST_TESTS"] = "long" if config.getoption("--long") else length
+    if _COMPILED not in os.environ:
+        os.environ[_COMPILED] = tempfile.mkdtemp(prefix="jaxdist-compiled-")
+        config.add_cleanup(_delete_compiled)
+
+
+def pytest_sessionstart() -> None:
+    """In each process of a run, the controller of xdist as well."""
+    _use_compiled()
+
+
+def _delete_compiled() -> None:
+    shutil.rmtree(os.environ.pop(_COMPILED), ignore_errors=True)
+
+
+def _use_compiled() -> None:
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_compilation_cache_dir", os.environ[_COMPILED])
+    compilation_cache.reset_cache()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -141,6 +166,14 @@ def _settings() -> Iterator[None]:
     level = _LOGGER.level
     _LOGGER.setLevel(logging.NOTSET)
     assert level == logging.NOTSET, "this test left a level of the logger behind: use caplog"
+
+
+@pytest.fixture(autouse=True)
+def _compiled() -> Iterator[None]:
+    """A test that uses another cache of compiled programs, or none, does so alone."""
+    yield
+    if getattr(jax.config, "jax_compilation_cache_dir", None) != os.environ[_COMPILED]:
+        _use_compiled()
 
 
 @pytest.fixture(autouse=True)

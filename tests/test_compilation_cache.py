@@ -124,6 +124,14 @@ def test_the_folder_can_be_changed_and_switched_off(tmp_path: pathlib.Path) -> N
     assert min(files.values()) > 0
 
 
+def test_a_program_for_devices_that_are_not_there_is_not_kept(tmp_path: pathlib.Path) -> None:
+    jaxdist.config.compilation_cache(tmp_path)
+    program = jaxdist.MirroredStrategy(["cpu:0"]).lower(lambda x: x * 2 + 1, (jnp.ones(3),))
+    for _ in range(2):
+        program.compile_for("v5e:2x2")
+    assert [path.name for path in tmp_path.glob("*lambda*")] == []
+
+
 @pytest.mark.usefixtures("restored")
 def test_a_threshold_of_the_user_stays(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch

@@ -79,12 +79,14 @@ if TYPE_CHECKING:
     from jaxdist._compat.options import KEEPS_BARRIERS as KEEPS_BARRIERS
     from jaxdist._compat.options import SKIP_CUDA_CHECKS as SKIP_CUDA_CHECKS
     from jaxdist._compat.options import are_set_by_flags as are_set_by_flags
+    from jaxdist._compat.options import compile_anew as compile_anew
     from jaxdist._compat.options import compile_for_gpu_plan as compile_for_gpu_plan
     from jaxdist._compat.options import find_cuda_plugin as find_cuda_plugin
     from jaxdist._compat.options import format_flags as format_flags
     from jaxdist._compat.options import get_exact_options as get_exact_options
     from jaxdist._compat.options import get_gpu_plan_options as get_gpu_plan_options
     from jaxdist._compat.options import make_gpu_devices as make_gpu_devices
+    from jaxdist._compat.options import outside_of_cache as outside_of_cache
     from jaxdist._compat.options import use_exact_partitioner as use_exact_partitioner
     from jaxdist._compat.programs import CALLS as CALLS
     from jaxdist._compat.programs import add_body_inputs as add_body_inputs

@@ -136,7 +136,34 @@ def get_gpu_plan_options() -> dict[str, bool | str]:
     return {"xla_gpu_autotune_level": "0", "xla_gpu_enable_cub_radix_sort": False}
 
 
-def compile_for_gpu_plan(lowered: jax.stages.Lowered, options: dict[str, Any]) -> Any:
+# A flag of GPUs that a CPU does not read. It is part of the key of a program in the cache.
+_OTHER_KEY = {"xla_gpu_shard_autotuning": False}
+
+
+def compile_anew(lowered: jax.stages.Lowered, options: dict[str, Any]) -> jax.stages.Compiled:
+    """Compile for CPUs so that the program can be serialized, without JAX's compilation cache.
+
+    A program that XLA's CPU client has read from the cache is serialized without its machine code,
+    and another process that loads it fails when it runs. Waits for XLA to keep the code.
+    """
+    with outside_of_cache():
+        return lowered.compile(compiler_options={**options, **_OTHER_KEY})
+
+
+@contextlib.contextmanager
+def outside_of_cache() -> Iterator[None]:
+    """Compile in this thread without writing to JAX's compilation cache.
+
+    JAX writes programs for devices that are not there, and warns when it cannot read them. Waits
+    for a cache that leaves them out.
+    """
+    with _config.persistent_cache_min_compile_time_secs(float("inf")):
+        yield
+
+
+def compile_for_gpu_plan(
+    lowered: jax.stages.Lowered, options: dict[str, Any]
+) -> jax.stages.Compiled:
     """Compile for described GPUs.
 
     If the compiler of JAX 0.10 or 0.11 finds no tiles for a product of Triton, which it would look

@@ -1,5 +1,6 @@
 """The program that a call of `run` executes, as a value that can be inspected."""
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -212,11 +213,12 @@ class Program:
         """Return JAX's compiled stage, compiled with the options that this program needs."""
         options = self.compiler_options
         lowered = lowered or self.lowered()
+        is_described = self.layout.described is not None
+        cache = _compat.outside_of_cache() if is_described else contextlib.nullcontext()
         try:
-            if self.layout.is_described_gpu:
-                compiled: jax.stages.Compiled = _compat.compile_for_gpu_plan(lowered, options)
-                return compiled
-            with _compat.use_exact_partitioner(self._needed_options):
+            with cache, _compat.use_exact_partitioner(self._needed_options):
+                if self.layout.is_described_gpu:
+                    return _compat.compile_for_gpu_plan(lowered, options)
                 return lowered.compile(compiler_options=options)
         except (jax.errors.JaxRuntimeError, TypeError, ValueError) as error:
             better = refuse_option(error, self.asked_options, f"strategy.run({self.name})")
@@ -244,7 +246,11 @@ class Program:
     def _save(self, path: str | os.PathLike[str], executable: jax.stages.Compiled) -> None:
         file = saving.check_path("path", path)
         check_can_be_saved(self.name, self.traced.closed, self.layout)
-        saving.save_program(file, self._identify(self.lowered()), executable)
+        lowered = self.lowered()
+        if self.layout.platform == "cpu" and jax.config.jax_compilation_cache_dir is not None:
+            with _compat.use_exact_partitioner(self._needed_options):
+                executable = _compat.compile_anew(lowered, self.compiler_options)
+        saving.save_program(file, self._identify(lowered), executable)
 
     def compile(self) -> "report.CompiledProgram":
         """Compile for the strategy's devices, without running anything.

@@ -59,7 +59,8 @@ class CompiledProgram:
         the file can run code in the process that loads it.
 
         Cost:
-            One lowering; the file has the size of the executable.
+            One lowering; the file has the size of the executable. On CPU with JAX's compilation
+            cache, one compilation.
 
         Args:
             path: The file. An existing one is replaced.

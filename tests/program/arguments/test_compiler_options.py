@@ -76,18 +76,11 @@ def test_a_function_with_several_options_is_no_function_that_is_made_again(
 
 
 def test_the_cache_of_compiled_programs_tells_options_apart(tmp_path: Path) -> None:
-    names = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
-    before = {name: getattr(jax.config, name) for name in names}
-    try:
-        jax.config.update(names[0], str(tmp_path))
-        jax.config.update(names[1], 0.0)
-        counts = []
-        for given in ({}, FAST, {}, FAST):
-            _two().lower(_step, (_rows(),), options=RunOptions(compiler_options=given)).compile()
-            counts.append(sum("step" in path.name for path in tmp_path.glob("*-cache")))
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
+    jaxdist.config.compilation_cache(tmp_path)
+    counts = []
+    for given in ({}, FAST, {}, FAST):
+        _two().lower(_step, (_rows(),), options=RunOptions(compiler_options=given)).compile()
+        counts.append(sum("step" in path.name for path in tmp_path.glob("*-cache")))
     assert counts == [1, 2, 2, 2]
 
 

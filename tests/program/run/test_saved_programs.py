@@ -159,6 +159,19 @@ def test_other_inputs_are_compiled_and_the_first_time_is_a_warning(
     assert "args[0] is mirrored float32[2], and mirrored float32[3] in the file" in told[0].message
 
 
+def test_a_program_that_the_compilation_cache_has_is_saved_with_its_machine_code(
+    tmp_path: Path,
+) -> None:
+    jaxdist.config.compilation_cache(tmp_path / "cache")
+    for _ in range(2):
+        path = _save(tmp_path)
+    new, _ = _two().run(
+        _step, (np.ones(3, np.float32), _rows()), options=RunOptions(saved_program=path)
+    )
+    wanted, _ = _two().run(_step, (np.ones(3, np.float32), _rows()))
+    np.testing.assert_array_equal(new, wanted)
+
+
 def _other_step(w: Any, x: Any) -> Any:
     return w * 2, x
 
