@@ -1,10 +1,10 @@
 """How many tests run: a short sample, all, or all with every row of the long tables and fuzzes.
 
 The short run is the one of README: `pytest` without arguments. It leaves out what is marked `slow`
-or is in `slow_tests.txt`, and takes a fixed sample of the rows of each parametrized test. `--all`,
-or naming files, runs all but the long rows; `--rest`, which is for CI, those of `--all` that the
-short run leaves out or shortens, and of slow tests a fixed row of 22 of 100; `--long` runs
-everything.
+or is in `slow_tests.txt` or `later_tests.txt`, and takes a fixed sample of the rows of each
+parametrized test. `--all`, or naming files, runs all but the long rows; `--rest`, which is for CI,
+those of `--all` that the short run leaves out or shortens, and of slow tests a fixed row of 22 of
+100; `--long` runs everything.
 """
 
 import collections
@@ -23,8 +23,11 @@ ROWS = 2
 SLOW_ROWS = 1
 # Each row of their tests is a page, a class or a function that users see.
 _WHOLE = ("tests/test_documentation.py", "tests/documentation/", "tests/bad_inputs/")
-# `python -m tools.slow_tests` writes it.
-_SLOW = frozenset(pathlib.Path(__file__).with_name("slow_tests.txt").read_text().split())
+# `python -m tools.slow_tests` writes them.
+_SLOW, _LATER = (
+    frozenset(pathlib.Path(__file__).with_name(name).read_text().split())
+    for name in ("slow_tests.txt", "later_tests.txt")
+)
 
 
 def sampled(rows: Sequence[Any], ordinary: int, *, name: Callable[[Any], str] = str) -> list[Any]:
@@ -88,7 +91,7 @@ def _starts_processes(module: Any) -> bool:
 
 def _sample(items: Sequence[pytest.Item]) -> set[int]:
     """The `id` of each item of the short run."""
-    quick = [item for item in items if not _is_slow(item)]
+    quick = [i for i in items if not _is_slow(i) and _get_function(i) not in _LATER]
     return {id(item) for rows in _by_function(quick) for item in rows[:ROWS]}
 
 

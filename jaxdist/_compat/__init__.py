@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from jaxdist._compat.options import format_flags as format_flags
     from jaxdist._compat.options import get_exact_options as get_exact_options
     from jaxdist._compat.options import get_gpu_plan_options as get_gpu_plan_options
+    from jaxdist._compat.options import has_compilation_cache as has_compilation_cache
     from jaxdist._compat.options import make_gpu_devices as make_gpu_devices
     from jaxdist._compat.options import outside_of_cache as outside_of_cache
     from jaxdist._compat.options import use_exact_partitioner as use_exact_partitioner

@@ -136,6 +136,11 @@ def get_gpu_plan_options() -> dict[str, bool | str]:
     return {"xla_gpu_autotune_level": "0", "xla_gpu_enable_cub_radix_sort": False}
 
 
+def has_compilation_cache() -> bool:
+    """Whether JAX keeps compiled programs in a folder. Waits for typed options of JAX."""
+    return _config.compilation_cache_dir.value is not None
+
+
 # A flag of GPUs that a CPU does not read. It is part of the key of a program in the cache.
 _OTHER_KEY = {"xla_gpu_shard_autotuning": False}
 

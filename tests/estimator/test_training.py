@@ -390,6 +390,11 @@ _SETTINGS: Any = est.WarmStartSettings
         ({"model_fn": lambda features, extra: 1}, ArgumentError, r"takes \(features, extra\)"),
         ({"params": 3}, ArgumentTypeError, "params=3"),
         ({"params": {}}, ArgumentError, "params={}"),
+        (
+            {"model_fn": lambda features: 1, "params": {"a": 2}},
+            ArgumentError,
+            r"params=\{'a': 2\}, of type dict, and model_fn takes \(features\)",
+        ),
         ({"config": 3}, ArgumentTypeError, "config=3"),
         ({"loss": abs}, ArgumentError, "a model function and loss="),
         ({"warm_start_from": 3}, ArgumentTypeError, "warm_start_from=3"),

@@ -61,7 +61,17 @@ def test_the_traceback_of_the_process_that_failed_first_comes_last(tmp_path: pat
 def test_the_exit_code_is_that_of_the_first_cause(
     tmp_path: pathlib.Path, how: str, code: int, part: str
 ) -> None:
-    script = write_script(tmp_path, f"if index == 0:\n    {how}\ntime.sleep(100)")
+    script = write_script(
+        tmp_path,
+        f"""
+        started = {str(tmp_path / "started")!r}
+        if index == 0:
+            wait_for(started)
+            {how}
+        pathlib.Path(started).touch()
+        time.sleep(100)
+        """,
+    )
     outcome = run_launcher("-n", "2", *QUICK, script)
     assert outcome.exit_code == code
     assert part in outcome.stderr[outcome.stderr.rindex("jaxdist launch: ") :]

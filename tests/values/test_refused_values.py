@@ -96,6 +96,14 @@ ROWS: dict[str, Row] = {
         ReplicaValueError,
         ("args[0]", "holds a int, 3", "is_leaf=", "tx = jaxdist.sharded_update(tx)"),
     ),
+    "a sum of random keys in pieces": (
+        lambda: two().run(
+            lambda keys: jaxdist.get_replica_context().all_reduce("sum", {"k": keys}),
+            (cut(jax.random.split(jax.random.key(0), 4)),),
+        ),
+        ArgumentTypeError,
+        ("cannot reduce value['k']", "dtype key<fry>", "gather it instead"),
+    ),
     "a piece over the axes of another strategy": (
         lambda: two().run(lambda x: x, (cut(jnp.ones(4), axes=("other",)),)),
         ReplicaValueError,

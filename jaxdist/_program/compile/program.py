@@ -247,7 +247,7 @@ class Program:
         file = saving.check_path("path", path)
         check_can_be_saved(self.name, self.traced.closed, self.layout)
         lowered = self.lowered()
-        if self.layout.platform == "cpu" and jax.config.jax_compilation_cache_dir is not None:
+        if self.layout.platform == "cpu" and _compat.has_compilation_cache():
             with _compat.use_exact_partitioner(self._needed_options):
                 executable = _compat.compile_anew(lowered, self.compiler_options)
         saving.save_program(file, self._identify(lowered), executable)
