@@ -105,7 +105,11 @@ class Flat:
 
     def name(self, number: int) -> str:
         """Return the name of dynamic leaf `number`."""
-        return argument_name(self.paths()[self.slots.index(number)])
+        return self.name_of_slot(self.slots.index(number))
+
+    def name_of_slot(self, position: int) -> str:
+        """Return the name of the leaf at this position of `slots`."""
+        return argument_name(self.paths()[position])
 
     def names(self) -> list[str]:
         """Return the names of all dynamic leaves."""
@@ -189,6 +193,14 @@ def _open_containers(given: tuple[Any, Any]) -> tuple[Any, Any]:
     )
 
 
+def check_call(flat: Flat, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raise for an argument that neither a program nor a Python constant can hold."""
+    _check_hashable(flat)
+    _check_not_leaked(flat)
+    _check_dtypes(flat)
+    _check_no_bare_variable(args, kwargs)
+
+
 def check_no_arrays_hidden(flat: Flat) -> None:
     """Raise for an object that holds arrays but is not a pytree: they would become constants."""
     for position, slot in enumerate(flat.slots):
@@ -196,7 +208,7 @@ def check_no_arrays_hidden(flat: Flat) -> None:
             continue
         where = find_array(slot.value)
         if where is not None:
-            name = argument_name(flat.paths()[position])
+            name = flat.name_of_slot(position)
             raise ArgumentTypeError(hidden_array_message(name, slot.value, where))
 
 
@@ -205,8 +217,8 @@ def check_no_refs(flat: Flat) -> None:
     for position, slot in enumerate(flat.slots):
         value = flat.dynamic[slot] if type(slot) is int else getattr(slot, "value", None)
         if _compat.is_mutable(value):
-            name = argument_name(flat.paths()[position])
-            raise ArgumentTypeError(explain_ref(f"{name_call()} was given {name}, a jax.Ref"))
+            what = f"{name_call()} was given {flat.name_of_slot(position)}, a jax.Ref"
+            raise ArgumentTypeError(explain_ref(what))
 
 
 def explain_ref(what: str) -> str:
@@ -221,7 +233,7 @@ def explain_ref(what: str) -> str:
     )
 
 
-def check_not_leaked(flat: Flat) -> None:
+def _check_not_leaked(flat: Flat) -> None:
     """Raise for a tracer whose trace has ended."""
     # Inside another trace, tracers are ordinary arguments.
     if not flat.has_tracer or _compat.is_inside_trace():
@@ -250,7 +262,7 @@ def is_traced(leaf: Any) -> bool:
     return isinstance(leaf, jax.core.Tracer)
 
 
-def check_hashable(flat: Flat) -> None:
+def _check_hashable(flat: Flat) -> None:
     """Raise for a leaf that is neither an array nor a pytree nor hashable; the error names it.
 
     Also raise for an iterator: as a static value it would be advanced only once, while tracing.
@@ -259,14 +271,14 @@ def check_hashable(flat: Flat) -> None:
         if not isinstance(slot, Static):
             continue
         if isinstance(slot.value, Iterator) and not isinstance(slot.value, BatchSource):
-            raise _iterator_error(argument_name(flat.paths()[position]), slot.value)
+            raise _iterator_error(flat.name_of_slot(position), slot.value)
         try:
             hash(slot)
         except TypeError as error:
-            name = argument_name(flat.paths()[position])
             raise ArgumentTypeError(
-                f"{name_call()} cannot take {name}: it is a {type(slot.value).__name__}, which is "
-                "neither an array nor a pytree, and cannot be hashed.\n\n"
+                f"{name_call()} cannot take {flat.name_of_slot(position)}: it is a "
+                f"{type(slot.value).__name__}, which is neither an array nor a pytree, and cannot "
+                "be hashed.\n\n"
                 "Such an object becomes part of the program, and is compared by hash and "
                 "equality to know when to compile again.\n\n"
                 "Register its class as a pytree (jax.tree_util.register_dataclass), make it "
@@ -274,7 +286,7 @@ def check_hashable(flat: Flat) -> None:
             ) from error
 
 
-def check_dtypes(flat: Flat) -> None:
+def _check_dtypes(flat: Flat) -> None:
     """Raise for an array whose elements are not numbers, such as strings or Python objects."""
     for number, leaf in enumerate(flat.dynamic):
         if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "OSUmM":
@@ -307,7 +319,7 @@ def _iterator_error(name: str, value: Any) -> ArgumentTypeError:
     )
 
 
-def check_no_bare_variable(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _check_no_bare_variable(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Raise for a Flax variable that is itself an argument: its assignments would be lost."""
     named = [*((f"args[{i}]", a) for i, a in enumerate(args))]
     named += [(f"kwargs[{k!r}]", v) for k, v in kwargs.items()]

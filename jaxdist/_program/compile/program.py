@@ -107,7 +107,11 @@ class Program:
         # `traced.call` is the cheapest way: it does not trace the step's operations again.
         specs = [o.spec(self.layout) for o in self.outputs]
         if self.layout.num_virtual is not None:
-            results = self._call_virtually(leaves)
+            kinds = [o.kind for o in self.outputs]
+            turns = virtual.VirtualDevice(self.layout)
+            results = virtual.call_virtually(
+                self.traced, self.signature, leaves, kinds, self.combined, turns
+            )
         elif self._replay.is_needed:
             results = self._replay.call(leaves, specs)
         else:
@@ -116,13 +120,6 @@ class Program:
             self._constrain_rows(o, o.remove_extra_dim(r))
             for o, r in zip(self.outputs, results, strict=True)
         ]
-
-    def _call_virtually(self, leaves: Sequence[Any]) -> list[Any]:
-        kinds = [o.kind for o in self.outputs]
-        turns = virtual.VirtualDevice(self.layout)
-        return virtual.call_virtually(
-            self.traced, self.signature, leaves, kinds, self.combined, turns
-        )
 
     def _constrain_rows(self, out: OutSlot, array: Any) -> Any:
         """Constrain dim 0 of a per-replica result to the replicas; XLA lays out the other dims."""
@@ -196,13 +193,14 @@ class Program:
         # JAX adds open constraints to nearly every result. They make XLA's TPU compiler insert
         # all-to-alls; see docs/design/010-logical-devices.md.
         exactly = _compat.use_exact_partitioner(self._needed_options)
-        inputs = self.signature.inputs
+        is_explicit = self.traced.is_explicit
+        inputs = [i.abstract(on_users_mesh=is_explicit) for i in self.signature.inputs]
         with _compat.omit_open_constraints(), exactly:
-            if not self.traced.is_explicit:
-                return jitted.lower(*(i.abstract() for i in inputs))
             try:
-                return jitted.lower(*(i.on_users_mesh() for i in inputs))
+                return jitted.lower(*inputs)
             except (ValueError, TypeError, AssertionError, NotImplementedError) as error:
+                if not is_explicit:
+                    raise
                 raise explicit_types_error(
                     error, self.name, self.layout, in_lowering=True
                 ) from error

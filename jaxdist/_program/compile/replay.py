@@ -35,10 +35,6 @@ class Replay:
         """Whether some operation cannot run unchanged, or XLA would compile it wrongly."""
         return self._rewrite.applies_to(self.traced.jaxpr)
 
-    @property
-    def _automatic(self) -> frozenset[str]:
-        return frozenset(self.layout.mesh.axis_names) - self.traced.manual_axes
-
     @functools.cached_property
     def _rewrite(self) -> Rewrite:
         # XLA's CPU backend cannot reduce bf16 with automatic axes, and the collectives of its CPU
@@ -46,7 +42,7 @@ class Replay:
         platform = self.layout.platform
         several = self.layout.num_replicas > 1
         return Rewrite(
-            self._automatic,
+            frozenset(self.layout.mesh.axis_names) - self.traced.manual_axes,
             widens=platform == "cpu",
             keeps_nan=several and platform != "tpu",
             stages=find_stages(self.layout),

@@ -53,11 +53,13 @@ def check_same_program(
     lowered: jax.stages.Lowered,
     inputs: dict[str, str],
     layout: ReplicaMesh,
-    timeout_seconds: float | None = None,
-    compiler_options: str = "",
-    saved: str = "",
+    timeout_seconds: float | None,
+    compiler_options: str,
+    saved: str,
 ) -> None:
     """Raise if another process is about to run another program; see Note [Same program].
+
+    For a layout that several processes share.
 
     Cost:
         About 0.2 ms for each leaf of the step to print the program, and one exchange over the
@@ -77,8 +79,6 @@ def check_same_program(
         DeadlineExceededError: A process did not reach a program in time.
         UnavailableError: A process has ended.
     """
-    if not layout.is_shared:
-        return
     text = _compat.describe_lowered(lowered)
     told = {
         "function": name,

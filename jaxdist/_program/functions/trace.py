@@ -16,7 +16,7 @@ from jaxdist._integers import check_fits
 from jaxdist._program.arguments.arguments import Static, VariableItself, unflatten
 from jaxdist._program.arguments.opaque import ITERABLE_LEAVES, is_iterable_leaf
 from jaxdist._program.functions.bound_variables import BatchLeaf, BoundVariables
-from jaxdist._program.functions.draws import Draws, FunctionCall
+from jaxdist._program.functions.draws import Draws, FunctionCall, origins_of
 from jaxdist._program.jaxprs.primitives import PLACEHOLDER
 from jaxdist._program.jaxprs.subprograms import iterate_equations
 from jaxdist._program.nnx import closures
@@ -103,7 +103,7 @@ def trace_function(
         read: Maps each leaf of the result of `fn` to the value to return.
     """
     shape, slots = given.shape, given.flat.slots
-    origins = given.origins_of_arguments()
+    origins = origins_of(given.flat.dynamic)
     # The traced function can return only arrays, so it leaves everything else here.
     made: list[Any] = []
 

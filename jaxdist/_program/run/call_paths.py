@@ -1,36 +1,18 @@
-"""Call paths around the C++ dispatcher: deleted arrays, steps in flight, NumPy arrays.
-
-See Note [Call paths].
-"""
+"""Decides what calls need around the C++ dispatcher, and mirrors arrays; see Note [Call paths]."""
 
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxdist import _compat
-from jaxdist._devices import CPU_STEPS
-from jaxdist._integers import has_cut_off, list_host_arrays
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static
 from jaxdist._program.compile.program import Program
 from jaxdist._program.run.call import Call
-from jaxdist._values import Stop, copy_writable_leaves, list_arrays, put, stops
-
-
-def guard_against_deleted(
-    dispatch: Callable[..., Any], slow: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Return a call path that checks for deleted arrays and calls `slow` if it finds any."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if _compat.has_deleted(jax.tree.leaves((args, kwargs))):
-            return slow(*args, **kwargs)
-        return dispatch(*args, **kwargs)
-
-    return call
+from jaxdist._values import Stop, put, stops
 
 
 def must_count(program: Program) -> bool:
@@ -42,53 +24,12 @@ def must_count(program: Program) -> bool:
     return bool(program.traced_collectives) or layout.num_logical > 1
 
 
-def count_steps(dispatch: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a call path that waits for a free place first, and counts the step it starts."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        CPU_STEPS.make_room()
-        results = dispatch(*args, **kwargs)
-        CPU_STEPS.count_step(results, list_arrays)
-        return results
-
-    return call
-
-
 def has_host_arrays(call: Call) -> bool:
     """Whether some leaf came from NumPy. Later calls may then pass arrays that can change.
 
     NumPy scalars count too: JAX's call path does not tell them from arrays without dims.
     """
     return any(isinstance(x, (np.ndarray, np.generic)) for x in call.leaves)
-
-
-def copy_host_arrays(dispatch: Callable[..., Any], slow: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a call path that passes copies of writable NumPy arrays.
-
-    It calls `slow`, which raises, if JAX would truncate integers.
-    """
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        host = list_host_arrays((args, kwargs))
-        if has_cut_off(host):
-            return slow(*args, **kwargs)
-        if host:
-            args, kwargs = copy_writable_leaves((args, kwargs))
-        return dispatch(*args, **kwargs)
-
-    return call
-
-
-def convert_arguments(
-    dispatch: Callable[..., Any], convert: Callable[[Any], Any]
-) -> Callable[..., Any]:
-    """Return a call path that passes `convert((args, kwargs))`."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = convert((args, kwargs))
-        return dispatch(*args, **kwargs)
-
-    return call
 
 
 def is_elsewhere(leaf: Any, layout: ReplicaMesh) -> bool:
@@ -160,26 +101,3 @@ class Donated:
 
 # A step updates NNX objects and variables in place, so they must not be copied.
 _is_whole = stops(Stop.ARGUMENTS, Static, Donated)
-
-
-def mirror_arguments(
-    dispatch: Callable[..., Any],
-    mirror: MirrorCache,
-    donated: Collection[int],
-    end: Callable[[], None],
-) -> Callable[..., Any]:
-    """Return a call path that uses the cached copies of arrays that are on one device.
-
-    It calls `end` at the first call without such arrays. From then on the arguments are usually
-    results of the step, which are mirrored already.
-    """
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        copied = mirror.replace_arguments(args, kwargs, donated)
-        if copied is None:
-            end()
-        else:
-            args, kwargs = copied
-        return dispatch(*args, **kwargs)
-
-    return call

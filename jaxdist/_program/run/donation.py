@@ -4,7 +4,7 @@ XLA refuses them too, but only while it starts the program. With several devices
 process.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from jaxdist._called import called, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Flat, GraphNode, Static, argument_name
 from jaxdist._program.compile.program import Program
-from jaxdist._program.nnx.graph import GraphShape
+from jaxdist._program.nnx.graph import CachedGraph, GraphShape
 from jaxdist._validate import format_lines
 from jaxdist._values import PerReplica
 from jaxdist.errors import ArgumentError, DonationError
@@ -32,25 +32,14 @@ def has_repeats(tree: Any) -> bool:
     return len(set(map(id, leaves))) != len(leaves)
 
 
-class DonatingCall:
-    """A call path that first checks for repeated arrays, and for deleted ones if JAX does not.
+class RepeatCheck:
+    """Finds an array that a call has twice.
 
     Without keyword arguments it does not flatten arrays, or flat dicts and sequences of arrays.
     For 100 leaves that takes a fifth of the time.
     """
 
-    def __init__(
-        self,
-        dispatch: Callable[..., Any],
-        slow: Callable[..., Any],
-        *,
-        one_device: bool,
-        finds_deleted: bool,
-    ) -> None:
-        self.dispatch = dispatch
-        self._slow = slow
-        self._one_device = one_device
-        self._finds_deleted = finds_deleted
+    def __init__(self) -> None:
         self._all_flat = True
 
     def register_structure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -62,14 +51,9 @@ class DonatingCall:
             for x in whole
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # Under jax_debug_nans only the slow path runs the program that donates nothing.
-        if _compat.is_checking_numbers():
-            return self._slow(*args, **kwargs)
-        if self._one_device:
-            return self._call_on_one_device(*args, **kwargs)
+    def finds_repeats(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an array occurs twice in a call."""
         # Plain loops over flat arguments, since this runs at every step; see the class.
-        may_repeat, finds_deleted = True, self._finds_deleted
         if self._all_flat and not kwargs:
             count = 0
             seen: set[int] = set()
@@ -77,23 +61,9 @@ class DonatingCall:
                 parts = _parts(argument)
                 count += len(parts)
                 seen.update(map(id, parts))
-                if finds_deleted and _compat.has_deleted(parts):
-                    return self._slow(*args, **kwargs)
-            may_repeat = len(seen) != count
-        elif finds_deleted and _compat.has_deleted(jax.tree.leaves((args, kwargs))):
-            return self._slow(*args, **kwargs)
-        if may_repeat and has_repeats((args, kwargs)):
-            return self._slow(*args, **kwargs)
-        return self.dispatch(*args, **kwargs)
-
-    def _call_on_one_device(self, *args: Any, **kwargs: Any) -> Any:
-        """Run on one device, where XLA refuses repeated buffers without ending the process."""
-        try:
-            return self.dispatch(*args, **kwargs)
-        except ValueError as error:
-            if "donate" not in str(error) or not has_repeats((args, kwargs)):
-                raise
-        return self._slow(*args, **kwargs)
+            if len(seen) == count:
+                return False
+        return has_repeats((args, kwargs))
 
 
 def _parts(argument: Any) -> Any:
@@ -182,22 +152,26 @@ def is_about_deleted(error: Exception) -> bool:
     return "has been deleted" in text and ("Array" in text or "Buffer" in text)
 
 
-def find_deleted_arguments(
-    flat: Flat, name_of_state: Callable[[int], str], state: list[Any]
-) -> list[str]:
-    """Return names, dtypes and shapes of the call's leaves and NNX variables that are deleted."""
-    named = [(name_of_state(i), x) for i, x in enumerate(state)]
+@called(lambda step: f"strategy.run({step})")
+def check_deleted(
+    step: str, flat: Flat, cached_graph: CachedGraph | None, donated: tuple[int, ...]
+) -> None:
+    """Raise an error that names the arguments with deleted buffers, if there are any.
+
+    Raises:
+        DonationError: A leaf or an NNX variable of the call is deleted.
+    """
+    named: list[tuple[str, Any]] = []
+    if cached_graph is not None:
+        named += [(cached_graph.shape.name(i), x) for i, x in enumerate(cached_graph.read())]
     for path, slot in zip(flat.paths(), flat.slots, strict=True):
         if isinstance(slot, int):
             named += [(argument_name(path), x) for x in jax.tree.leaves(flat.dynamic[slot])]
-    return [f"{n}: {x.dtype}{list(x.shape)}" for n, x in named if _compat.has_deleted([x])]
-
-
-@called(lambda step: f"strategy.run({step})")
-def deleted_arguments_error(step: str, names: list[str], donated: tuple[int, ...]) -> DonationError:
-    """Return the error for arguments whose buffers are deleted."""
+    names = [f"{n}: {x.dtype}{list(x.shape)}" for n, x in named if _compat.has_deleted([x])]
+    if not names:
+        return
     numbers = donated or (0,)
-    return refuse(
+    raise refuse(
         f"{len(names)} array(s) whose buffers are gone:\n{format_lines(names, 4)}",
         "A step with donate_argnums gives the buffers of those arguments to its results, so they "
         "hold nothing afterwards.",

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 import logging
-import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,14 +17,15 @@ from jaxdist._called import called
 from jaxdist._collectives import collect_notes, is_below_a_byte
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import check_no_arrays_hidden, check_no_refs
-from jaxdist._program.arguments.compiler_options import CompilerOptions, format_options
+from jaxdist._program.arguments.compiler_options import as_compiler_options, format_options
 from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
+from jaxdist._program.arguments.options import RunOptions
 from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile import saving
 from jaxdist._program.compile.build import build
 from jaxdist._program.compile.program import Program
 from jaxdist._program.compile.same_program import check_same_program
-from jaxdist._program.proof.uneven_mean import warn_of_means
+from jaxdist._program.proof.uneven_mean import MeanOverReplicas, warn_of_means
 from jaxdist._program.run.ahead import (
     LaterSteps,
     check_can_be_uneven,
@@ -67,10 +67,7 @@ class ReadyProgram:
             results = _compat.call_without_layout_checks(self.compiled, leaves)
         else:
             results = self.compiled(*leaves)
-        return self._view_on_users_mesh(results)
-
-    def _view_on_users_mesh(self, results: Sequence[Any]) -> Sequence[Any]:
-        """Return results whose sharding XLA has chosen on the mesh of the strategy."""
+        # Results whose sharding XLA has chosen must be on the mesh of the strategy.
         layout, shardings = self.program.layout, self.program.result_shardings
         if not layout.has_explicit_axes or None not in shardings:
             return results
@@ -100,16 +97,15 @@ class Programs:
         self,
         fn: Callable[[], Any],
         strategy: Callable[[], Any],
-        donated: tuple[int, ...],
-        compiler_options: CompilerOptions,
-        saved_program: str | os.PathLike[str] | None,
+        options: RunOptions,
         watch: RetraceWatch,
     ) -> None:
         self._fn = fn
         self._strategy = strategy
-        self._donated = donated
-        self._compiler_options = compiler_options
-        self._saved_program = None if saved_program is None else pathlib.Path(saved_program)
+        self._donated = options.donate_argnums
+        self.compiler_options = as_compiler_options(options.compiler_options)
+        path = options.saved_program
+        self._saved_program = None if path is None else pathlib.Path(path)
         self._watch = watch
         self._ready: dict[Signature, ReadyProgram] = {}
         # Programs without donation, which run while JAX checks for nan and inf.
@@ -154,20 +150,27 @@ class Programs:
             find_donated_leaves(self._donated, flat, signature.graph),
             source_location(fn),
             notes,
-            self._compiler_options,
+            self.compiler_options,
         )
         if program.variables:
             self._variables = program.variables
-        if program.traced.means and not self._has_warned_of_means:
-            self._has_warned_of_means = True
-            rows = rows_of(signature, program.layout.num_replicas)
-            warn_of_means(source_location(fn), program.traced.means, rows, signature.step)
+        self.warn_of_means(signature, lambda: program.traced.means)
         self._log_layouts(program)
         self._log_equal_gradients(program)
         # Inside another trace the program contains tracers, which die with that trace.
         if not call.is_traced:
             self._only_traced[signature] = program
         return program
+
+    def warn_of_means(
+        self, signature: Signature, find_means: Callable[[], Sequence[MeanOverReplicas]]
+    ) -> None:
+        """Warn, once for each step, of a mean over replicas with different numbers of rows."""
+        means = () if self._has_warned_of_means else find_means()
+        if means:
+            self._has_warned_of_means = True
+            rows = rows_of(signature, self._strategy().layout.num_replicas)
+            warn_of_means(source_location(self._fn()), means, rows, signature.step)
 
     def _log_layouts(self, program: Program) -> None:
         """Log layouts that have no effect, once for each place in the step."""
@@ -242,29 +245,20 @@ class Programs:
     def _compile(self, program: Program, path: pathlib.Path | None) -> jax.stages.Compiled:
         saved = saving.read_saved(path)
         lowered = program.lowered()
-        if not program.layout.is_shared:
-            return self._load_or_compile(program, saved, lowered)
-        strategy = self._strategy()
-        seconds = strategy.communication.options.timeout_seconds
-        if program.told.timeout_seconds is not None:
-            strategy._limit_step(self._fn(), program.told.timeout_seconds)
-        check_same_program(
-            program.name,
-            lowered,
-            program.inputs,
-            program.layout,
-            seconds,
-            format_options(program.asked_options),
-            saving.describe_saved(saved),
-        )
-        return self._load_or_compile(program, saved, lowered)
-
-    def _load_or_compile(
-        self,
-        program: Program,
-        saved: "saving.SavedProgram | SavedProgramError | None",
-        lowered: jax.stages.Lowered,
-    ) -> jax.stages.Compiled:
+        if program.layout.is_shared:
+            strategy = self._strategy()
+            seconds = strategy.communication.options.timeout_seconds
+            if program.told.timeout_seconds is not None:
+                strategy._limit_step(self._fn(), program.told.timeout_seconds)
+            check_same_program(
+                program.name,
+                lowered,
+                program.inputs,
+                program.layout,
+                seconds,
+                format_options(program.asked_options),
+                saving.describe_saved(saved),
+            )
         if isinstance(saved, SavedProgramError):
             raise saved
         if saved is None:
