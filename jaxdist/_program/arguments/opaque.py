@@ -39,11 +39,6 @@ def find_array(value: Any) -> str | None:
     return _find_path(value, _is_array, _iterate_parts)
 
 
-def is_iterable_leaf(value: Any) -> bool:
-    """Whether a value is an iterator, or a view of a dict."""
-    return isinstance(value, ITERABLE_LEAVES)
-
-
 def ends_after_one_reading(value: Any) -> bool:
     """Whether a value is a generator, or an iterator of Python such as `map` and `zip`."""
     # Iterators of datasets are objects that a program may return.
@@ -72,16 +67,12 @@ def check_step_holds_no_arrays(fn: Any) -> None:
         lambda x: _is_array(x) and not isinstance(x, nnx.Variable),
         lambda x: iter(()) if isinstance(x, nnx.Pytree) else _iterate_parts(x),
     )
-    if where is not None:
-        raise ArgumentTypeError(_step_with_array_message(fn, holder, where))
-
-
-def _step_with_array_message(fn: Any, holder: Any, where: str) -> str:
+    if where is None:
+        return
     kind = type(holder).__name__
-    is_method = isinstance(fn, types.MethodType)
     what = f"the method {fn.__name__} of a {kind}" if is_method else f"a {kind} as a function"
     call = f"object.{fn.__name__}" if is_method else "object"
-    return (
+    raise ArgumentTypeError(
         f"{name_call()} was given {what}, which holds arrays (object{where}) and is no pytree.\n\n"
         "The object is part of the program: the step would go on with the arrays that it has now, "
         "whatever they become.\n\n"
@@ -119,7 +110,8 @@ def _find_path(
         if is_wanted(found):
             return path
         # Objects of these libraries hold caches with arrays that have nothing to do with the step.
-        if isinstance(found, Assignable) or _is_lifted(found) or _belongs_to_library(found):
+        of_library = type(found).__module__.partition(".")[0] in _LIBRARIES
+        if isinstance(found, Assignable) or _is_lifted(found) or of_library:
             continue
         todo.extend((path + step, part) for step, part in parts_of(found))
     return None
@@ -128,10 +120,6 @@ def _find_path(
 def _is_lifted(value: Any) -> bool:
     # `_keras` marks the classes of Keras whose variables a step reads and assigns.
     return bool(getattr(type(value), "_jaxdist_is_lifted", False))
-
-
-def _belongs_to_library(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] in _LIBRARIES
 
 
 def _iterate_parts(value: Any) -> Iterator[tuple[str, Any]]:

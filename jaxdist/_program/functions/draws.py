@@ -43,7 +43,8 @@ class Draws:
         self._before = [source.position() for source in sources]
         self._after: list[list[Any]] = [[] for _ in sources]  # the position after each batch
         self.batches: list[list[Any]] = [[] for _ in sources]
-        self._used = [0] * len(sources)
+        # The number of batches that the trace took from each iterator.
+        self.used = [0] * len(sources)
 
     def insert_iterators(self, slots: Sequence[Any]) -> tuple[Any, ...]:
         """Return the slots of the arguments with the iterators put back."""
@@ -71,7 +72,7 @@ class Draws:
 
     def begin_trace(self) -> None:
         """Let `next_batch` start again with the first batches."""
-        self._used = [0] * len(self._sources)
+        self.used = [0] * len(self._sources)
 
     def next_batch(self, source: Any) -> tuple[int, int, Any]:
         """Return the next batch of an iterator while the function is traced.
@@ -88,19 +89,14 @@ class Draws:
                 "train_step(next(iterator))."
             )
         # A second trace of the same call gets the same batches as the first one.
-        used, self._used[number] = self._used[number], self._used[number] + 1
+        used, self.used[number] = self.used[number], self.used[number] + 1
         if used == len(self.batches[number]):
             self._take(number)
         return number, used, self.batches[number][used]
 
-    @property
-    def used(self) -> tuple[int, ...]:
-        """The number of batches that the trace took from each iterator."""
-        return tuple(self._used)
-
     def give_back_unused(self) -> None:
         """Return the batches that the trace did not use to their iterators."""
-        used = self.used
+        used = tuple(self.used)
         # `put_back` restores the position before the first batch, so take the used ones again.
         if used != self.counts:
             self.put_back()

@@ -14,7 +14,7 @@ from jaxdist import _compat
 from jaxdist._called import called
 from jaxdist._integers import check_fits
 from jaxdist._program.arguments.arguments import Static, VariableItself, unflatten
-from jaxdist._program.arguments.opaque import ITERABLE_LEAVES, is_iterable_leaf
+from jaxdist._program.arguments.opaque import ITERABLE_LEAVES
 from jaxdist._program.functions.bound_variables import BatchLeaf, BoundVariables
 from jaxdist._program.functions.draws import Draws, FunctionCall, origins_of
 from jaxdist._program.jaxprs.primitives import PLACEHOLDER
@@ -122,7 +122,7 @@ def trace_function(
             # A variable can be read only here. An array in pieces keeps its padding.
             opened = open_result(result, _is_read_whole)
             for path, leaf in jax.tree.leaves_with_path(opened, is_leaf=_is_read_whole):
-                if is_iterable_leaf(leaf):
+                if isinstance(leaf, ITERABLE_LEAVES):
                     check_result("The function", "result" + jax.tree_util.keystr(path), leaf)
             result = jax.tree.map(read, opened, is_leaf=_is_read_whole)
         after = shape.values_of(nodes) if shape is not None else []
@@ -149,7 +149,7 @@ def trace_function(
         written,
         treedef,
         binding.compiler_options,
-        draws.used,
+        tuple(draws.used),
         _shapes_and_dtypes(state, dynamic),
         gives_padding,
     )

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxdist._compat import is_checking_numbers
+from jaxdist._compat import has_deleted, is_checking_numbers
 from jaxdist._devices import CPU_STEPS
 from jaxdist._program.arguments.arguments import Flat, GraphNode, Static, flatten
 from jaxdist._program.arguments.exact import exact, exact_structure
@@ -123,13 +123,14 @@ class FastCall:
         written, read_only = _NONE, _NONE
         if variables:
             written, read_only = get_arrays(variables.written), get_arrays(variables.read_only)
-        prepared = step.prepare((leaves, written, rest, read_only), named)
+        prepared = step.prepare((leaves, rest), named)
         if prepared is None:
             return step.slow(*args, **kwargs)
-        (leaves, written, rest, read_only), named = prepared
-        if step.donates and (
-            is_checking_numbers() or has_repeats((leaves, written, rest, named, read_only))
-        ):
+        (leaves, rest), named = prepared
+        whole = leaves, written, rest, named, read_only
+        if step.donates and (is_checking_numbers() or has_repeats(whole)):
+            return step.slow(*args, **kwargs)
+        if step.finds_deleted and has_deleted(jax.tree.leaves(whole)):
             return step.slow(*args, **kwargs)
         if step.mirrors:
             places = [i for i in range(len(args)) if i not in self._taken]
@@ -155,17 +156,16 @@ class FastCall:
     ) -> Callable[..., Any]:
         template = self.template
         numbers = template.static_numbers
-        # Not strict: `static` also contains the values of keyword arguments.
-        fixed = dict(zip(numbers, static, strict=False))
         names = dict(zip(template.static_names, static[len(numbers) :], strict=True))
 
         def restore(rest: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-            held = dict(fixed)
+            if self._is_plain:
+                return rest, named
+            # Not strict: `static` also contains the values of keyword arguments.
+            held = dict(zip(numbers, static, strict=False))
             if cached_graph is not None:
                 held.update(zip(template.node_numbers, cached_graph.nodes, strict=True))
             others = iter(rest)
-            if self._is_plain:
-                return rest, named
             whole = tuple(held[i] if i in held else next(others) for i in range(count))
             return whole, {**named, **names}
 

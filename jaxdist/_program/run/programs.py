@@ -186,8 +186,15 @@ class Programs:
         line = find_equal_gradients(program)
         if line:
             self._has_logged_gradients = True
-            count = program.layout.num_replicas
-            _LOG.warning("%s", describe_equal_gradients(program.name, line, count))
+            _LOG.warning(
+                "strategy.run(%s): all gradients that sharded_update gets at %s are the same on "
+                "all replicas already. It reduces gradients itself, so they are reduced twice: "
+                "each device sends twice the bytes, and with reduce_op='sum' the result is "
+                "%s times too large. Pass each replica's own gradients",
+                program.name,
+                line,
+                program.layout.num_replicas,
+            )
 
     def look_ahead(self, call: Call) -> None:
         """Trace the step for the uneven batches that its data will still produce.
@@ -305,13 +312,3 @@ def find_equal_gradients(program: Program) -> str:
     line = of_updates[0].source
     has_rows = any(slot.kind is Kind.PER_REPLICA for slot in program.signature.inputs)
     return line if has_rows else ""
-
-
-def describe_equal_gradients(name: str, line: str, num_replicas: int) -> str:
-    """Return the log line."""
-    return (
-        f"strategy.run({name}): all gradients that sharded_update gets at {line} are the same on "
-        "all replicas already. It reduces gradients itself, so they are reduced twice: each device "
-        "sends twice the bytes, and with reduce_op='sum' the result is "
-        f"{num_replicas} times too large. Pass each replica's own gradients"
-    )

@@ -54,7 +54,7 @@ from jaxdist._program.run.call_paths import (
     must_count,
 )
 from jaxdist._program.run.donation import (
-    RepeatCheck,
+    BufferCheck,
     check_deleted,
     check_not_repeated,
     check_positions,
@@ -68,7 +68,6 @@ from jaxdist._program.run.whole_batches import WholeBatches, find_in_program
 from jaxdist._program.variables.lift import LiftedVariables
 from jaxdist._replica import HasLayout
 from jaxdist._values import as_held, copy_writable_leaves, has_padding, list_arrays
-from jaxdist.errors import NotFiniteError
 
 
 class Step:
@@ -114,8 +113,8 @@ class Step:
         self.mirrors = False
         self._mirror = MirrorCache(self._layout)
         # On one device XLA refuses repeated buffers without ending the process.
-        self._checks_repeats = self.donates and len(self._layout.devices) > 1
-        self._repeats = RepeatCheck()
+        self._checks_buffers = len(self._layout.devices) > 1
+        self._buffers = BufferCheck(finds_deleted=self.finds_deleted)
         self._is_new = True
         self._dispatcher = self._new_dispatcher()
         self.direct: Callable[..., Any] = self._call_prepared
@@ -133,11 +132,19 @@ class Step:
             self.keeps_padding = has_padding((args, kwargs))
             self._renew_direct()
         prepared = self.prepare(args, kwargs)
-        # Under jax_debug_nans only the slow path runs the program that donates nothing.
-        if prepared is None or (self.donates and _compat.is_checking_numbers()):
+        if prepared is None:
             return self.slow(*args, **kwargs)
         args, kwargs = prepared
-        if self._checks_repeats and self._repeats.finds_repeats(args, kwargs):
+        if self.donates:
+            # Under jax_debug_nans only the slow path runs the program that donates nothing.
+            needs_slow_path = _compat.is_checking_numbers() or (
+                self._checks_buffers and self._buffers.needs_slow_path(args, kwargs)
+            )
+        else:
+            needs_slow_path = self.finds_deleted and _compat.has_deleted(
+                jax.tree.leaves((args, kwargs))
+            )
+        if needs_slow_path:
             return self.slow(*args, **kwargs)
         own = args, kwargs
         # Only now: above are the caller's own arrays, one of which may be passed twice.
@@ -169,8 +176,6 @@ class Step:
                 return None
             if host:
                 args, kwargs = copy_writable_leaves((args, kwargs))
-        if self.finds_deleted and _compat.has_deleted(jax.tree.leaves((args, kwargs))):
-            return None
         return args, kwargs
 
     def mirrored(
@@ -234,7 +239,7 @@ class Step:
             if _compat.has_deleted(leaves):
                 self.check_deleted(args, kwargs)
             check_not_repeated(self.donated, leaves, program)
-            self._repeats.register_structure(args, kwargs)
+            self._buffers.register_structure(args, kwargs)
             CPU_STEPS.make_room()
             results = ready.run(leaves)
             result = call.update_state(program, results)
@@ -289,21 +294,18 @@ class Step:
 
     # Op by op, as JAX runs operations outside of `jit`.
 
+    @called("strategy.run")
     def op_by_op(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run without compiling, with one thread for each replica."""
         around = find_mesh_of_trace(self._layout)
         with _compat.use_no_mesh():
-            return self._start_op_by_op(args, kwargs, around)
-
-    @called("strategy.run")
-    def _start_op_by_op(self, args: tuple[Any, ...], kwargs: dict[str, Any], around: Any) -> Any:
-        call = self._read(args, kwargs)
-        if call.is_traced:
-            return self._inside_trace(call, around)
-        self._layout.check_can_run()
-        if _compat.has_deleted(call.leaves):
-            self.check_deleted(args, kwargs)
-        return self._op_by_op(call, args)
+            call = self._read(args, kwargs)
+            if call.is_traced:
+                return self._inside_trace(call, around)
+            self._layout.check_can_run()
+            if _compat.has_deleted(call.leaves):
+                self.check_deleted(args, kwargs)
+            return self._op_by_op(call, args)
 
     @called("strategy.run")
     def _run_op_by_op(
@@ -345,7 +347,8 @@ class Step:
         call = None if why else self._read(args, kwargs)
         if call is not None and not call.is_traced and not _compat.has_deleted(call.leaves):
             self._run_op_by_op(call, args, warns=False)
-        raise NotFiniteError(_number_not_found_message(self.name, error, why)) from error
+        name = f"strategy.run({self.name})"
+        raise executor.not_found_error(error, name, "step", why) from error
 
     def _op_by_op(self, call: Call, args: tuple[Any, ...]) -> Any:
         outcome = self._run_op_by_op(call, args, warns=True)
@@ -451,22 +454,6 @@ class Step:
             check_not_repeated(self.donated, leaves, ready.program)
             self._check_same_work(call, self._whole_batches.find(call), ready.program)
             results = ready.call(leaves)
-            record = ready.record if ready.has_record else None
-            return _compat.answer_miss(ready.program.rebuild(results), record)
+            return _compat.answer_miss(ready.program.rebuild(results), ready.record)
 
         return _compat.make_dispatcher(self.name, miss, copies=self.keep_copies)
-
-
-def _number_not_found_message(name: str, error: Exception, without: str) -> str:
-    kind = getattr(error, "ty", "nan")
-    why = (
-        f"{without} a step cannot be run op by op, where the line would be found."
-        if without
-        else "Run again op by op, no operation made one. XLA may have made it, where it combined "
-        "operations, or the step returns one that it was given."
-    )
-    return (
-        f"strategy.run({name}) returned a value that is not finite ({kind}), and jax_debug_nans "
-        f"or jax_debug_infs is set. No state was written.\n\n{why}\n\n"
-        "Look at values inside of the step: jax.debug.print('{}', x)."
-    )

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.arguments.exact import is_key
 from jaxdist._program.arguments.leaf_names import leaf_names
 from jaxdist._program.proof.dependence import Part, part_of_result
 from jaxdist._program.proof.same_work import find_same_work
@@ -141,9 +142,7 @@ def _is_whole_batch(leaf: Any, layout: ReplicaMesh) -> bool:
 
 
 def _is_key(leaf: Any) -> bool:
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return True
-    return leaf.dtype == jnp.uint32 and leaf.shape[-1] in _WORDS_OF_KEYS
+    return is_key(leaf) or (leaf.dtype == jnp.uint32 and leaf.shape[-1] in _WORDS_OF_KEYS)
 
 
 def _is_name_of_state(name: str) -> bool:
