@@ -22,7 +22,7 @@ from jaxdist._program.arguments.compiler_options import (
 )
 from jaxdist._program.arguments.in_slot import OutSlot
 from jaxdist._program.compile import saving
-from jaxdist._program.compile.replay import Replay
+from jaxdist._program.compile.replay import replay
 from jaxdist._program.compile.result_layouts import choose_result_shardings
 from jaxdist._program.compile.without_device import check_can_be_saved, check_needs_no_device
 from jaxdist._program.logical.placed_work import PlacedWork
@@ -112,10 +112,10 @@ class Program:
             results = virtual.call_virtually(
                 self.traced, self.signature, leaves, kinds, self.combined, turns
             )
-        elif self._replay.is_needed:
-            results = self._replay.call(leaves, specs)
         else:
-            results = self.traced.call(leaves, specs)
+            results = replay(self.layout, self.signature, self.traced, self.combined, leaves, specs)
+            if results is None:
+                results = self.traced.call(leaves, specs)
         return [
             self._constrain_rows(o, o.remove_extra_dim(r))
             for o, r in zip(self.outputs, results, strict=True)
@@ -133,10 +133,6 @@ class Program:
         free = [PartitionSpec.UNCONSTRAINED] * (array.ndim - 1)
         spec = PartitionSpec(layout.replica_spec[0], *free)
         return jax.lax.with_sharding_constraint(array, NamedSharding(layout.auto_mesh, spec))
-
-    @functools.cached_property
-    def _replay(self) -> Replay:
-        return Replay(self.layout, self.signature, self.traced, self.combined)
 
     def rebuild(self, results: Sequence[Any]) -> Any:
         """Return the step's result: plain arrays where replicas agree, otherwise `PerReplica`."""
@@ -185,8 +181,14 @@ class Program:
             UnsupportedError: JAX cannot lower an operation on a value with Explicit types.
         """
         check_needs_no_device(self.name, self.traced.closed, self.layout)
+
+        # A function of its own, which can have the name of the step.
+        def call(*leaves: Any) -> list[Any]:
+            return self.call(*leaves)
+
+        call.__name__ = self.name
         jitted = jax.jit(
-            _as_named_function(self, self.name),
+            call,
             donate_argnums=self.donated,
             out_shardings=self.result_shardings,
         )
@@ -222,13 +224,8 @@ class Program:
                 raise
             raise better from error
 
-    def _load(
-        self, saved: "saving.SavedProgram", lowered: jax.stages.Lowered, *, is_first: bool
-    ) -> jax.stages.Compiled:
-        loaded = saved.load(self._identify(lowered), is_first=is_first)
-        return self.compiled(lowered) if loaded is None else loaded
-
-    def _identify(self, lowered: jax.stages.Lowered) -> "saving.Identity":
+    def identify(self, lowered: jax.stages.Lowered) -> "saving.Identity":
+        """Return what decides whether a saved program is this one."""
         return saving.Identity(
             self.name,
             lowered,
@@ -242,7 +239,7 @@ class Program:
     def _save(self, path: str | os.PathLike[str], executable: jax.stages.Compiled) -> None:
         file = saving.check_path("path", path)
         check_can_be_saved(self.name, self.traced.closed, self.layout)
-        saving.save_program(file, self._identify(self.lowered()), executable)
+        saving.save_program(file, self.identify(self.lowered()), executable)
 
     def compile(self) -> "report.CompiledProgram":
         """Compile for the strategy's devices, without running anything.
@@ -398,14 +395,6 @@ class Program:
 
     def _repr_html_(self) -> str:
         return _reports.as_fixed_width(report.text(self))
-
-
-def _as_named_function(program: Program, name: str) -> Callable[..., Any]:
-    def call(*leaves: Any) -> list[Any]:
-        return program.call(*leaves)
-
-    call.__name__ = name
-    return call
 
 
 def _put_rows_together(array: Any, layout: ReplicaMesh) -> Any:

@@ -214,14 +214,12 @@ def origin_of_value(leaf: Any) -> Origin:
     if not isinstance(leaf, jax.Array):
         return _NOWHERE
     # The program does not depend on which single device it is.
-    if len(leaf.sharding.device_set) == 1 and not _names_axes(leaf.sharding):
+    sharding = leaf.sharding
+    # With virtual replicas a sharding names mesh axes even on one device.
+    names_axes = isinstance(sharding, NamedSharding) and any(sharding.spec)
+    if len(sharding.device_set) == 1 and not names_axes:
         return _ON_ONE_DEVICE
-    return Origin(leaf.sharding, _compat.is_committed(leaf))
-
-
-def _names_axes(sharding: Any) -> bool:
-    """Whether a sharding names mesh axes. With virtual replicas it does so even on one device."""
-    return isinstance(sharding, NamedSharding) and any(sharding.spec)
+    return Origin(sharding, _compat.is_committed(leaf))
 
 
 _NOWHERE = Origin(None, False)

@@ -8,10 +8,9 @@ import numpy as np
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static, is_traced
-from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._program.run.call import Call
 from jaxdist._program.trace.trace import Signature
-from jaxdist._program.uneven.uneven import Shapes, not_virtually
+from jaxdist._program.uneven.uneven import not_virtually
 from jaxdist._values import (
     Ahead,
     Kind,
@@ -98,15 +97,12 @@ def check_can_be_uneven(signature: Signature, names: list[str], layout: ReplicaM
             raise not_virtually(shapes)
         if layout.num_logical > 1:
             name = names[number - len(signature.inputs)]
+            dtype = signature.inputs[number].dtype
+            dtype = dtype if isinstance(dtype, np.dtype) else np.uint32
             # Zeros of these shapes raise the same error as the batch will.
-            place_per_replica(name, _zeros(signature.inputs[number], shapes), layout)
-
-
-def _zeros(slot: InSlot, shapes: Shapes) -> PerReplica:
-    dtype = slot.dtype if isinstance(slot.dtype, np.dtype) else np.uint32
-    value = PerReplica([np.zeros(shape, dtype) for shape in shapes])
-    mark_with_shapes(value, shapes)
-    return value
+            zeros = PerReplica([np.zeros(shape, dtype) for shape in shapes])
+            mark_with_shapes(zeros, shapes)
+            place_per_replica(name, zeros, layout)
 
 
 def describe_later_step(step: UnevenStep) -> str:

@@ -105,13 +105,13 @@ class Programs:
         self._donated = options.donate_argnums
         self.compiler_options = as_compiler_options(options.compiler_options)
         path = options.saved_program
-        self._saved_program = None if path is None else pathlib.Path(path)
+        self.saved_program = None if path is None else pathlib.Path(path)
         self._watch = watch
         self._ready: dict[Signature, ReadyProgram] = {}
         # Programs without donation, which run while JAX checks for nan and inf.
         self._undonated: dict[Signature, ReadyProgram] = {}
-        # Whether the warning was already given that replicas with unequal rows take a mean.
-        self._has_warned_of_means = False
+        # Whether steps were op by op for which `warn_of_means` has warned.
+        self._warned_of_means: set[bool] = set()
         # Whether it was logged that `sharded_update` gets equal gradients.
         self._has_logged_gradients = False
         # Layouts without effect that were logged.
@@ -154,7 +154,7 @@ class Programs:
         )
         if program.variables:
             self._variables = program.variables
-        self.warn_of_means(signature, lambda: program.traced.means)
+        self.warn_of_means(signature, lambda: program.traced.means, op_by_op=False)
         self._log_layouts(program)
         self._log_equal_gradients(program)
         # Inside another trace the program contains tracers, which die with that trace.
@@ -163,12 +163,16 @@ class Programs:
         return program
 
     def warn_of_means(
-        self, signature: Signature, find_means: Callable[[], Sequence[MeanOverReplicas]]
+        self,
+        signature: Signature,
+        find_means: Callable[[], Sequence[MeanOverReplicas]],
+        *,
+        op_by_op: bool,
     ) -> None:
-        """Warn, once for each step, of a mean over replicas with different numbers of rows."""
-        means = () if self._has_warned_of_means else find_means()
+        """Warn, once compiled and once op by op, of a mean over replicas with unequal rows."""
+        means = () if op_by_op in self._warned_of_means else find_means()
         if means:
-            self._has_warned_of_means = True
+            self._warned_of_means.add(op_by_op)
             rows = rows_of(signature, self._strategy().layout.num_replicas)
             warn_of_means(source_location(self._fn()), means, rows, signature.step)
 
@@ -245,7 +249,7 @@ class Programs:
             self._watch.count_program(fn, len(self._ready) + 1, changed)
         else:
             self._watch.count_function(fn)
-        compiled = self._compile(program, self._saved_program)
+        compiled = self._compile(program, self.saved_program)
         ready = self._ready[signature] = ReadyProgram(program, compiled)
         return ready
 
@@ -268,9 +272,10 @@ class Programs:
             )
         if isinstance(saved, SavedProgramError):
             raise saved
-        if saved is None:
-            return program.compiled(lowered)
-        return program._load(saved, lowered, is_first=not self._ready)
+        loaded = None
+        if saved is not None:
+            loaded = saved.load(program.identify(lowered), is_first=not self._ready)
+        return program.compiled(lowered) if loaded is None else loaded
 
 
 def _is_first_process(layout: ReplicaMesh) -> bool:

@@ -67,19 +67,17 @@ class Runner:
         return step
 
     def _find_weakly_held(self, fn: Callable[..., Any], options: RunOptions) -> Step:
-        key: Any = weakref.ref(fn) if options == _DEFAULT else (weakref.ref(fn), options)
-        step = self.known.get(key)
+        def key_of(reference: weakref.ref[Any]) -> Any:
+            return reference if options == _DEFAULT else (reference, options)
+
+        step = self.known.get(key_of(weakref.ref(fn)))
         if step is None:
             step = self._new(fn, options)
             known = self.known
-
-            def forget(dead: Any) -> None:
-                known.pop(dead if options == _DEFAULT else (dead, options), None)
-
-            # A weak reference other than `key`: only this one removes the entry.
-            kept = weakref.ref(fn, forget)
+            # A weak reference other than that of the look-up: only this one removes the entry.
+            kept = weakref.ref(fn, lambda dead: known.pop(key_of(dead), None))
             hash(kept)  # A weak reference can compute its hash only while the function lives.
-            known[kept if options == _DEFAULT else (kept, options)] = step
+            known[key_of(kept)] = step
         return step
 
     def op_by_op(

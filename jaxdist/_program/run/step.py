@@ -91,7 +91,6 @@ class Step:
         self._static_numbers = call_as(
             "RunOptions", run_options.find_static_numbers, fn, options.static_argnames
         )
-        self._saved_program = options.saved_program
         self._programs = Programs(self._fn, self._strategy, options, watch)
         self._whole_batches = WholeBatches(self._fn, self._layout)
         self._graphs = GraphCache()
@@ -282,7 +281,7 @@ class Step:
         chosen = {name: options[name] for name, _ in left}
         if chosen and request_options(chosen):
             left = ()
-        log_options_without_effect(left, self._saved_program, IN_JIT)
+        log_options_without_effect(left, self._programs.saved_program, IN_JIT)
         self._programs.look_ahead(call)
         self._check_same_work(call, self._whole_batches.find(call), program)
         return run_inside_trace(call, program, around)
@@ -312,7 +311,9 @@ class Step:
         self, call: Call, args: tuple[Any, ...], *, warns: bool
     ) -> "executor.Outcome":
         virtual.check_compiled(self._layout)
-        log_options_without_effect(self._programs.compiler_options, self._saved_program, OP_BY_OP)
+        log_options_without_effect(
+            self._programs.compiler_options, self._programs.saved_program, OP_BY_OP
+        )
         fn: Any = self._fn()
         strategy: Any = self._strategy()
         check_positions(self.donated, args)
@@ -322,7 +323,7 @@ class Step:
             step = executor.OpByOpStep(fn, call.signature, strategy, call.leaves)
             outcome = step.run(self.donated, source_location(fn))
             if warns and call.signature.uneven:
-                self._programs.warn_of_means(call.signature, step.find_means)
+                self._programs.warn_of_means(call.signature, step.find_means, op_by_op=True)
             batches = self._whole_batches.find(call)
             if batches:
                 traced, reached = step.get_trace(), step.find_same_work()
