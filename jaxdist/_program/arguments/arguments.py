@@ -271,7 +271,15 @@ def _check_hashable(flat: Flat) -> None:
         if not isinstance(slot, Static):
             continue
         if isinstance(slot.value, Iterator) and not isinstance(slot.value, BatchSource):
-            raise _iterator_error(flat.name_of_slot(position), slot.value)
+            name = flat.name_of_slot(position)
+            raise refuse_type(
+                f"{name}, an iterator ({type(slot.value).__name__}).",
+                "What is no array and no pytree becomes part of the program: the step would take "
+                "one element when it is traced, and every later call would compute with that one.",
+                f"Take the element outside and pass it: next({name}). jaxdist.function takes the "
+                "iterator of strategy.experimental_distribute_dataset(dataset) as an argument, and "
+                "then gives new batches at every call.",
+            )
         try:
             hash(slot)
         except TypeError as error:
@@ -305,18 +313,6 @@ def _check_dtypes(flat: Flat) -> None:
                 )
         if has_cut_off(list_arrays(leaf)):
             check_all_fit(flat.name(number), leaf)
-
-
-def _iterator_error(name: str, value: Any) -> ArgumentTypeError:
-    kind = type(value).__name__
-    return refuse_type(
-        f"{name}, an iterator ({kind}).",
-        "What is no array and no pytree becomes part of the program: the step would take one "
-        "element when it is traced, and every later call would compute with that one.",
-        f"Take the element outside and pass it: next({name}). jaxdist.function takes the iterator "
-        "of strategy.experimental_distribute_dataset(dataset) as an argument, and then gives new "
-        "batches at every call.",
-    )
 
 
 def _check_no_bare_variable(args: Sequence[Any], kwargs: dict[str, Any]) -> None:

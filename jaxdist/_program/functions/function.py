@@ -166,7 +166,10 @@ class Function:
         flat.dynamic[:] = map(copy_writable_leaves, as_held(flat.dynamic))
         state = [copy_writable_leaves(x) for x in as_held(state)]
         given = FunctionCall(flat, cached_graph, draws)
-        structure = self._find_structure(flat.treedef)
+        # Whether `exact_structure` is None is cached.
+        may_differ = self._is_exact.get(flat.treedef, True)
+        structure = exact_structure(flat.treedef) if may_differ else None
+        self._is_exact[flat.treedef] = structure is not None
         asked: Any = (flat.treedef, structure, flat.slots, given.shape, strategy)
         if draws.counts:
             # The number of batches may depend on the shapes of all arguments.
@@ -209,12 +212,6 @@ class Function:
             written = [compiled.variables[i] for i in sorted(variables)]
             set_arrays(written, [variables[i] for i in sorted(variables)])
         return result
-
-    def _find_structure(self, treedef: Any) -> Any:
-        """Return `exact_structure`, and cache for which structures it is None."""
-        found = exact_structure(treedef) if self._is_exact.get(treedef, True) else None
-        self._is_exact[treedef] = found is not None
-        return found
 
     def _build(
         self, given: FunctionCall, asked: Any, found: FunctionTrace, before: tuple[Variable, ...]

@@ -73,17 +73,15 @@ def find_later_steps(call: Call, layout: ReplicaMesh) -> LaterSteps | None:
         found.add(ahead)
         shapes.append((number, slot.shape[1:]))
     # Batches of different passes over data do not advance together.
-    if len(found) != 1 or any(isinstance(s, Static) and _is_number(s.value) for s in flat.slots):
+    static = [s.value for s in flat.slots if isinstance(s, Static)]
+    has_number = any(isinstance(x, (int, float)) and not isinstance(x, bool) for x in static)
+    if len(found) != 1 or has_number:
         return None
     (ahead,) = found
     if not all(len(step.rows) == layout.num_replicas for step in ahead):
         return None
     arguments = (flat.treedef, signature.structure, flat.slots)
     return LaterSteps(ahead, tuple(shapes), arguments) if ahead else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def check_can_be_uneven(signature: Signature, names: list[str], layout: ReplicaMesh) -> None:

@@ -92,7 +92,7 @@ def read(flat: Flat, cached_graph: CachedGraph | None, layout: ReplicaMesh) -> C
         raise leak
     leaves = cached_graph.read() if cached_graph else []
     num_state = len(leaves)
-    names = functools.partial(_LeafName, flat, cached_graph, num_state)
+    names = functools.partial(LeafName, flat, cached_graph, num_state)
     if has_cut_off(leaves):
         for i, leaf in enumerate(leaves):
             check_fits(names(i), leaf)
@@ -138,7 +138,7 @@ def _check_values(
         if isinstance(leaf, PerReplica):
             if layout.is_shared:
                 leaf = take_own(leaf, layout)
-            name = _LeafName(flat, None, 0, number)
+            name = LeafName(flat, None, 0, number)
             is_placed = leaf.is_global or _compat.is_inside_trace()
             shapes = None if is_placed else uneven_shapes(name, leaf, layout)
             if shapes is not None:
@@ -166,7 +166,7 @@ def _merge_errors(errors: list[ShapeError]) -> ShapeError:
 
 
 @dataclasses.dataclass
-class _LeafName:
+class LeafName:
     """The name of a leaf, computed only when a message needs it. NNX variables come first."""
 
     flat: Flat
@@ -193,7 +193,15 @@ def run_inside_trace(call: Call, program: Program, around: AbstractMesh | None) 
     """
     variables = program.variables
     if variables and current_binding() is None:
-        raise ContextError(_no_binding_message(variables))
+        names = [v.label for v in variables.all]
+        raise ContextError(
+            f"strategy.run was called inside another function that JAX is tracing (jax.jit, scan, "
+            f"grad), and its step uses {len(names)} variable(s): {names[:5]}.\n\n"
+            "The traced function would keep the values that they have now, and assignments would "
+            "be lost.\n\n"
+            "Decorate that function with jaxdist.function instead of jax.jit, or call strategy.run "
+            "outside and put what is around it into the step."
+        )
     is_virtual = program.layout.num_virtual is not None
     inner = not_differentiable(program.call) if is_virtual else program.call
     if program.layout.num_logical > 1:
@@ -202,18 +210,6 @@ def run_inside_trace(call: Call, program: Program, around: AbstractMesh | None) 
         inner = jax.jit(inner)
     results = call_in_types_of_trace(program, inner, call.leaves_of(program), around)
     return call.update_state(program, results)
-
-
-def _no_binding_message(variables: LiftedVariables) -> str:
-    names = [v.label for v in variables.all]
-    return (
-        f"strategy.run was called inside another function that JAX is tracing (jax.jit, scan, "
-        f"grad), and its step uses {len(names)} variable(s): {names[:5]}.\n\n"
-        "The traced function would keep the values that they have now, and assignments would be "
-        "lost.\n\n"
-        "Decorate that function with jaxdist.function instead of jax.jit, or call strategy.run "
-        "outside and put what is around it into the step."
-    )
 
 
 def find_mesh_of_trace(layout: ReplicaMesh) -> AbstractMesh | None:

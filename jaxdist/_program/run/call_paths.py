@@ -1,7 +1,7 @@
 """Decides what calls need around the C++ dispatcher, and mirrors arrays; see Note [Call paths]."""
 
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -38,11 +38,6 @@ def is_elsewhere(leaf: Any, layout: ReplicaMesh) -> bool:
         return False
     # JAX copies an uncommitted array to the devices of a program at every call. That copy is saved.
     return not _compat.is_committed(leaf) and leaf.sharding.device_set != layout.device_set
-
-
-def has_arrays_elsewhere(leaves: Sequence[Any], layout: ReplicaMesh) -> bool:
-    """Whether each call with these leaves copies some of them to the strategy's devices."""
-    return any(is_elsewhere(leaf, layout) for leaf in leaves)
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

@@ -89,11 +89,13 @@ def check_positions(donated: Sequence[int], args: Sequence[Any]) -> None:
     """
     out_of_range = [n for n in donated if not 0 <= n < len(args)]
     if out_of_range:
+        kept = tuple(n for n in donated if n not in out_of_range)
+        remedy = f"Pass RunOptions(donate_argnums={kept})." if kept else "Leave donate_argnums out."
         raise ArgumentError(
             f"RunOptions(donate_argnums={tuple(donated)}) has {out_of_range}, and the step was "
             f"called with {len(args)} positional argument(s).\n\n"
             "donate_argnums are positions of arguments, from 0. Keyword arguments cannot be "
-            f"donated.\n\n{_suggest_positions(donated, len(args))}"
+            f"donated.\n\n{remedy}"
         )
 
 
@@ -115,11 +117,6 @@ def find_donated_leaves(donated: Sequence[int], flat: Flat, graph: GraphShape | 
         elif not isinstance(slot, Static):
             leaves.append(offset + slot)
     return leaves
-
-
-def _suggest_positions(donated: Sequence[int], count: int) -> str:
-    kept = tuple(n for n in donated if 0 <= n < count)
-    return f"Pass RunOptions(donate_argnums={kept})." if kept else "Leave donate_argnums out."
 
 
 def check_not_repeated(donated: Sequence[int], leaves: Sequence[Any], program: Program) -> None:

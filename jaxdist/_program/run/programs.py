@@ -187,8 +187,11 @@ class Programs:
         """Log once that `sharded_update` gets gradients which are reduced already."""
         if self._has_logged_gradients or not _is_first_process(program.layout):
             return
-        line = find_equal_gradients(program)
-        if line:
+        # A single gradient may be equal for another reason, like that of a frozen parameter. In a
+        # step in which nothing differs between the replicas, all of them compute the same rows.
+        of_updates = [c for c in program.traced_collectives if c.is_of_update]
+        has_rows = any(slot.kind is Kind.PER_REPLICA for slot in program.signature.inputs)
+        if has_rows and of_updates and all(c.scatters_equal for c in of_updates):
             self._has_logged_gradients = True
             _LOG.warning(
                 "strategy.run(%s): all gradients that sharded_update gets at %s are the same on "
@@ -196,7 +199,7 @@ class Programs:
                 "each device sends twice the bytes, and with reduce_op='sum' the result is "
                 "%s times too large. Pass each replica's own gradients",
                 program.name,
-                line,
+                of_updates[0].source,
                 program.layout.num_replicas,
             )
 
@@ -303,17 +306,3 @@ def describe_difference(before: Signature, now: Signature, names: Sequence[str])
                 f"{b.kind.value} {b.dtype}{list(b.shape)}"
             )
     return ", ".join(itertools.islice(changed, 3)) or "nothing that can be named"
-
-
-def find_equal_gradients(program: Program) -> str:
-    """Return the line at which all gradients that `sharded_update` gets are equal, or ''.
-
-    A single gradient may be equal for another reason, like that of a frozen parameter. In a step
-    in which nothing differs between the replicas, all of them compute the same rows.
-    """
-    of_updates = [c for c in program.traced_collectives if c.is_of_update]
-    if not of_updates or not all(c.scatters_equal for c in of_updates):
-        return ""
-    line = of_updates[0].source
-    has_rows = any(slot.kind is Kind.PER_REPLICA for slot in program.signature.inputs)
-    return line if has_rows else ""

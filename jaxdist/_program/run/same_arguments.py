@@ -22,7 +22,7 @@ from jax.tree_util import keystr
 from jaxdist import _processes
 from jaxdist._called import called
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.run.call import Call
+from jaxdist._program.run.call import Call, LeafName
 from jaxdist._values import (
     MOST_BYTES,
     digest,
@@ -52,9 +52,7 @@ def make_arguments_equal(name: str, call: Call, layout: ReplicaMesh, seconds: fl
     numbers: dict[str, int] = {}
     for i, leaf in enumerate(call.leaves):
         if is_of_this_process(leaf):
-            path = call.flat.name(i - offset) if i >= offset or graph is None else (
-                graph.shape.name(i)
-            )  # fmt: skip
+            path = str(LeafName(call.flat, graph, offset, i))
             named[path], numbers[path] = leaf, i
     equal = make_equal(named, layout, seconds)
     for path, value in equal.items():

@@ -49,8 +49,8 @@ from jaxdist._program.nnx.graph_cache import GraphCache
 from jaxdist._program.run.call import Call, find_mesh_of_trace, read, run_inside_trace
 from jaxdist._program.run.call_paths import (
     MirrorCache,
-    has_arrays_elsewhere,
     has_host_arrays,
+    is_elsewhere,
     must_count,
 )
 from jaxdist._program.run.donation import (
@@ -209,7 +209,7 @@ class Step:
                 return _compat.answer_miss(self._op_by_op(call, args))
             # Now: a copy on all devices below would replace an array on one of them.
             batches = self._whole_batches.find(call)
-            if has_arrays_elsewhere(call.leaves, self._layout):
+            if any(is_elsewhere(leaf, self._layout) for leaf in call.leaves):
                 self.keep_copies()
                 # The copy on the array's own device has the same buffer. It would hide that one
                 # buffer is passed twice.

@@ -95,7 +95,8 @@ class WholeBatches:
             return
         names = leaf_names(self._fn(), call.signature)[-len(call.flat.dynamic) :]
         in_state = {*_find_leaves_of_state(named_arguments_of(signature, traced).values())}
-        chosen = [n for n in chosen if n not in in_state and not _is_name_of_state(names[n])]
+        words = {n: re.findall(r"\w+", names[n].lower()) for n in chosen}
+        chosen = [n for n in chosen if n not in in_state and _STATE_NAMES.isdisjoint(words[n])]
         chosen = _without_updated(chosen, signature, traced, self._layout.num_replicas)
         if chosen:
             shapes = {names[n]: np.shape(call.flat.dynamic[n]) for n in chosen}
@@ -145,10 +146,6 @@ def _is_key(leaf: Any) -> bool:
     return is_key(leaf) or (leaf.dtype == jnp.uint32 and leaf.shape[-1] in _WORDS_OF_KEYS)
 
 
-def _is_name_of_state(name: str) -> bool:
-    return any(word.lower() in _STATE_NAMES for word in re.findall(r"\w+", name))
-
-
 def _find_leaves_of_state(nodes: Any, in_state: bool = False) -> Iterator[int]:
     """Yield the numbers of arguments in nodes whose class has the name of a state."""
     for node in nodes:
@@ -160,12 +157,8 @@ def _find_leaves_of_state(nodes: Any, in_state: bool = False) -> Iterator[int]:
             yield from _find_leaves_of_state(node, in_state or is_state)
         elif isinstance(node, dict):
             yield from _find_leaves_of_state(node.values(), in_state)
-        elif in_state or _is_state_class(type(node)):
+        elif in_state or any(c.__name__.endswith(_STATE_CLASSES) for c in type(node).__mro__):
             yield from (int(x) for x in jax.tree.leaves(node) if type(x) is Argument)
-
-
-def _is_state_class(kind: type) -> bool:
-    return any(c.__name__.endswith(_STATE_CLASSES) for c in kind.__mro__)
 
 
 def _without_updated(
