@@ -14,7 +14,7 @@ from jaxdist import _compat
 from jaxdist._called import name_call, refuse_type
 from jaxdist._integers import check_all_fit, has_cut_off
 from jaxdist._program.arguments.exact import exact
-from jaxdist._program.arguments.opaque import find_array, hidden_array_message
+from jaxdist._program.arguments.opaque import find_array, hidden_array_error
 from jaxdist._values import (
     Assignable,
     BatchSource,
@@ -208,8 +208,7 @@ def check_no_arrays_hidden(flat: Flat) -> None:
             continue
         where = find_array(slot.value)
         if where is not None:
-            name = flat.name_of_slot(position)
-            raise ArgumentTypeError(hidden_array_message(name, slot.value, where))
+            raise hidden_array_error(flat.name_of_slot(position), slot.value, where)
 
 
 def check_no_refs(flat: Flat) -> None:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jaxdist._called import name_call
+from jaxdist._called import refuse_type
 from jaxdist._values import Assignable, PerReplica, Sharded
 from jaxdist.errors import ArgumentTypeError
 
@@ -72,12 +72,12 @@ def check_step_holds_no_arrays(fn: Any) -> None:
     kind = type(holder).__name__
     what = f"the method {fn.__name__} of a {kind}" if is_method else f"a {kind} as a function"
     call = f"object.{fn.__name__}" if is_method else "object"
-    raise ArgumentTypeError(
-        f"{name_call()} was given {what}, which holds arrays (object{where}) and is no pytree.\n\n"
+    raise refuse_type(
+        f"{what}, which holds arrays (object{where}) and is no pytree.",
         "The object is part of the program: the step would go on with the arrays that it has now, "
-        "whatever they become.\n\n"
+        "whatever they become.",
         f"{_remedy_for_argument(holder, kind)} If its arrays never change, say so with a function: "
-        f"lambda *args: {call}(*args)."
+        f"lambda *args: {call}(*args).",
     )
 
 
@@ -168,15 +168,15 @@ def _iterate_slots(value: Any) -> Iterator[tuple[str, Any]]:
                 continue
 
 
-def hidden_array_message(name: str, value: Any, where: str) -> str:
-    """Return the message for an argument that is not a pytree and holds arrays."""
+def hidden_array_error(name: str, value: Any, where: str) -> ArgumentTypeError:
+    """Return the error for an argument that is not a pytree and holds arrays."""
     kind = type(value).__name__
     place = f" ({name}{where})" if where else ""
-    return (
-        f"{name_call()} was given {name}, a {kind}, which holds arrays{place} and is no pytree.\n\n"
+    return refuse_type(
+        f"{name}, a {kind}, which holds arrays{place} and is no pytree.",
         "Such an object is part of the program: the step would go on with the arrays that it has "
-        "now, whatever they become.\n\n"
-        f"{_remedy_for_argument(value, kind)}"
+        "now, whatever they become.",
+        _remedy_for_argument(value, kind),
     )
 
 

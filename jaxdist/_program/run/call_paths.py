@@ -9,10 +9,10 @@ import numpy as np
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.arguments.arguments import Static
+from jaxdist._program.arguments.arguments import is_unit
 from jaxdist._program.compile.program import Program
 from jaxdist._program.run.call import Call
-from jaxdist._values import Stop, put, stops
+from jaxdist._values import put
 
 
 def must_count(program: Program) -> bool:
@@ -61,16 +61,18 @@ class MirrorCache:
 
         Donated arguments are not replaced: the call would delete the cached copy.
         """
-        given = tuple(Donated(a) if i in donated else a for i, a in enumerate(args))
-        leaves, treedef = jax.tree.flatten((given, kwargs), is_leaf=_is_whole)
+        # A step updates NNX objects and variables in place, so they stay whole and are not copied.
+        others = [a for i, a in enumerate(args) if i not in donated]
+        leaves, treedef = jax.tree.flatten((others, kwargs), is_leaf=is_unit)
         numbers = [i for i, leaf in enumerate(leaves) if is_elsewhere(leaf, self._layout)]
         if not numbers:
             return None
         # By position, so that the copy of a new batch replaces the copy of the last batch.
         for place, i in enumerate(numbers):
             leaves[i] = self._find_or_copy(place, leaves[i])
-        given, kwargs = jax.tree.unflatten(treedef, leaves)
-        return tuple(a.value if isinstance(a, Donated) else a for a in given), kwargs
+        others, kwargs = jax.tree.unflatten(treedef, leaves)
+        rest = iter(others)
+        return tuple(a if i in donated else next(rest) for i, a in enumerate(args)), kwargs
 
     def _find_or_copy(self, place: int, array: Any) -> jax.Array:
         known = self._kept.get(place)
@@ -85,14 +87,3 @@ class MirrorCache:
 
         kept[place] = (weakref.ref(array, forget), copy)
         return copy
-
-
-class Donated:
-    """A donated argument, wrapped into one leaf."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-# A step updates NNX objects and variables in place, so they must not be copied.
-_is_whole = stops(Stop.ARGUMENTS, Static, Donated)

@@ -107,22 +107,16 @@ class Runner:
         options: RunOptions | None,
     ) -> DonationError | NotFiniteError | ArgumentError | None:
         """Return a better error for a call that failed, or None."""
-        if type(error) is ValueError:
-            try:
+        try:
+            if type(error) is ValueError:
                 check_keys("strategy.run was given", "args", tuple(args))
                 check_keys("strategy.run was given", "kwargs", dict(kwargs or {}))
-            except ArgumentError as better:
-                return better
-        if isinstance(error, _compat.InvalidNumberError):
-            try:
+            if isinstance(error, _compat.InvalidNumberError):
                 self.step(fn, options).find_invalid_number(tuple(args), dict(kwargs or {}), error)
-            except NotFiniteError as better:
-                return better
-        if isinstance(error, (RuntimeError, ValueError)) and is_about_deleted(error):
-            try:
+            if isinstance(error, (RuntimeError, ValueError)) and is_about_deleted(error):
                 self.step(fn, options).check_deleted(tuple(args), dict(kwargs or {}))
-            except DonationError as better:
-                return better
+        except (ArgumentError, DonationError, NotFiniteError) as better:
+            return better
         return None
 
     def program(

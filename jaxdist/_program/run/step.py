@@ -21,13 +21,12 @@ from typing import Any, NoReturn
 import jax
 
 from jaxdist import _compat
-from jaxdist._called import call_as, called
+from jaxdist._called import called
 from jaxdist._devices import CPU_STEPS
 from jaxdist._integers import has_cut_off, list_host_arrays
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import op_by_op as executor
 from jaxdist._program import virtual
-from jaxdist._program.arguments import options as run_options
 from jaxdist._program.arguments.arguments import (
     Flat,
     Static,
@@ -43,6 +42,7 @@ from jaxdist._program.arguments.compiler_options import (
     request_options,
 )
 from jaxdist._program.arguments.exact import dispatch_by_structure
+from jaxdist._program.arguments.options import RunOptions, find_static_numbers
 from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile.program import Program
 from jaxdist._program.nnx.graph_cache import GraphCache
@@ -77,7 +77,7 @@ class Step:
     def __init__(
         self,
         fn: Callable[..., Any],
-        options: run_options.RunOptions,
+        options: RunOptions,
         strategy: HasLayout,
         watch: RetraceWatch,
     ) -> None:
@@ -88,9 +88,7 @@ class Step:
         self.name = getattr(fn, "__name__", type(fn).__name__)
         self.donated = options.donate_argnums
         self._static_names = frozenset(options.static_argnames)
-        self._static_numbers = call_as(
-            "RunOptions", run_options.find_static_numbers, fn, options.static_argnames
-        )
+        self._static_numbers = find_static_numbers(fn, options.static_argnames)
         self._programs = Programs(self._fn, self._strategy, options, watch)
         self._whole_batches = WholeBatches(self._fn, self._layout)
         self._graphs = GraphCache()
