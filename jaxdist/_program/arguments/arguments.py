@@ -1,4 +1,4 @@
-"""Flattening of a call: which leaves are traced, which are static, which are NNX objects."""
+"""Flattens calls: decides which leaves are traced, which are static, and which are NNX objects."""
 
 import dataclasses
 import enum
@@ -194,7 +194,7 @@ def _open_containers(given: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 def check_call(flat: Flat, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Raise for an argument that neither a program nor a Python constant can hold."""
+    """Raise for an argument that can be neither an input nor a constant of a program."""
     _check_hashable(flat)
     _check_not_leaked(flat)
     _check_dtypes(flat)
@@ -225,8 +225,8 @@ def explain_ref(what: str) -> str:
     return (
         f"{what} (a mutable array of jax.new_ref).\n\n"
         "A jax.Ref lives on one device, and each replica of a step would write to its own copy. "
-        "Inside a step, refs that the step makes work.\n\n"
-        "Keep the value in a jaxdist.Variable, made in strategy.scope(): steps read it, assign it, "
+        "A step can use refs that it creates itself.\n\n"
+        "Keep the value in a jaxdist.Variable made in strategy.scope(): steps read and assign it, "
         "and the strategy keeps the replicas equal. Or pass ref[...], return the new value, and "
         "write it after the step: ref[...] = strategy.run(step, (ref[...], x))."
     )
@@ -273,8 +273,8 @@ def _check_hashable(flat: Flat) -> None:
             name = flat.name_of_slot(position)
             raise refuse_type(
                 f"{name}, an iterator ({type(slot.value).__name__}).",
-                "What is no array and no pytree becomes part of the program: the step would take "
-                "one element when it is traced, and every later call would compute with that one.",
+                "A value that is neither an array nor a pytree becomes part of the program: the "
+                "step would take one element while it is traced, and all later calls would use it.",
                 f"Take the element outside and pass it: next({name}). jaxdist.function takes the "
                 "iterator of strategy.experimental_distribute_dataset(dataset) as an argument, and "
                 "then gives new batches at every call.",
@@ -286,8 +286,8 @@ def _check_hashable(flat: Flat) -> None:
                 f"{name_call()} cannot take {flat.name_of_slot(position)}: it is a "
                 f"{type(slot.value).__name__}, which is neither an array nor a pytree, and cannot "
                 "be hashed.\n\n"
-                "Such an object becomes part of the program, and is compared by hash and "
-                "equality to know when to compile again.\n\n"
+                "Such an object becomes part of the program, and its hash and equality decide "
+                "when to compile again.\n\n"
                 "Register its class as a pytree (jax.tree_util.register_dataclass), make it "
                 "hashable, or pass the arrays that it holds."
             ) from error
@@ -321,8 +321,8 @@ def _check_no_bare_variable(args: Sequence[Any], kwargs: dict[str, Any]) -> None
     for name, value in named:
         if isinstance(value, nnx.Variable):
             raise refuse_type(
-                f"{name}, a {type(value).__name__} by itself.",
-                "JAX takes it for its value, so a step could read it, and what the step writes to "
+                f"{name}, a {type(value).__name__} on its own.",
+                "JAX treats it as its value, so a step could read it, but what the step writes to "
                 "it would be lost.",
                 "Pass its value, variable[...], where it is only read; pass the module that holds "
                 "it, or nnx.Dict(value=variable), where it is written.",
@@ -330,7 +330,7 @@ def _check_no_bare_variable(args: Sequence[Any], kwargs: dict[str, Any]) -> None
 
 
 def argument_name(path: Any) -> str:
-    """Return a path within `(args, kwargs)` in the caller's words, such as `args[1]['x']`."""
+    """Return a path within `(args, kwargs)` as the caller would write it, as `args[1]['x']`."""
     head = "args" if path[0].idx == 0 else "kwargs"
     return head + keystr(path[1:])
 

@@ -155,10 +155,10 @@ def refuse_option(error: Exception, asked: CompilerOptions, name: str) -> Argume
     is_status = isinstance(error, jax.errors.JaxRuntimeError) and "INVALID_ARGUMENT" in text
     if not asked or not (is_type or (is_status and any(option in text for option, _ in asked))):
         return None
-    said = "A value has another type than the option" if is_type else text
+    reason = "A value has another type than the option" if is_type else text
     return refuse(
         f"compiler_options {format_options(asked)}, and XLA's compiler does not accept them: "
-        f"{said}",
+        f"{reason}",
         f"Each platform has its own options, and this is JAX {jax.__version__}. {_RULE}",
         "Correct the name or the value, or leave the option out.",
     )

@@ -1,4 +1,4 @@
-"""Keys for static values: two keys are equal if the values have the same types and bits.
+"""Makes keys of static values: two keys are equal if the values have the same types and bits.
 
 # Note [Equal constants]
 Python's `==` says that 0.0 equals -0.0, and that 1, True and 1.0 are equal. The same holds for

@@ -1,4 +1,4 @@
-"""Names of traced leaves for JAX's error messages, from the parameters of the step."""
+"""Names traced leaves in JAX's error messages by the parameters of the step."""
 
 import functools
 import inspect

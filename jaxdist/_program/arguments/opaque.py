@@ -1,4 +1,4 @@
-"""A search for arrays and tracers inside objects that are not pytrees."""
+"""Searches objects that are not pytrees for arrays and tracers."""
 
 import collections
 import dataclasses
@@ -16,7 +16,7 @@ from jaxdist._called import refuse_type
 from jaxdist._values import Assignable, PerReplica, Sharded
 from jaxdist.errors import ArgumentTypeError
 
-# The search visits at most this many objects, so it finds nothing deep in a large cache.
+# The search visits at most this many objects, so it may miss arrays deep in a large cache.
 _MOST = 5_000
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), type, types.ModuleType)
 _VIEWS = (KeysView, ValuesView, ItemsView)
@@ -73,10 +73,10 @@ def check_step_holds_no_arrays(fn: Any) -> None:
     what = f"the method {fn.__name__} of a {kind}" if is_method else f"a {kind} as a function"
     call = f"object.{fn.__name__}" if is_method else "object"
     raise refuse_type(
-        f"{what}, which holds arrays (object{where}) and is no pytree.",
-        "The object is part of the program: the step would go on with the arrays that it has now, "
-        "whatever they become.",
-        f"{_remedy_for_argument(holder, kind)} If its arrays never change, say so with a function: "
+        f"{what}, which holds arrays (object{where}) and is not a pytree.",
+        "The object is part of the program: the step would keep using the arrays that it has now, "
+        "even if they change.",
+        f"{_remedy_for_argument(holder, kind)} If its arrays never change, pass a function: "
         f"lambda *args: {call}(*args).",
     )
 
@@ -123,7 +123,7 @@ def _is_lifted(value: Any) -> bool:
 
 
 def _iterate_parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, with the path of each part."""
+    """Yield the parts of an object, with the path of each."""
     if isinstance(value, Mapping):
         yield from ((f"[{k!r}]", v) for k, v in value.items())
     elif isinstance(value, (list, tuple, collections.deque, *_VIEWS)):
@@ -144,7 +144,7 @@ def _iterate_parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _iterate_reachable_parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, including closures and iterators, with the path of each part."""
+    """Yield the parts of an object, including closures and iterators, with the path of each."""
     yield from _iterate_parts(value)
     if isinstance(value, types.FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
@@ -173,9 +173,9 @@ def hidden_array_error(name: str, value: Any, where: str) -> ArgumentTypeError:
     kind = type(value).__name__
     place = f" ({name}{where})" if where else ""
     return refuse_type(
-        f"{name}, a {kind}, which holds arrays{place} and is no pytree.",
-        "Such an object is part of the program: the step would go on with the arrays that it has "
-        "now, whatever they become.",
+        f"{name}, a {kind}, which holds arrays{place} and is not a pytree.",
+        "Such an object is part of the program: the step would keep using the arrays that it has "
+        "now, even if they change.",
         _remedy_for_argument(value, kind),
     )
 
@@ -185,7 +185,7 @@ def _remedy_for_argument(value: Any, kind: str) -> str:
         return "Pass the arrays as arguments, and call the method in the step."
     if isinstance(value, functools.partial):
         return (
-            "Pass the arrays as arguments of their own, or use jax.tree_util.Partial, which is a "
+            "Pass the arrays as separate arguments, or use jax.tree_util.Partial, which is a "
             "pytree."
         )
     module = type(value).__module__.partition(".")[0]
@@ -210,7 +210,7 @@ def hidden_tracer_message(what: str, name: str, value: Any, where: str) -> str:
     kind = type(value).__name__
     return (
         f"{what} returned a {kind} as {name}, which holds a traced array: {name}{where}.\n\n"
-        "JAX does not know what is in it, so the array would not come out of the program.\n\n"
+        "JAX cannot see inside it, so the program would not return the array.\n\n"
         f"{_remedy_for_result(value, kind)}"
     )
 

@@ -1,4 +1,4 @@
-"""Warnings for a step that is traced again and again, at the line of the user."""
+"""Warns, at the user's line, of a step that is traced again and again."""
 
 import dataclasses
 import functools

@@ -344,7 +344,7 @@ def _describe_device(device: Any) -> str:
 def _describe_other_inputs(there: dict[str, str], here: dict[str, str]) -> str:
     name = next((n for n in here if there.get(n) != here[n]), "")
     if name:
-        return f"{name} is {here[name]}, and {there.get(name, 'not there')} in the file"
+        return f"{name} is {here[name]}, and {there.get(name, 'missing')} in the file"
     if len(there) != len(here):
         return f"it has {len(there)} inputs, and this has {len(here)}"
     return "a static argument or an attribute of a module differs"

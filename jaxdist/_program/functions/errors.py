@@ -1,4 +1,4 @@
-"""Better errors for a compiled function: the line of a nan or inf, and mixed devices."""
+"""Explains errors of compiled functions: the line of a nan or inf, and mixed devices."""
 
 import re
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def find_invalid_operation(
                 "function was run again op by op, to find the operation. No state was written."
                 f"\n\n{remedy(operation, came_in=came_in)}"
             )
-    except Exception:  # An error that only occurs op by op is not about the nan.
+    except Exception:  # An error that occurs only op by op is not about the nan.
         pass
     finally:
         # The function updated NNX objects in place.
@@ -100,6 +100,6 @@ def mixed_devices_error(name: str, error: BaseException) -> MixedStrategyError |
         f"{name} has parts on different devices: {' and '.join(sets)}.\n\n"
         "A jaxdist.function is one program, so its steps, variables and arrays are all on the "
         "devices of one strategy.\n\n"
-        "Use one strategy in it, or call a function for each strategy, one after the other, and "
-        "take the values from one to the other with jax.device_put."
+        "Use one strategy in it, or call one function for each strategy, and move the values "
+        "between their devices with jax.device_put."
     )

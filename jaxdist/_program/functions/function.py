@@ -170,18 +170,18 @@ class Function:
         may_differ = self._is_exact.get(flat.treedef, True)
         structure = exact_structure(flat.treedef) if may_differ else None
         self._is_exact[flat.treedef] = structure is not None
-        asked: Any = (flat.treedef, structure, flat.slots, given.shape, strategy)
+        key: Any = (flat.treedef, structure, flat.slots, given.shape, strategy)
         if draws.counts:
             # The number of batches may depend on the shapes of all arguments.
-            asked = (*asked, shapes_of(flat.dynamic))
-            draws.take(self._counts.get(asked, ()))
-        compiled = self._known.get((asked, given.placements()))
+            key = (*key, shapes_of(flat.dynamic))
+            draws.take(self._counts.get(key, ()))
+        compiled = self._known.get((key, given.placements()))
         if compiled is None:
             check_no_arrays_hidden(flat)
             check_step_holds_no_arrays(self._fn)
             with serve(draws):
                 found = self._trace(given, state, flat.dynamic)
-            compiled = self._build(given, asked, found, ())
+            compiled = self._build(given, key, found, ())
         while True:
             CPU_STEPS.make_room()
             try:
@@ -200,7 +200,7 @@ class Function:
                 raise better from error
             except _OtherInputsError as error:
                 # With other shapes the function used other variables, or more batches.
-                compiled = self._build(given, asked, error.found, compiled.variables)
+                compiled = self._build(given, key, error.found, compiled.variables)
         CPU_STEPS.count_step(results)
         if isinstance(results[2], FlatResult):
             results = (*results[:2], results[2].open())
@@ -214,7 +214,7 @@ class Function:
         return result
 
     def _build(
-        self, given: FunctionCall, asked: Any, found: FunctionTrace, before: tuple[Variable, ...]
+        self, given: FunctionCall, key: Any, found: FunctionTrace, before: tuple[Variable, ...]
     ) -> _CompiledFunction:
         """Build the compiled function, with all variables and batches of a trace as inputs."""
         # Before `given.placements()`, which contains the batches.
@@ -223,8 +223,8 @@ class Function:
         variables = (*before, *(v for v in found.variables if id(v) not in known))
         compiled = _CompiledFunction(variables, found.options, found)
         compiled.call = self._jit(compiled, given)
-        self._counts[asked] = given.draws.counts
-        self._known[(asked, given.placements())] = compiled
+        self._counts[key] = given.draws.counts
+        self._known[(key, given.placements())] = compiled
         return compiled
 
     def _trace(self, given: FunctionCall, state: Any, dynamic: Any) -> FunctionTrace:

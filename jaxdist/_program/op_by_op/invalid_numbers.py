@@ -48,15 +48,15 @@ def not_found_error(error: Exception, name: str, kind: str, without: str = "") -
         without: Why nothing was run again op by op.
     """
     why = (
-        f"{without} a {kind} cannot be run op by op, where the line would be found."
+        f"{without} a {kind} cannot be run op by op, which would show the line."
         if without
-        else "Run again op by op, no operation made one. XLA may have made it, where it combined "
-        f"operations, or the {kind} returns one that it was given."
+        else f"When the {kind} ran again op by op, no operation made one. XLA may have made it "
+        f"where it combined operations, or the {kind} returns one that it was given."
     )
     return NotFiniteError(
         f"{name} returned a value that is not finite ({kind_of(error)}), and jax_debug_nans "
         f"or jax_debug_infs is set. No state was written.\n\n{why}\n\n"
-        f"Look at values inside of the {kind}: jax.debug.print('{{}}', x)."
+        f"Look at values inside the {kind}: jax.debug.print('{{}}', x)."
     )
 
 

@@ -1,4 +1,4 @@
-"""Signatures of the uneven batches that a step will get later; see Note [Batches to come]."""
+"""Predicts the signatures of later, uneven batches; see Note [Batches to come]."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -107,8 +107,8 @@ def describe_later_step(step: UnevenStep) -> str:
     """Return the note for an error about a later batch."""
     rows = ", ".join(map(str, step.rows))
     return (
-        f"This is about {step}, and nothing has run: its shapes are traced together with the "
+        f"This is about {step}, and nothing has run yet: its shapes are traced together with the "
         f"first step that gets a batch of this data. The rows of the replicas are [{rows}] there. "
-        "Where this step is never meant to get that batch, leave it out: drop_remainder=True, or "
+        "If this step should never get that batch, leave it out: drop_remainder=True, or "
         "InputOptions(partial_batch=PartialBatch.DROP)."
     )

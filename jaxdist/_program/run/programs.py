@@ -1,4 +1,4 @@
-"""The programs of one function under one strategy, by signature."""
+"""Caches the programs of one function under one strategy, by signature."""
 
 import dataclasses
 import functools
@@ -194,8 +194,8 @@ class Programs:
         if has_rows and of_updates and all(c.scatters_equal for c in of_updates):
             self._has_logged_gradients = True
             _LOG.warning(
-                "strategy.run(%s): all gradients that sharded_update gets at %s are the same on "
-                "all replicas already. It reduces gradients itself, so they are reduced twice: "
+                "strategy.run(%s): all gradients that sharded_update gets at %s are already the "
+                "same on all replicas. It reduces gradients itself, so they are reduced twice: "
                 "each device sends twice the bytes, and with reduce_op='sum' the result is "
                 "%s times too large. Pass each replica's own gradients",
                 program.name,
@@ -287,7 +287,7 @@ def _is_first_process(layout: ReplicaMesh) -> bool:
 
 
 def describe_difference(before: Signature, now: Signature, names: Sequence[str]) -> str:
-    """Return text that says how two signatures differ."""
+    """Describe how two signatures differ."""
     if (before.treedef, before.structure) != (now.treedef, now.structure):
         return "the structure of its arguments"
     if before.slots != now.slots:

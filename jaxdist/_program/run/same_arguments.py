@@ -108,8 +108,7 @@ class LaterCalls:
             return
         me = layout.process.index
         store.set(f"{self._folder}{me}", json.dumps(self._kept), overwrite=True)
-        said = store.list(self._folder)
-        for key, text in said.items():
+        for key, text in store.list(self._folder).items():
             other = int(key.rpartition("/")[2])
             if other != me:
                 self._compare(other, me, json.loads(text))
@@ -125,10 +124,10 @@ class LaterCalls:
             _processes.tell_blame([odd])
             raise ProgramMismatchError(
                 f"strategy.run: {names[0]} of call {number} was different in process {odd}.\n\n"
-                "A plain array or number is the same for every replica, so it is equal in all "
-                "processes. What was computed since may be wrong.\n\n"
+                "A plain array or number is the same for every replica, so it must be equal in all "
+                "processes. Results computed since then may be wrong.\n\n"
                 "Pass the part of each replica as a distributed value, or the same value in all "
-                "processes, and go back to a checkpoint from before.",
+                "processes, and restore an earlier checkpoint.",
                 [odd],
             )
 

@@ -1,4 +1,4 @@
-"""A log line for steps in which every replica computes the same rows.
+"""Logs steps in which every replica computes the same rows.
 
 A batch that is passed to `run` as a plain array is copied to all replicas. The results are right,
 but several devices take as long as one.
@@ -164,13 +164,13 @@ def _find_leaves_of_state(nodes: Any, in_state: bool = False) -> Iterator[int]:
 def _without_updated(
     chosen: list[int], signature: Signature, traced: TracedStep, num_replicas: int
 ) -> list[int]:
-    """Return the arguments without those that come back as state, such as plain parameters."""
+    """Return the arguments without those that are returned as state, such as plain parameters."""
     carried = find_carried_arguments(signature, traced, num_replicas)
     offset = traced.num_graph
     others = [n for n in chosen if offset + n not in carried.values()]
     if others:
         return others
-    # A batch may come back with the structure that it had. A state comes back with a step added.
+    # A batch may be returned with the structure that it had. A state is returned with a step added.
     variables = {
         int(operand): variable
         for operand, variable in zip(traced.operands, traced.jaxpr.invars, strict=True)
@@ -181,7 +181,7 @@ def _without_updated(
         for after, before in carried.items()
         if before - offset in chosen
     ]
-    # A residual block is an update, too, so a single array is no proof of a state.
+    # A residual block is an update, too, so a single array does not prove a state.
     return [] if len(parts) > 1 and any(part in _UPDATED for part in parts) else chosen
 
 
@@ -199,6 +199,6 @@ def _explain(fn: Any, shapes: dict[str, tuple[int, ...]], num_replicas: int) -> 
         f"replicas computes all rows of {', '.join(listed[:5])}{more}. A plain array is the same "
         "on every replica, and nothing else in this step differs between them, so all devices do "
         "the same work. To split the rows, take the batches from "
-        f"strategy.experimental_distribute_dataset(batches){by_hand}. If it is meant, place the "
-        "array on all devices first: jax.device_put(x, strategy.replicated_sharding)"
+        f"strategy.experimental_distribute_dataset(batches){by_hand}. If this is intended, place "
+        "the array on all devices first: jax.device_put(x, strategy.replicated_sharding)"
     )
