@@ -137,8 +137,8 @@ def add_options(
     if asked and layout.num_virtual is not None and asked not in _LOGGED:
         _LOGGED.add(asked)
         _LOG.warning(
-            "%s: deterministic=True with compiler_options %s. The bits are those of other numbers "
-            "of devices only if these options do not change the order of sums.",
+            "%s: deterministic=True with compiler_options %s. Other numbers of devices give the "
+            "same bits only if these options do not change the order of sums.",
             name,
             format_options(asked),
         )

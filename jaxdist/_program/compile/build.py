@@ -1,4 +1,4 @@
-"""The steps from a traced function to a `Program`: prove, check state, describe the results."""
+"""Makes a `Program` of a traced function: proves, checks state, and describes the results."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -76,11 +76,6 @@ class Program:
     asked_options: CompilerOptions = ()
 
     @property
-    def has_state(self) -> bool:
-        """Whether flat results are rebuilt as `(state, the step's result)`."""
-        return self.signature.graph is not None or bool(self.variables.written)
-
-    @property
     def inputs(self) -> dict[str, str]:
         """The kind, dtype and global shape of each traced input, by name.
 
@@ -165,7 +160,8 @@ class Program:
         state = [
             PiecesOfResult(i, o.cut) if o.cut else i for i, o in enumerate(self.outputs[:count])
         ]
-        return (state, result) if self.has_state else result
+        has_state = self.signature.graph is not None or bool(self.variables.written)
+        return (state, result) if has_state else result
 
     @functools.cached_property
     def result_shardings(self) -> list[NamedSharding] | list[NamedSharding | None]:

@@ -1,4 +1,4 @@
-"""A second evaluation of a trace, with some operations replaced."""
+"""Evaluates a trace again, with some operations replaced."""
 
 from collections.abc import Sequence
 from typing import Any

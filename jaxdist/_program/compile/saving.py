@@ -1,4 +1,4 @@
-"""Compiled programs in files, which another process runs without compiling.
+"""Saves compiled programs in files, which another process runs without compiling.
 
 # Note [Saved programs]
 A file has a line with its checksum, a line of JSON, and the executable as JAX serializes it. JAX

@@ -1,4 +1,4 @@
-"""One trace of a compiled function, from which `jax.jit` then makes a program."""
+"""Traces a compiled function once; `jax.jit` then makes a program of the trace."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""A call of a Python function that is traced as a whole, to run elsewhere."""
+"""Traces a call of a Python function as a whole, to run elsewhere."""
 
 import contextlib
 import dataclasses

@@ -1,7 +1,7 @@
-"""Donated arguments: checks of `donate_argnums`, and of buffers before and after they are donated.
+"""Checks `donate_argnums`, and donated buffers before and after they are donated.
 
-XLA refuses them too, but only while it starts the program. With several devices that may end the
-process.
+XLA refuses wrong buffers too, but only while it starts the program. With several devices that may
+end the process.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Calls with static arguments, NNX objects and variables, prepared for the C++ call path."""
+"""Prepares calls with static arguments, NNX objects and variables for the C++ call path."""
 
 import dataclasses
 from collections.abc import Callable

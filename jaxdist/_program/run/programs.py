@@ -107,7 +107,8 @@ class Programs:
         path = options.saved_program
         self.saved_program = None if path is None else pathlib.Path(path)
         self._watch = watch
-        self._ready: dict[Signature, ReadyProgram] = {}
+        # The compiled programs.
+        self.ready: dict[Signature, ReadyProgram] = {}
         # Programs without donation, which run while JAX checks for nan and inf.
         self._undonated: dict[Signature, ReadyProgram] = {}
         # Whether steps were op by op for which `warn_of_means` has warned.
@@ -122,15 +123,11 @@ class Programs:
         # The variables of the last program. The next program probably uses the same ones.
         self._variables = NO_VARIABLES
 
-    def get(self, signature: Signature) -> ReadyProgram | None:
-        """Return the compiled program for this signature, or None."""
-        return self._ready.get(signature)
-
     @called("strategy.run")
     def find_or_trace(self, call: Call) -> Program:
         """Return the program of a call without compiling it; trace and analyse it if it is new."""
         flat, signature = call.flat, call.signature
-        ready = self._ready.get(signature)
+        ready = self.ready.get(signature)
         known = self._only_traced.get(signature) if ready is None else ready.program
         if known is not None:
             return known
@@ -217,7 +214,7 @@ class Programs:
         if later is None or later in self._looked_ahead:
             return
         for step, signature in later.signatures(call, layout):
-            if signature in self._ready or signature in self._only_traced:
+            if signature in self.ready or signature in self._only_traced:
                 continue
             try:
                 check_can_be_uneven(signature, call.flat.names(), layout)
@@ -246,14 +243,14 @@ class Programs:
             return ready
         self._only_traced.pop(signature, None)
         # Before the first run: an error about a later batch must come before hours of training.
-        if self._ready:
-            last = next(reversed(self._ready))
+        if self.ready:
+            last = next(reversed(self.ready))
             changed = describe_difference(last, signature, call.flat.names())
-            self._watch.count_program(fn, len(self._ready) + 1, changed)
+            self._watch.count_program(fn, len(self.ready) + 1, changed)
         else:
             self._watch.count_function(fn)
         compiled = self._compile(program, self.saved_program)
-        ready = self._ready[signature] = ReadyProgram(program, compiled)
+        ready = self.ready[signature] = ReadyProgram(program, compiled)
         return ready
 
     def _compile(self, program: Program, path: pathlib.Path | None) -> jax.stages.Compiled:
@@ -277,7 +274,7 @@ class Programs:
             raise saved
         loaded = None
         if saved is not None:
-            loaded = saved.load(program.identify(lowered), is_first=not self._ready)
+            loaded = saved.load(program.identify(lowered), is_first=not self.ready)
         return program.compiled(lowered) if loaded is None else loaded
 
 

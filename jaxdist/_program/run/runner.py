@@ -1,4 +1,4 @@
-"""The cache of all functions that one strategy has run."""
+"""Caches all functions that one strategy has run."""
 
 import weakref
 from collections import OrderedDict
@@ -79,12 +79,6 @@ class Runner:
             hash(kept)  # A weak reference can compute its hash only while the function lives.
             known[key_of(kept)] = step
         return step
-
-    def op_by_op(
-        self, fn: Callable[..., Any], args: Any, kwargs: Any, options: RunOptions | None
-    ) -> Any:
-        """Run a call operation by operation, without compiling it."""
-        return self.step(fn, options).op_by_op(tuple(args), dict(kwargs or {}))
 
     def _new(self, fn: Callable[..., Any], options: RunOptions) -> Step:
         strategy: Any = self._strategy()

@@ -28,7 +28,6 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import op_by_op as executor
 from jaxdist._program import virtual
 from jaxdist._program.arguments.arguments import (
-    Flat,
     Static,
     check_call,
     check_no_arrays_hidden,
@@ -219,7 +218,7 @@ class Step:
                     args, kwargs = copied
                     call = self._read(args, kwargs)
             is_checked = self.donates and _compat.is_checking_numbers()
-            ready = None if is_checked else self._programs.get(call.signature)
+            ready = None if is_checked else self._programs.ready.get(call.signature)
             if ready is None:
                 # Traced here and compiled there, so that a new step has few frames below its own.
                 program = self._programs.find_or_trace(call)
@@ -261,12 +260,9 @@ class Step:
             reached = find_in_program(signature, traced, self._layout)
             self._whole_batches.check(call, batches, signature, traced, reached)
 
-    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
-        return flatten(args, kwargs, self._static_names, self._static_numbers)
-
     @called("strategy.run")
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        flat = self._flatten(args, kwargs)
+        flat = flatten(args, kwargs, self._static_names, self._static_numbers)
         check_call(flat, args, kwargs)
         return read(flat, self._graphs.of(flat), self._layout)
 
@@ -362,7 +358,7 @@ class Step:
 
     def check_deleted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise an error that names the arguments with deleted buffers, if there are any."""
-        flat = self._flatten(args, kwargs)
+        flat = flatten(args, kwargs, self._static_names, self._static_numbers)
         check_deleted(self.name, flat, self._graphs.of(flat), self.donated)
 
     def guard(self) -> None:
@@ -438,7 +434,7 @@ class Step:
         def miss(*given: Any) -> _compat.Answer:
             args, kwargs = restore(given[2], given[3])
             call = self._read(args, kwargs)
-            ready = self._programs.get(call.signature)
+            ready = self._programs.ready.get(call.signature)
             traced = call.flat.has_tracer or _compat.must_interpret()
             # A traced number at the position of a static value is an argument of the program, but
             # the dispatcher did not get it.
