@@ -254,7 +254,8 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             else:
                 check_callable(fn)
                 if EAGERLY:
-                    return self._runner.op_by_op(fn, args, kwargs, options)
+                    step = self._runner.step(fn, options)
+                    return step.op_by_op(tuple(args), dict(kwargs or {}))
                 call = self._runner.find_call(fn, options)
             if self._between is not None:
                 seconds = self.communication.options.timeout_seconds

@@ -1,4 +1,4 @@
-"""Flattening of a call: which leaves are traced, which are static, which are NNX objects."""
+"""Flattens calls: decides which leaves are traced, which are static, and which are NNX objects."""
 
 import dataclasses
 import enum
@@ -14,7 +14,7 @@ from jaxdist import _compat
 from jaxdist._called import name_call, refuse_type
 from jaxdist._integers import check_all_fit, has_cut_off
 from jaxdist._program.arguments.exact import exact
-from jaxdist._program.arguments.opaque import find_array, hidden_array_message
+from jaxdist._program.arguments.opaque import find_array, hidden_array_error
 from jaxdist._values import (
     Assignable,
     BatchSource,
@@ -105,7 +105,11 @@ class Flat:
 
     def name(self, number: int) -> str:
         """Return the name of dynamic leaf `number`."""
-        return argument_name(self.paths()[self.slots.index(number)])
+        return self.name_of_slot(self.slots.index(number))
+
+    def name_of_slot(self, position: int) -> str:
+        """Return the name of the leaf at this position of `slots`."""
+        return argument_name(self.paths()[position])
 
     def names(self) -> list[str]:
         """Return the names of all dynamic leaves."""
@@ -189,6 +193,14 @@ def _open_containers(given: tuple[Any, Any]) -> tuple[Any, Any]:
     )
 
 
+def check_call(flat: Flat, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raise for an argument that can be neither an input nor a constant of a program."""
+    _check_hashable(flat)
+    _check_not_leaked(flat)
+    _check_dtypes(flat)
+    _check_no_bare_variable(args, kwargs)
+
+
 def check_no_arrays_hidden(flat: Flat) -> None:
     """Raise for an object that holds arrays but is not a pytree: they would become constants."""
     for position, slot in enumerate(flat.slots):
@@ -196,8 +208,7 @@ def check_no_arrays_hidden(flat: Flat) -> None:
             continue
         where = find_array(slot.value)
         if where is not None:
-            name = argument_name(flat.paths()[position])
-            raise ArgumentTypeError(hidden_array_message(name, slot.value, where))
+            raise hidden_array_error(flat.name_of_slot(position), slot.value, where)
 
 
 def check_no_refs(flat: Flat) -> None:
@@ -205,8 +216,8 @@ def check_no_refs(flat: Flat) -> None:
     for position, slot in enumerate(flat.slots):
         value = flat.dynamic[slot] if type(slot) is int else getattr(slot, "value", None)
         if _compat.is_mutable(value):
-            name = argument_name(flat.paths()[position])
-            raise ArgumentTypeError(explain_ref(f"{name_call()} was given {name}, a jax.Ref"))
+            what = f"{name_call()} was given {flat.name_of_slot(position)}, a jax.Ref"
+            raise ArgumentTypeError(explain_ref(what))
 
 
 def explain_ref(what: str) -> str:
@@ -214,14 +225,14 @@ def explain_ref(what: str) -> str:
     return (
         f"{what} (a mutable array of jax.new_ref).\n\n"
         "A jax.Ref lives on one device, and each replica of a step would write to its own copy. "
-        "Inside a step, refs that the step makes work.\n\n"
-        "Keep the value in a jaxdist.Variable, made in strategy.scope(): steps read it, assign it, "
+        "A step can use refs that it creates itself.\n\n"
+        "Keep the value in a jaxdist.Variable made in strategy.scope(): steps read and assign it, "
         "and the strategy keeps the replicas equal. Or pass ref[...], return the new value, and "
         "write it after the step: ref[...] = strategy.run(step, (ref[...], x))."
     )
 
 
-def check_not_leaked(flat: Flat) -> None:
+def _check_not_leaked(flat: Flat) -> None:
     """Raise for a tracer whose trace has ended."""
     # Inside another trace, tracers are ordinary arguments.
     if not flat.has_tracer or _compat.is_inside_trace():
@@ -250,7 +261,7 @@ def is_traced(leaf: Any) -> bool:
     return isinstance(leaf, jax.core.Tracer)
 
 
-def check_hashable(flat: Flat) -> None:
+def _check_hashable(flat: Flat) -> None:
     """Raise for a leaf that is neither an array nor a pytree nor hashable; the error names it.
 
     Also raise for an iterator: as a static value it would be advanced only once, while tracing.
@@ -259,22 +270,30 @@ def check_hashable(flat: Flat) -> None:
         if not isinstance(slot, Static):
             continue
         if isinstance(slot.value, Iterator) and not isinstance(slot.value, BatchSource):
-            raise _iterator_error(argument_name(flat.paths()[position]), slot.value)
+            name = flat.name_of_slot(position)
+            raise refuse_type(
+                f"{name}, an iterator ({type(slot.value).__name__}).",
+                "A value that is neither an array nor a pytree becomes part of the program: the "
+                "step would take one element while it is traced, and all later calls would use it.",
+                f"Take the element outside and pass it: next({name}). jaxdist.function takes the "
+                "iterator of strategy.experimental_distribute_dataset(dataset) as an argument, and "
+                "then gives new batches at every call.",
+            )
         try:
             hash(slot)
         except TypeError as error:
-            name = argument_name(flat.paths()[position])
             raise ArgumentTypeError(
-                f"{name_call()} cannot take {name}: it is a {type(slot.value).__name__}, which is "
-                "neither an array nor a pytree, and cannot be hashed.\n\n"
-                "Such an object becomes part of the program, and is compared by hash and "
-                "equality to know when to compile again.\n\n"
+                f"{name_call()} cannot take {flat.name_of_slot(position)}: it is a "
+                f"{type(slot.value).__name__}, which is neither an array nor a pytree, and cannot "
+                "be hashed.\n\n"
+                "Such an object becomes part of the program, and its hash and equality decide "
+                "when to compile again.\n\n"
                 "Register its class as a pytree (jax.tree_util.register_dataclass), make it "
                 "hashable, or pass the arrays that it holds."
             ) from error
 
 
-def check_dtypes(flat: Flat) -> None:
+def _check_dtypes(flat: Flat) -> None:
     """Raise for an array whose elements are not numbers, such as strings or Python objects."""
     for number, leaf in enumerate(flat.dynamic):
         if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "OSUmM":
@@ -295,27 +314,15 @@ def check_dtypes(flat: Flat) -> None:
             check_all_fit(flat.name(number), leaf)
 
 
-def _iterator_error(name: str, value: Any) -> ArgumentTypeError:
-    kind = type(value).__name__
-    return refuse_type(
-        f"{name}, an iterator ({kind}).",
-        "What is no array and no pytree becomes part of the program: the step would take one "
-        "element when it is traced, and every later call would compute with that one.",
-        f"Take the element outside and pass it: next({name}). jaxdist.function takes the iterator "
-        "of strategy.experimental_distribute_dataset(dataset) as an argument, and then gives new "
-        "batches at every call.",
-    )
-
-
-def check_no_bare_variable(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _check_no_bare_variable(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Raise for a Flax variable that is itself an argument: its assignments would be lost."""
     named = [*((f"args[{i}]", a) for i, a in enumerate(args))]
     named += [(f"kwargs[{k!r}]", v) for k, v in kwargs.items()]
     for name, value in named:
         if isinstance(value, nnx.Variable):
             raise refuse_type(
-                f"{name}, a {type(value).__name__} by itself.",
-                "JAX takes it for its value, so a step could read it, and what the step writes to "
+                f"{name}, a {type(value).__name__} on its own.",
+                "JAX treats it as its value, so a step could read it, but what the step writes to "
                 "it would be lost.",
                 "Pass its value, variable[...], where it is only read; pass the module that holds "
                 "it, or nnx.Dict(value=variable), where it is written.",
@@ -323,7 +330,7 @@ def check_no_bare_variable(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
 
 
 def argument_name(path: Any) -> str:
-    """Return a path within `(args, kwargs)` in the caller's words, such as `args[1]['x']`."""
+    """Return a path within `(args, kwargs)` as the caller would write it, as `args[1]['x']`."""
     head = "args" if path[0].idx == 0 else "kwargs"
     return head + keystr(path[1:])
 

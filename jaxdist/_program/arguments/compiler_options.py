@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import numpy as np
@@ -54,15 +54,18 @@ def as_compiler_options(given: Any) -> CompilerOptions:
     """
     if given is None:
         return ()
-    pairs = _list_pairs(given)
     found: dict[str, CompilerOption] = {}
-    for name, value in pairs:
+    for name, value in _list_pairs(given):
         bare = value.item() if isinstance(value, np.generic) else value
         is_profile = name == "fdo_profile" and isinstance(bare, bytes)
         is_value = isinstance(bare, (bool, int, float, str)) or is_profile
         is_too_large = isinstance(bare, int) and not -(1 << 63) <= bare < 1 << 63
         if not isinstance(name, str) or not is_value or is_too_large:
-            _refuse_pair(name, value)
+            is_name = isinstance(name, str)
+            shown = f"{name} = {show(value)}" if is_name else f"the name {show(name)}"
+            raise refuse_type(
+                f"compiler_options with {shown}.", _RULE, f"Pass for instance {_EXAMPLE}."
+            )
         if not name or name != name.strip().lstrip("-"):
             raise refuse(
                 f"compiler_options with the name {name!r}.",
@@ -87,12 +90,6 @@ def _list_pairs(given: Any) -> Sequence[tuple[Any, Any]]:
     ):
         return [(name, value) for name, value in given]
     raise refuse_type(f"compiler_options={show(given)}.", _RULE, f"Pass for instance {_EXAMPLE}.")
-
-
-def _refuse_pair(name: Any, value: Any) -> NoReturn:
-    is_name = isinstance(name, str)
-    shown = f"{name} = {show(value)}" if is_name else f"the name {show(name)}"
-    raise refuse_type(f"compiler_options with {shown}.", _RULE, f"Pass for instance {_EXAMPLE}.")
 
 
 def format_options(options: CompilerOptions) -> str:
@@ -140,8 +137,8 @@ def add_options(
     if asked and layout.num_virtual is not None and asked not in _LOGGED:
         _LOGGED.add(asked)
         _LOG.warning(
-            "%s: deterministic=True with compiler_options %s. The bits are those of other numbers "
-            "of devices only if these options do not change the order of sums.",
+            "%s: deterministic=True with compiler_options %s. Other numbers of devices give the "
+            "same bits only if these options do not change the order of sums.",
             name,
             format_options(asked),
         )
@@ -158,10 +155,10 @@ def refuse_option(error: Exception, asked: CompilerOptions, name: str) -> Argume
     is_status = isinstance(error, jax.errors.JaxRuntimeError) and "INVALID_ARGUMENT" in text
     if not asked or not (is_type or (is_status and any(option in text for option, _ in asked))):
         return None
-    said = "A value has another type than the option" if is_type else text
+    reason = "A value has another type than the option" if is_type else text
     return refuse(
         f"compiler_options {format_options(asked)}, and XLA's compiler does not accept them: "
-        f"{said}",
+        f"{reason}",
         f"Each platform has its own options, and this is JAX {jax.__version__}. {_RULE}",
         "Correct the name or the value, or leave the option out.",
     )

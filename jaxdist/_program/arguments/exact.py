@@ -1,4 +1,4 @@
-"""Keys for static values: two keys are equal if the values have the same types and bits.
+"""Makes keys of static values: two keys are equal if the values have the same types and bits.
 
 # Note [Equal constants]
 Python's `==` says that 0.0 equals -0.0, and that 1, True and 1.0 are equal. The same holds for
@@ -78,7 +78,8 @@ def _exact_parts(kind: type, value: Any) -> tuple[Any, ...]:
         return (frozenset((exact(k), exact(v)) for k, v in value.items()),)
     if dataclasses.is_dataclass(value) and _is_generated(kind.__eq__):
         fields = (f for f in dataclasses.fields(value) if f.compare)
-        return tuple(_exact_field(f, getattr(value, f.name)) for f in fields)
+        held = ((f, getattr(value, f.name)) for f in fields)
+        return tuple(_Unhashed(x) if f.hash is False else exact(x) for f, x in held)
     return (value,)
 
 
@@ -86,10 +87,6 @@ def _is_generated(compare: Any) -> bool:
     """Whether `@dataclass` generated this method (and the user did not write it)."""
     code = getattr(compare, "__code__", None)
     return code is not None and code.co_filename == "<string>"
-
-
-def _exact_field(field: Any, value: Any) -> Any:
-    return _Unhashed(value) if field.hash is False else exact(value)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,19 +65,14 @@ class InSlot:
             return num_replicas
         return math.prod(self.sharding.mesh.shape[a] for a in self.cut.axes)
 
-    def abstract(self) -> jax.ShapeDtypeStruct:
-        """Return shape, dtype and sharding as `jax.jit(...).lower` takes them; axes are Auto."""
-        return jax.ShapeDtypeStruct(
-            self.shape,
-            self.dtype,
-            weak_type=self.weak_type,
-            sharding=make_auto_sharding(self.sharding),
-        )
+    def abstract(self, *, on_users_mesh: bool = False) -> jax.ShapeDtypeStruct:
+        """Return shape, dtype and sharding as `jax.jit(...).lower` takes them.
 
-    def on_users_mesh(self) -> jax.ShapeDtypeStruct:
-        """Return shape, dtype and sharding, with the axis types of the user's mesh."""
+        All axes are Auto, or have the types of the user's mesh.
+        """
+        sharding = self.sharding if on_users_mesh else make_auto_sharding(self.sharding)
         return jax.ShapeDtypeStruct(
-            self.shape, self.dtype, weak_type=self.weak_type, sharding=self.sharding
+            self.shape, self.dtype, weak_type=self.weak_type, sharding=sharding
         )
 
 
@@ -133,12 +128,10 @@ class OutSlot:
         if self.parts is None or self.kind is Kind.SHARDED:
             return None
         tiles = layout.tiles(self.parts)
-        even = [
-            entry if size % count == 0 else None
-            for entry, size, count in zip(
-                _pad_entries(tiles.spec, len(self.parts)), self.shape, self.parts, strict=True
-            )
-        ]
+        # A `PartitionSpec` may have fewer entries than dims.
+        spec = [*tiles.spec, *[None] * (len(self.parts) - len(tiles.spec))]
+        entries = zip(spec, self.shape, self.parts, strict=True)
+        even = [entry if size % count == 0 else None for entry, size, count in entries]
         if self.kind is Kind.PER_REPLICA:
             even[:1] = [layout.replica_spec[0]]
         return NamedSharding(tiles.mesh, PartitionSpec(*even))
@@ -147,9 +140,3 @@ class OutSlot:
         """Return the global array without the extra dim that each scalar has inside the program."""
         is_scalar = self.kind is not Kind.PER_REPLICA and not self.shape
         return array.reshape(()) if is_scalar else array
-
-
-def _pad_entries(spec: PartitionSpec, ndim: int) -> list[Any]:
-    """Return the entries of a `PartitionSpec`, one for each dim."""
-    entries = list(spec)
-    return entries + [None] * (ndim - len(entries))

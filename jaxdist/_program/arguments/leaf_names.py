@@ -1,4 +1,4 @@
-"""Names of traced leaves for JAX's error messages, from the parameters of the step."""
+"""Names traced leaves in JAX's error messages by the parameters of the step."""
 
 import functools
 import inspect
@@ -50,18 +50,13 @@ def leaf_names(fn: Callable[..., Any], signature: Any) -> list[str]:
     """Return the names of all inputs of a step, in order."""
     graph = signature.graph
     objects = [graph.name(i) for i in range(len(graph.paths))] if graph else []
-    names = [*objects, *dynamic_leaf_names(signature.treedef, signature.slots)]
+    numbered = jax.tree_util.tree_unflatten(signature.treedef, range(len(signature.slots)))
+    paths = zip(jax.tree.leaves_with_path(numbered), signature.slots, strict=True)
+    names = [*objects, *(argument_name(p) for (p, _), s in paths if isinstance(s, int))]
     parameters = _parameters(fn)
     names = [_use_parameter_name(name, parameters) for name in names]
     # Two variables may have one name, but JAX needs one name for each leaf.
     return names if len(set(names)) == len(names) else [f"{n} ({i})" for i, n in enumerate(names)]
-
-
-def dynamic_leaf_names(treedef: Any, slots: Sequence[Any]) -> list[str]:
-    """Return the paths of the dynamic leaves, such as `args[1]['x']`."""
-    numbered = jax.tree_util.tree_unflatten(treedef, range(len(slots)))
-    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(numbered)[0]]
-    return [argument_name(p) for p, s in zip(paths, slots, strict=True) if isinstance(s, int)]
 
 
 def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -1,4 +1,4 @@
-"""A search for arrays and tracers inside objects that are not pytrees."""
+"""Searches objects that are not pytrees for arrays and tracers."""
 
 import collections
 import dataclasses
@@ -12,11 +12,11 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jaxdist._called import name_call
+from jaxdist._called import refuse_type
 from jaxdist._values import Assignable, PerReplica, Sharded
 from jaxdist.errors import ArgumentTypeError
 
-# The search visits at most this many objects, so it finds nothing deep in a large cache.
+# The search visits at most this many objects, so it may miss arrays deep in a large cache.
 _MOST = 5_000
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), type, types.ModuleType)
 _VIEWS = (KeysView, ValuesView, ItemsView)
@@ -37,11 +37,6 @@ def find_array(value: Any) -> str | None:
     each step that reads them.
     """
     return _find_path(value, _is_array, _iterate_parts)
-
-
-def is_iterable_leaf(value: Any) -> bool:
-    """Whether a value is an iterator, or a view of a dict."""
-    return isinstance(value, ITERABLE_LEAVES)
 
 
 def ends_after_one_reading(value: Any) -> bool:
@@ -72,21 +67,17 @@ def check_step_holds_no_arrays(fn: Any) -> None:
         lambda x: _is_array(x) and not isinstance(x, nnx.Variable),
         lambda x: iter(()) if isinstance(x, nnx.Pytree) else _iterate_parts(x),
     )
-    if where is not None:
-        raise ArgumentTypeError(_step_with_array_message(fn, holder, where))
-
-
-def _step_with_array_message(fn: Any, holder: Any, where: str) -> str:
+    if where is None:
+        return
     kind = type(holder).__name__
-    is_method = isinstance(fn, types.MethodType)
     what = f"the method {fn.__name__} of a {kind}" if is_method else f"a {kind} as a function"
     call = f"object.{fn.__name__}" if is_method else "object"
-    return (
-        f"{name_call()} was given {what}, which holds arrays (object{where}) and is no pytree.\n\n"
-        "The object is part of the program: the step would go on with the arrays that it has now, "
-        "whatever they become.\n\n"
-        f"{_remedy_for_argument(holder, kind)} If its arrays never change, say so with a function: "
-        f"lambda *args: {call}(*args)."
+    raise refuse_type(
+        f"{what}, which holds arrays (object{where}) and is not a pytree.",
+        "The object is part of the program: the step would keep using the arrays that it has now, "
+        "even if they change.",
+        f"{_remedy_for_argument(holder, kind)} If its arrays never change, pass a function: "
+        f"lambda *args: {call}(*args).",
     )
 
 
@@ -119,7 +110,8 @@ def _find_path(
         if is_wanted(found):
             return path
         # Objects of these libraries hold caches with arrays that have nothing to do with the step.
-        if isinstance(found, Assignable) or _is_lifted(found) or _belongs_to_library(found):
+        of_library = type(found).__module__.partition(".")[0] in _LIBRARIES
+        if isinstance(found, Assignable) or _is_lifted(found) or of_library:
             continue
         todo.extend((path + step, part) for step, part in parts_of(found))
     return None
@@ -130,12 +122,8 @@ def _is_lifted(value: Any) -> bool:
     return bool(getattr(type(value), "_jaxdist_is_lifted", False))
 
 
-def _belongs_to_library(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] in _LIBRARIES
-
-
 def _iterate_parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, with the path of each part."""
+    """Yield the parts of an object, with the path of each."""
     if isinstance(value, Mapping):
         yield from ((f"[{k!r}]", v) for k, v in value.items())
     elif isinstance(value, (list, tuple, collections.deque, *_VIEWS)):
@@ -156,7 +144,7 @@ def _iterate_parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _iterate_reachable_parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, including closures and iterators, with the path of each part."""
+    """Yield the parts of an object, including closures and iterators, with the path of each."""
     yield from _iterate_parts(value)
     if isinstance(value, types.FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
@@ -180,15 +168,15 @@ def _iterate_slots(value: Any) -> Iterator[tuple[str, Any]]:
                 continue
 
 
-def hidden_array_message(name: str, value: Any, where: str) -> str:
-    """Return the message for an argument that is not a pytree and holds arrays."""
+def hidden_array_error(name: str, value: Any, where: str) -> ArgumentTypeError:
+    """Return the error for an argument that is not a pytree and holds arrays."""
     kind = type(value).__name__
     place = f" ({name}{where})" if where else ""
-    return (
-        f"{name_call()} was given {name}, a {kind}, which holds arrays{place} and is no pytree.\n\n"
-        "Such an object is part of the program: the step would go on with the arrays that it has "
-        "now, whatever they become.\n\n"
-        f"{_remedy_for_argument(value, kind)}"
+    return refuse_type(
+        f"{name}, a {kind}, which holds arrays{place} and is not a pytree.",
+        "Such an object is part of the program: the step would keep using the arrays that it has "
+        "now, even if they change.",
+        _remedy_for_argument(value, kind),
     )
 
 
@@ -197,7 +185,7 @@ def _remedy_for_argument(value: Any, kind: str) -> str:
         return "Pass the arrays as arguments, and call the method in the step."
     if isinstance(value, functools.partial):
         return (
-            "Pass the arrays as arguments of their own, or use jax.tree_util.Partial, which is a "
+            "Pass the arrays as separate arguments, or use jax.tree_util.Partial, which is a "
             "pytree."
         )
     module = type(value).__module__.partition(".")[0]
@@ -222,7 +210,7 @@ def hidden_tracer_message(what: str, name: str, value: Any, where: str) -> str:
     kind = type(value).__name__
     return (
         f"{what} returned a {kind} as {name}, which holds a traced array: {name}{where}.\n\n"
-        "JAX does not know what is in it, so the array would not come out of the program.\n\n"
+        "JAX cannot see inside it, so the program would not return the array.\n\n"
         f"{_remedy_for_result(value, kind)}"
     )
 

@@ -143,13 +143,6 @@ def check_names(given: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _suggest_names(names: tuple[str, ...], known: list[str]) -> str:
-    """Return the remedy that lists the valid names, with misspelled ones corrected."""
-    near = [n if n in known else next(iter(get_close_matches(n, known, 1)), None) for n in names]
-    fitting = tuple(dict.fromkeys(n for n in near if n is not None))
-    return f"Pass static_argnames={fitting}." if fitting else "Leave static_argnames out."
-
-
 def find_static_numbers(fn: Callable[..., Any], names: tuple[str, ...]) -> frozenset[int]:
     """Return the positions of the parameters of `fn` that have these names."""
     if not names:
@@ -164,9 +157,14 @@ def find_static_numbers(fn: Callable[..., Any], names: tuple[str, ...]) -> froze
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
     unknown = [n for n in names if n not in known]
     if unknown and not takes_any:
+        # Misspelled names are corrected.
+        near = [
+            n if n in known else next(iter(get_close_matches(n, known, 1)), None) for n in names
+        ]
+        fitting = tuple(dict.fromkeys(n for n in near if n is not None))
         raise refuse(
             f"static_argnames={names}, and the function has no parameter {unknown}.",
             f"static_argnames are names of its parameters: {known}.",
-            _suggest_names(names, known),
+            f"Pass static_argnames={fitting}." if fitting else "Leave static_argnames out.",
         )
     return frozenset(i for i, n in enumerate(known) if n in names)

@@ -1,4 +1,4 @@
-"""Warnings for a step that is traced again and again, at the line of the user."""
+"""Warns, at the user's line, of a step that is traced again and again."""
 
 import dataclasses
 import functools
@@ -48,10 +48,8 @@ class RetraceWatch:
         self._keep(fn, None)
         code = getattr(fn, "__code__", None)
         # A loop that defines a lambda makes a new object each time, but its code is one object.
-        if code is None:
-            return
         # With other options, the same function is compiled once more.
-        if fn in self._counted:
+        if code is None or fn in self._counted:
             return
         self._counted.add(fn)
         self._functions[code] += 1

@@ -1,4 +1,4 @@
-"""The steps from a traced function to a `Program`: prove, check state, describe the results."""
+"""Makes a `Program` of a traced function: proves, checks state, and describes the results."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -131,7 +131,7 @@ def check_whole_bytes(name: str, dtype: Any, what: str) -> None:
         raise ArgumentTypeError(
             f"{name} {what} with a value for each replica, and its dtype is {dtype}.\n\n"
             "JAX can hold numbers of less than a byte in arrays that are the same on all replicas, "
-            "and not in arrays that are split.\n\n"
+            "but not in arrays that are split.\n\n"
             f"Cast it before, and back inside the step: value.astype({wider!r})."
         )
 

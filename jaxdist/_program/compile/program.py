@@ -23,7 +23,7 @@ from jaxdist._program.arguments.compiler_options import (
 )
 from jaxdist._program.arguments.in_slot import OutSlot
 from jaxdist._program.compile import saving
-from jaxdist._program.compile.replay import Replay
+from jaxdist._program.compile.replay import replay
 from jaxdist._program.compile.result_layouts import choose_result_shardings
 from jaxdist._program.compile.without_device import check_can_be_saved, check_needs_no_device
 from jaxdist._program.logical.placed_work import PlacedWork
@@ -77,11 +77,6 @@ class Program:
     asked_options: CompilerOptions = ()
 
     @property
-    def has_state(self) -> bool:
-        """Whether flat results are rebuilt as `(state, the step's result)`."""
-        return self.signature.graph is not None or bool(self.variables.written)
-
-    @property
     def inputs(self) -> dict[str, str]:
         """The kind, dtype and global shape of each traced input, by name.
 
@@ -108,22 +103,19 @@ class Program:
         # `traced.call` is the cheapest way: it does not trace the step's operations again.
         specs = [o.spec(self.layout) for o in self.outputs]
         if self.layout.num_virtual is not None:
-            results = self._call_virtually(leaves)
-        elif self._replay.is_needed:
-            results = self._replay.call(leaves, specs)
+            kinds = [o.kind for o in self.outputs]
+            turns = virtual.VirtualDevice(self.layout)
+            results = virtual.call_virtually(
+                self.traced, self.signature, leaves, kinds, self.combined, turns
+            )
         else:
-            results = self.traced.call(leaves, specs)
+            results = replay(self.layout, self.signature, self.traced, self.combined, leaves, specs)
+            if results is None:
+                results = self.traced.call(leaves, specs)
         return [
             self._constrain_rows(o, o.remove_extra_dim(r))
             for o, r in zip(self.outputs, results, strict=True)
         ]
-
-    def _call_virtually(self, leaves: Sequence[Any]) -> list[Any]:
-        kinds = [o.kind for o in self.outputs]
-        turns = virtual.VirtualDevice(self.layout)
-        return virtual.call_virtually(
-            self.traced, self.signature, leaves, kinds, self.combined, turns
-        )
 
     def _constrain_rows(self, out: OutSlot, array: Any) -> Any:
         """Constrain dim 0 of a per-replica result to the replicas; XLA lays out the other dims."""
@@ -137,10 +129,6 @@ class Program:
         free = [PartitionSpec.UNCONSTRAINED] * (array.ndim - 1)
         spec = PartitionSpec(layout.replica_spec[0], *free)
         return jax.lax.with_sharding_constraint(array, NamedSharding(layout.auto_mesh, spec))
-
-    @functools.cached_property
-    def _replay(self) -> Replay:
-        return Replay(self.layout, self.signature, self.traced, self.combined)
 
     def rebuild(self, results: Sequence[Any]) -> Any:
         """Return the step's result: plain arrays where replicas agree, otherwise `PerReplica`."""
@@ -173,7 +161,8 @@ class Program:
         state = [
             PiecesOfResult(i, o.cut) if o.cut else i for i, o in enumerate(self.outputs[:count])
         ]
-        return (state, result) if self.has_state else result
+        has_state = self.signature.graph is not None or bool(self.variables.written)
+        return (state, result) if has_state else result
 
     @functools.cached_property
     def result_shardings(self) -> list[NamedSharding] | list[NamedSharding | None]:
@@ -189,21 +178,28 @@ class Program:
             UnsupportedError: JAX cannot lower an operation on a value with Explicit types.
         """
         check_needs_no_device(self.name, self.traced.closed, self.layout)
+
+        # A function of its own, which can have the name of the step.
+        def call(*leaves: Any) -> list[Any]:
+            return self.call(*leaves)
+
+        call.__name__ = self.name
         jitted = jax.jit(
-            _as_named_function(self, self.name),
+            call,
             donate_argnums=self.donated,
             out_shardings=self.result_shardings,
         )
         # JAX adds open constraints to nearly every result. They make XLA's TPU compiler insert
         # all-to-alls; see docs/design/010-logical-devices.md.
         exactly = _compat.use_exact_partitioner(self._needed_options)
-        inputs = self.signature.inputs
+        is_explicit = self.traced.is_explicit
+        inputs = [i.abstract(on_users_mesh=is_explicit) for i in self.signature.inputs]
         with _compat.omit_open_constraints(), exactly:
-            if not self.traced.is_explicit:
-                return jitted.lower(*(i.abstract() for i in inputs))
             try:
-                return jitted.lower(*(i.on_users_mesh() for i in inputs))
+                return jitted.lower(*inputs)
             except (ValueError, TypeError, AssertionError, NotImplementedError) as error:
+                if not is_explicit:
+                    raise
                 raise explicit_types_error(
                     error, self.name, self.layout, in_lowering=True
                 ) from error
@@ -226,13 +222,8 @@ class Program:
                 raise
             raise better from error
 
-    def _load(
-        self, saved: "saving.SavedProgram", lowered: jax.stages.Lowered, *, is_first: bool
-    ) -> jax.stages.Compiled:
-        loaded = saved.load(self._identify(lowered), is_first=is_first)
-        return self.compiled(lowered) if loaded is None else loaded
-
-    def _identify(self, lowered: jax.stages.Lowered) -> "saving.Identity":
+    def identify(self, lowered: jax.stages.Lowered) -> "saving.Identity":
+        """Return what decides whether a saved program is this one."""
         return saving.Identity(
             self.name,
             lowered,
@@ -250,7 +241,7 @@ class Program:
         if self.layout.platform == "cpu" and _compat.has_compilation_cache():
             with _compat.use_exact_partitioner(self._needed_options):
                 executable = _compat.compile_anew(lowered, self.compiler_options)
-        saving.save_program(file, self._identify(lowered), executable)
+        saving.save_program(file, self.identify(lowered), executable)
 
     def compile(self) -> "report.CompiledProgram":
         """Compile for the strategy's devices, without running anything.
@@ -406,14 +397,6 @@ class Program:
 
     def _repr_html_(self) -> str:
         return _reports.as_fixed_width(report.text(self))
-
-
-def _as_named_function(program: Program, name: str) -> Callable[..., Any]:
-    def call(*leaves: Any) -> list[Any]:
-        return program.call(*leaves)
-
-    call.__name__ = name
-    return call
 
 
 def _put_rows_together(array: Any, layout: ReplicaMesh) -> Any:

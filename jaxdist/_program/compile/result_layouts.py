@@ -1,4 +1,4 @@
-"""The shardings of a program's results."""
+"""Chooses the shardings of a program's results."""
 
 from collections.abc import Sequence
 from typing import Any

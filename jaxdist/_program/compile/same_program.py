@@ -53,11 +53,13 @@ def check_same_program(
     lowered: jax.stages.Lowered,
     inputs: dict[str, str],
     layout: ReplicaMesh,
-    timeout_seconds: float | None = None,
-    compiler_options: str = "",
-    saved: str = "",
+    timeout_seconds: float | None,
+    compiler_options: str,
+    saved: str,
 ) -> None:
     """Raise if another process is about to run another program; see Note [Same program].
+
+    For a layout that several processes share.
 
     Cost:
         About 0.2 ms for each leaf of the step to print the program, and one exchange over the
@@ -77,38 +79,38 @@ def check_same_program(
         DeadlineExceededError: A process did not reach a program in time.
         UnavailableError: A process has ended.
     """
-    if not layout.is_shared:
-        return
     text = _compat.describe_lowered(lowered)
-    told = {
+    described = {
         "function": name,
         "inputs": ", ".join(f"{k}: {v}" for k, v in inputs.items()),
         "mesh": f"{dict(layout.mesh.shape)}, replicas over {layout.replica_axes}",
         "flags": describe_flags(compiler_options),
         "saved": saved,
     }
-    own = {k: v if len(v) < 200 else _hash(v) for k, v in told.items()} | {"program": _hash(text)}
+    own = {k: v if len(v) < 200 else _hash(v) for k, v in described.items()} | {
+        "program": _hash(text)
+    }
     call = f"strategy.run({name})"
     before, purpose = f"{call} before its first run", f"the program of {call}"
     texts = _processes.exchange(before, _CHANNEL, json.dumps(own), timeout_seconds, purpose)
-    said: list[dict[str, str]] = [json.loads(text) for text in texts]
-    different = [k for k in _PARTS if len({one[k] for one in said}) > 1]
+    reports: list[dict[str, str]] = [json.loads(text) for text in texts]
+    different = [k for k in _PARTS if len({one[k] for one in reports}) > 1]
     if different:
-        told["program"] = text
-        raise _explain(call, told, said, different[0], timeout_seconds)
+        described["program"] = text
+        raise _explain(call, described, reports, different[0], timeout_seconds)
 
 
 def _explain(
     call: str,
-    told: dict[str, str],
-    said: list[dict[str, str]],
+    described: dict[str, str],
+    reports: list[dict[str, str]],
     part: str,
     seconds: float | None,
 ) -> ProgramMismatchError:
-    """Return the error for programs that differ; all processes get here together."""
-    odd, usual = _processes.find_odd_ones([one[part] for one in said])
+    """Return the error for programs that differ; all processes call this together."""
+    odd, usual = _processes.find_odd_ones([one[part] for one in reports])
     texts = _processes.exchange(
-        call, "program-text", _pack(told[part]), seconds, f"the text of {call}"
+        call, "program-text", _pack(described[part]), seconds, f"the text of {call}"
     )
     wrong, other = _unpack(texts[odd[0]]), _unpack(texts[usual or 0])
     _processes.tell_blame(odd)

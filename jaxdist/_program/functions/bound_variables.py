@@ -1,4 +1,4 @@
-"""The variables and batches of a function that is traced as a whole."""
+"""Holds the variables and batches of a function that is traced as a whole."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class BoundVariables:
             raise ContextError(
                 f"Variable {variable.label!r} was assigned inside a transformation (jax.jit, scan, "
                 "cond, grad) in a jaxdist.function.\n\n"
-                "What is assigned there belongs to the transformation.\n\n"
+                "A value that is assigned there belongs to the transformation.\n\n"
                 "Return the value from it and assign it outside; inside strategy.run variables "
                 "may be assigned in transformations."
             )
@@ -82,8 +82,8 @@ class BoundVariables:
             raise ContextError(
                 "next() of a distributed dataset was called inside a transformation (jax.jit, "
                 "scan, cond, grad) in a jaxdist.function.\n\n"
-                "A transformation is traced on its own, and has what is passed to it.\n\n"
-                "Take the batch before it, and pass it."
+                "A transformation is traced on its own, and gets only what is passed to it.\n\n"
+                "Take the batch outside, and pass it."
             )
         number, which, values = self._draws.next_batch(feed)
         leaves, treedef = jax.tree.flatten(values)

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from jaxdist import _compat
 from jaxdist._processes import get_agreement
 from jaxdist._program.arguments.arguments import Flat, Static
+from jaxdist._program.nnx.graph import CachedGraph, GraphShape
 from jaxdist._values import BatchSource, Origin, PerReplica, is_per_replica
 from jaxdist.errors import ContextError, InputContextError, OutOfRangeError
 
@@ -42,7 +43,8 @@ class Draws:
         self._before = [source.position() for source in sources]
         self._after: list[list[Any]] = [[] for _ in sources]  # the position after each batch
         self.batches: list[list[Any]] = [[] for _ in sources]
-        self._used = [0] * len(sources)
+        # The number of batches that the trace took from each iterator.
+        self.used = [0] * len(sources)
 
     def insert_iterators(self, slots: Sequence[Any]) -> tuple[Any, ...]:
         """Return the slots of the arguments with the iterators put back."""
@@ -70,7 +72,7 @@ class Draws:
 
     def begin_trace(self) -> None:
         """Let `next_batch` start again with the first batches."""
-        self._used = [0] * len(self._sources)
+        self.used = [0] * len(self._sources)
 
     def next_batch(self, source: Any) -> tuple[int, int, Any]:
         """Return the next batch of an iterator while the function is traced.
@@ -80,21 +82,21 @@ class Draws:
         """
         number = next((i for i, f in enumerate(self._sources) if f is source), None)
         if number is None:
-            self._refuse()
+            raise InputContextError(
+                f"next() was called in {self._name} on an iterator that it was not given.\n\n"
+                "The function is traced once, and has to take a new batch at each call.\n\n"
+                "Pass the iterator to it, train_step(iterator), or the batch: "
+                "train_step(next(iterator))."
+            )
         # A second trace of the same call gets the same batches as the first one.
-        used, self._used[number] = self._used[number], self._used[number] + 1
+        used, self.used[number] = self.used[number], self.used[number] + 1
         if used == len(self.batches[number]):
             self._take(number)
         return number, used, self.batches[number][used]
 
-    @property
-    def used(self) -> tuple[int, ...]:
-        """The number of batches that the trace took from each iterator."""
-        return tuple(self._used)
-
     def give_back_unused(self) -> None:
         """Return the batches that the trace did not use to their iterators."""
-        used = self.used
+        used = tuple(self.used)
         # `put_back` restores the position before the first batch, so take the used ones again.
         if used != self.counts:
             self.put_back()
@@ -122,14 +124,6 @@ class Draws:
         # The caller then runs the Python function, whose steps can be uneven.
         if any(map(is_uneven, jax.tree.leaves(batch, is_leaf=is_per_replica))):
             raise UnevenBatchError
-
-    def _refuse(self) -> NoReturn:
-        raise InputContextError(
-            f"next() was called in {self._name} on an iterator that it was not given.\n\n"
-            "The function is traced once, and has to take a new batch at each call.\n\n"
-            "Pass the iterator to it, train_step(iterator), or the batch: "
-            "train_step(next(iterator))."
-        )
 
 
 def take_iterators_out(name: str, flat: Flat) -> tuple[Flat, Draws]:
@@ -189,25 +183,30 @@ def is_uneven(leaf: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class FunctionCall:
-    """The arguments of a call, the state of its NNX objects, and its batches."""
+    """The arguments of a call, its NNX objects, and its batches."""
 
     flat: Flat
-    shape: Any  # of the NNX objects
-    state: list[Any]
+    graph: CachedGraph | None
     draws: Draws
 
-    def origins(self) -> tuple[Origin, ...]:
-        """Return the placements of all arrays; those of the batches come last."""
-        return tuple(map(origin_of_value, jax.tree.leaves((self.flat.dynamic, self.draws.batches))))
+    @property
+    def shape(self) -> GraphShape | None:
+        """The shape of the NNX objects."""
+        return self.graph.shape if self.graph else None
 
-    def origins_of_arguments(self) -> tuple[Origin, ...]:
-        """Return the placements of the arguments' arrays."""
-        return tuple(map(origin_of_value, jax.tree.leaves(self.flat.dynamic)))
+    def placements(self) -> Any:
+        """Return the part of the program's key that is not the structure of the call.
 
-    def key(self) -> Any:
-        """Return the part of the program's key that is not the structure of the call."""
+        The placements of all arrays, and the shapes of batches.
+        """
         batches = self.draws.batches
-        return (self.origins(), shapes_of(batches)) if batches else self.origins()
+        origins = origins_of((self.flat.dynamic, batches))
+        return (origins, shapes_of(batches)) if batches else origins
+
+
+def origins_of(values: Any) -> tuple[Origin, ...]:
+    """Return the placements of all arrays of a pytree."""
+    return tuple(map(origin_of_value, jax.tree.leaves(values)))
 
 
 def origin_of_value(leaf: Any) -> Origin:
@@ -215,14 +214,12 @@ def origin_of_value(leaf: Any) -> Origin:
     if not isinstance(leaf, jax.Array):
         return _NOWHERE
     # The program does not depend on which single device it is.
-    if len(leaf.sharding.device_set) == 1 and not _names_axes(leaf.sharding):
+    sharding = leaf.sharding
+    # With virtual replicas a sharding names mesh axes even on one device.
+    names_axes = isinstance(sharding, NamedSharding) and any(sharding.spec)
+    if len(sharding.device_set) == 1 and not names_axes:
         return _ON_ONE_DEVICE
-    return Origin(leaf.sharding, _compat.is_committed(leaf))
-
-
-def _names_axes(sharding: Any) -> bool:
-    """Whether a sharding names mesh axes. With virtual replicas it does so even on one device."""
-    return isinstance(sharding, NamedSharding) and any(sharding.spec)
+    return Origin(sharding, _compat.is_committed(leaf))
 
 
 _NOWHERE = Origin(None, False)

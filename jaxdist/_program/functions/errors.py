@@ -1,4 +1,4 @@
-"""Better errors for a compiled function: the line of a nan or inf, and mixed devices."""
+"""Explains errors of compiled functions: the line of a nan or inf, and mixed devices."""
 
 import re
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from jaxdist import _compat
 from jaxdist._program.arguments.arguments import Flat, unflatten
 from jaxdist._program.functions.draws import Draws
 from jaxdist._program.nnx.graph import CachedGraph
-from jaxdist._program.op_by_op import has_kind, kind_of, remedy
+from jaxdist._program.op_by_op import has_kind, not_found_error, remedy
 from jaxdist._values import Origin, PerReplica, Variable, use_binding
 from jaxdist.errors import MixedStrategyError, NotFiniteError
 
@@ -43,33 +43,22 @@ def find_invalid_operation(
     except FloatingPointError as found:
         match = _FOUND.search(str(found))
         if match is not None:
-            line = _compat.find_line_of_error(found)
+            kind, operation = match.groups()
+            came_in = any(has_kind(kind, leaf) for leaf in jax.tree.leaves(leaves))
+            source = " An argument of the function holds one." if came_in else ""
             return NotFiniteError(
-                _invalid_operation_message(name, match[2], line, match[1], leaves)
+                f"{name}: {operation} at {_compat.find_line_of_error(found)} gave a value that is "
+                f"not finite ({kind}).{source}\n\njax_debug_nans or jax_debug_infs is set, so the "
+                "function was run again op by op, to find the operation. No state was written."
+                f"\n\n{remedy(operation, came_in=came_in)}"
             )
-    except Exception:  # An error that only occurs op by op is not about the nan.
+    except Exception:  # An error that occurs only op by op is not about the nan.
         pass
     finally:
         # The function updated NNX objects in place.
         if cached_graph is not None:
             cached_graph.write(state)
-    return NotFiniteError(
-        f"{name} returned a value that is not finite ({kind_of(error)}), and jax_debug_nans or "
-        "jax_debug_infs is set. No state was written.\n\nRun again op by op, no operation made "
-        "one. "
-        "XLA may have made it, where it combined operations, or the function returns one that it "
-        "was given.\n\nLook at values inside of the function: jax.debug.print('{}', x)."
-    )
-
-
-def _invalid_operation_message(name: str, operation: str, line: str, kind: str, given: Any) -> str:
-    came_in = any(has_kind(kind, leaf) for leaf in jax.tree.leaves(given))
-    source = " An argument of the function holds one." if came_in else ""
-    return (
-        f"{name}: {operation} at {line} gave a value that is not finite ({kind}).{source}\n\n"
-        "jax_debug_nans or jax_debug_infs is set, so the function was run again op by op, to find "
-        f"the operation. No state was written.\n\n{remedy(operation, came_in=came_in)}"
-    )
+    return not_found_error(error, name, "function")
 
 
 class _DiscardingBinding:
@@ -111,6 +100,6 @@ def mixed_devices_error(name: str, error: BaseException) -> MixedStrategyError |
         f"{name} has parts on different devices: {' and '.join(sets)}.\n\n"
         "A jaxdist.function is one program, so its steps, variables and arrays are all on the "
         "devices of one strategy.\n\n"
-        "Use one strategy in it, or call a function for each strategy, one after the other, and "
-        "take the values from one to the other with jax.device_put."
+        "Use one strategy in it, or call one function for each strategy, and move the values "
+        "between their devices with jax.device_put."
     )

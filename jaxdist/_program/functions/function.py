@@ -12,11 +12,8 @@ from jaxdist._called import called
 from jaxdist._devices import CPU_STEPS
 from jaxdist._program.arguments.arguments import (
     Flat,
-    check_dtypes,
-    check_hashable,
+    check_call,
     check_no_arrays_hidden,
-    check_no_bare_variable,
-    check_not_leaked,
     flatten,
 )
 from jaxdist._program.arguments.compiler_options import refuse_option
@@ -124,10 +121,7 @@ class Function:
         # A compiled function needs one shape for all replicas. A step called from Python does not.
         if any(is_uneven(leaf) for leaf in flat.dynamic):
             return self._call_python(args, kwargs)
-        check_hashable(flat)
-        check_not_leaked(flat)
-        check_dtypes(flat)
-        check_no_bare_variable(args, kwargs)
+        check_call(flat, args, kwargs)
         flat, draws = take_iterators_out(getattr(self._fn, "__name__", "function"), flat)
         try:
             return self._run(flat, draws, None if frame is None else frame.strategy)
@@ -165,26 +159,29 @@ class Function:
     @called("jaxdist.function")
     def _run(self, flat: Flat, draws: Draws, strategy: HasLayout | None) -> Any:
         cached_graph = self._graphs.of(flat)
-        shape = cached_graph.shape if cached_graph else None
         state = cached_graph.read() if cached_graph else []
         # See Note [Who owns host memory]
         # One by one: a batch without NumPy arrays stays the same object, which knows the batches
         # that come; see Note [Batches to come].
         flat.dynamic[:] = map(copy_writable_leaves, as_held(flat.dynamic))
         state = [copy_writable_leaves(x) for x in as_held(state)]
-        asked: Any = (flat.treedef, self._find_structure(flat.treedef), flat.slots, shape, strategy)
+        given = FunctionCall(flat, cached_graph, draws)
+        # Whether `exact_structure` is None is cached.
+        may_differ = self._is_exact.get(flat.treedef, True)
+        structure = exact_structure(flat.treedef) if may_differ else None
+        self._is_exact[flat.treedef] = structure is not None
+        key: Any = (flat.treedef, structure, flat.slots, given.shape, strategy)
         if draws.counts:
             # The number of batches may depend on the shapes of all arguments.
-            asked = (*asked, shapes_of(flat.dynamic))
-            draws.take(self._counts.get(asked, ()))
-        given = FunctionCall(flat, shape, state, draws)
-        compiled = self._known.get((asked, given.key()))
+            key = (*key, shapes_of(flat.dynamic))
+            draws.take(self._counts.get(key, ()))
+        compiled = self._known.get((key, given.placements()))
         if compiled is None:
             check_no_arrays_hidden(flat)
             check_step_holds_no_arrays(self._fn)
             with serve(draws):
                 found = self._trace(given, state, flat.dynamic)
-            compiled = self._build(given, asked, found, ())
+            compiled = self._build(given, key, found, ())
         while True:
             CPU_STEPS.make_room()
             try:
@@ -195,13 +192,15 @@ class Function:
                 break
             except (jax.errors.JaxRuntimeError, TypeError, ValueError) as error:
                 asked_options = tuple((compiled.options or {}).items())
-                better = refuse_option(error, asked_options, _name_of_steps(self._fn))
+                name = getattr(self._fn, "__name__", "function")
+                steps = f"A step in the jaxdist.function {name}"
+                better = refuse_option(error, asked_options, steps)
                 if better is None:
                     raise
                 raise better from error
             except _OtherInputsError as error:
                 # With other shapes the function used other variables, or more batches.
-                compiled = self._build(given, asked, error.found, compiled.variables)
+                compiled = self._build(given, key, error.found, compiled.variables)
         CPU_STEPS.count_step(results)
         if isinstance(results[2], FlatResult):
             results = (*results[:2], results[2].open())
@@ -214,24 +213,18 @@ class Function:
             set_arrays(written, [variables[i] for i in sorted(variables)])
         return result
 
-    def _find_structure(self, treedef: Any) -> Any:
-        """Return `exact_structure`, and cache for which structures it is None."""
-        found = exact_structure(treedef) if self._is_exact.get(treedef, True) else None
-        self._is_exact[treedef] = found is not None
-        return found
-
     def _build(
-        self, given: FunctionCall, asked: Any, found: FunctionTrace, before: tuple[Variable, ...]
+        self, given: FunctionCall, key: Any, found: FunctionTrace, before: tuple[Variable, ...]
     ) -> _CompiledFunction:
         """Build the compiled function, with all variables and batches of a trace as inputs."""
-        # Before `given.key()`, which contains the batches.
+        # Before `given.placements()`, which contains the batches.
         given.draws.give_back_unused()
         known = set(map(id, before))
         variables = (*before, *(v for v in found.variables if id(v) not in known))
         compiled = _CompiledFunction(variables, found.options, found)
         compiled.call = self._jit(compiled, given)
-        self._counts[asked] = given.draws.counts
-        self._known[(asked, given.key())] = compiled
+        self._counts[key] = given.draws.counts
+        self._known[(key, given.placements())] = compiled
         return compiled
 
     def _trace(self, given: FunctionCall, state: Any, dynamic: Any) -> FunctionTrace:
@@ -269,10 +262,6 @@ class Function:
                 return jitted(*args)
 
         return call_exactly
-
-
-def _name_of_steps(fn: Callable[..., Any]) -> str:
-    return f"A step in the jaxdist.function {getattr(fn, '__name__', 'function')}"
 
 
 @overload

@@ -1,4 +1,4 @@
-"""One trace of a compiled function, from which `jax.jit` then makes a program."""
+"""Traces a compiled function once; `jax.jit` then makes a program of the trace."""
 
 import contextlib
 import dataclasses
@@ -14,9 +14,9 @@ from jaxdist import _compat
 from jaxdist._called import called
 from jaxdist._integers import check_fits
 from jaxdist._program.arguments.arguments import Static, VariableItself, unflatten
-from jaxdist._program.arguments.opaque import ITERABLE_LEAVES, is_iterable_leaf
+from jaxdist._program.arguments.opaque import ITERABLE_LEAVES
 from jaxdist._program.functions.bound_variables import BatchLeaf, BoundVariables
-from jaxdist._program.functions.draws import Draws, FunctionCall
+from jaxdist._program.functions.draws import Draws, FunctionCall, origins_of
 from jaxdist._program.jaxprs.primitives import PLACEHOLDER
 from jaxdist._program.jaxprs.subprograms import iterate_equations
 from jaxdist._program.nnx import closures
@@ -103,7 +103,7 @@ def trace_function(
         read: Maps each leaf of the result of `fn` to the value to return.
     """
     shape, slots = given.shape, given.flat.slots
-    origins = given.origins_of_arguments()
+    origins = origins_of(given.flat.dynamic)
     # The traced function can return only arrays, so it leaves everything else here.
     made: list[Any] = []
 
@@ -122,7 +122,7 @@ def trace_function(
             # A variable can be read only here. An array in pieces keeps its padding.
             opened = open_result(result, _is_read_whole)
             for path, leaf in jax.tree.leaves_with_path(opened, is_leaf=_is_read_whole):
-                if is_iterable_leaf(leaf):
+                if isinstance(leaf, ITERABLE_LEAVES):
                     check_result("The function", "result" + jax.tree_util.keystr(path), leaf)
             result = jax.tree.map(read, opened, is_leaf=_is_read_whole)
         after = shape.values_of(nodes) if shape is not None else []
@@ -149,7 +149,7 @@ def trace_function(
         written,
         treedef,
         binding.compiler_options,
-        draws.used,
+        tuple(draws.used),
         _shapes_and_dtypes(state, dynamic),
         gives_padding,
     )

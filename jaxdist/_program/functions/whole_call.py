@@ -1,4 +1,4 @@
-"""A call of a Python function that is traced as a whole, to run elsewhere."""
+"""Traces a call of a Python function as a whole, to run elsewhere."""
 
 import contextlib
 import dataclasses
@@ -6,19 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxdist._called import called, name_call
-from jaxdist._program.arguments.arguments import (
-    Flat,
-    check_dtypes,
-    check_hashable,
-    check_no_arrays_hidden,
-    check_no_bare_variable,
-    check_not_leaked,
-    flatten,
-)
+from jaxdist._program.arguments.arguments import check_call, check_no_arrays_hidden, flatten
 from jaxdist._program.arguments.exact import exact_structure
 from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
 from jaxdist._program.functions.draws import (
-    Draws,
     FunctionCall,
     serve,
     shapes_of,
@@ -26,19 +17,15 @@ from jaxdist._program.functions.draws import (
 )
 from jaxdist._program.functions.function import Function
 from jaxdist._program.functions.trace import FunctionTrace, trace_function
-from jaxdist._program.nnx.graph import CachedGraph
 from jaxdist._program.nnx.graph_cache import GraphCache
 
 
 @dataclasses.dataclass(frozen=True)
-class WholeCall:
+class WholeCall(FunctionCall):
     """A call before its trace: the arguments by kind."""
 
     caller: str
     fn: Callable[..., Any]
-    flat: Flat
-    graph: CachedGraph | None
-    draws: Draws
 
     @property
     def arguments(self) -> list[Any]:
@@ -48,10 +35,9 @@ class WholeCall:
     def key(self) -> Any:
         """Return what decides which program the call runs, without its batches. Hashable."""
         flat = self.flat
-        shape = self.graph.shape if self.graph else None
         structure = exact_structure(flat.treedef)
         shapes = shapes_of(flat.dynamic)[1]
-        return flat.treedef, structure, flat.slots, shape, shapes
+        return flat.treedef, structure, flat.slots, self.shape, shapes
 
     @called(lambda self: self.caller)
     def trace(
@@ -69,11 +55,9 @@ class WholeCall:
         """
         check_no_arrays_hidden(self.flat)
         check_step_holds_no_arrays(self.fn)
-        shape = self.graph.shape if self.graph else None
-        given = FunctionCall(self.flat, shape, list(state), self.draws)
         with serve(self.draws):
             return trace_function(
-                self.fn, given, self.draws, list(state), self.flat.dynamic, replace_in, read
+                self.fn, self, self.draws, list(state), self.flat.dynamic, replace_in, read
             )
 
 
@@ -98,9 +82,6 @@ class WholeCalls:
             fn = fn.python_function
         else:
             flat = flatten(args, dict(kwargs))
-        check_hashable(flat)
-        check_not_leaked(flat)
-        check_dtypes(flat)
-        check_no_bare_variable(args, dict(kwargs))
+        check_call(flat, args, dict(kwargs))
         flat, draws = take_iterators_out(getattr(fn, "__name__", "function"), flat)
-        return WholeCall(self._caller, fn, flat, self._graphs.of(flat), draws)
+        return WholeCall(flat, self._graphs.of(flat), draws, self._caller, fn)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from jaxdist._program.op_by_op.executor import Outcome as Outcome
     from jaxdist._program.op_by_op.invalid_numbers import has_kind as has_kind
     from jaxdist._program.op_by_op.invalid_numbers import kind_of as kind_of
+    from jaxdist._program.op_by_op.invalid_numbers import not_found_error as not_found_error
     from jaxdist._program.op_by_op.invalid_numbers import remedy as remedy
     from jaxdist._program.op_by_op.rendezvous import move_to_one_axis as move_to_one_axis
 

@@ -38,6 +38,28 @@ def not_finite_error(
     )
 
 
+def not_found_error(error: Exception, name: str, kind: str, without: str = "") -> NotFiniteError:
+    """Return the error for a result that is not finite, where no operation is found that made it.
+
+    Args:
+        error: The exception of JAX.
+        name: The call, with the name of the step or the function.
+        kind: `step` or `function`.
+        without: Why nothing was run again op by op.
+    """
+    why = (
+        f"{without} a {kind} cannot be run op by op, which would show the line."
+        if without
+        else f"When the {kind} ran again op by op, no operation made one. XLA may have made it "
+        f"where it combined operations, or the {kind} returns one that it was given."
+    )
+    return NotFiniteError(
+        f"{name} returned a value that is not finite ({kind_of(error)}), and jax_debug_nans "
+        f"or jax_debug_infs is set. No state was written.\n\n{why}\n\n"
+        f"Look at values inside the {kind}: jax.debug.print('{{}}', x)."
+    )
+
+
 # Remedies by the name of the operation that makes the nan or the infinity.
 _AVOIDED = {
     "div": "Keep the divisor away from 0: x / jnp.where(y == 0, 1, y).",

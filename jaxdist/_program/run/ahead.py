@@ -1,4 +1,4 @@
-"""Signatures of the uneven batches that a step will get later; see Note [Batches to come]."""
+"""Predicts the signatures of later, uneven batches; see Note [Batches to come]."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -8,10 +8,9 @@ import numpy as np
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static, is_traced
-from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._program.run.call import Call
 from jaxdist._program.trace.trace import Signature
-from jaxdist._program.uneven.uneven import Shapes, not_virtually
+from jaxdist._program.uneven.uneven import not_virtually
 from jaxdist._values import (
     Ahead,
     Kind,
@@ -74,17 +73,15 @@ def find_later_steps(call: Call, layout: ReplicaMesh) -> LaterSteps | None:
         found.add(ahead)
         shapes.append((number, slot.shape[1:]))
     # Batches of different passes over data do not advance together.
-    if len(found) != 1 or any(isinstance(s, Static) and _is_number(s.value) for s in flat.slots):
+    static = [s.value for s in flat.slots if isinstance(s, Static)]
+    has_number = any(isinstance(x, (int, float)) and not isinstance(x, bool) for x in static)
+    if len(found) != 1 or has_number:
         return None
     (ahead,) = found
     if not all(len(step.rows) == layout.num_replicas for step in ahead):
         return None
     arguments = (flat.treedef, signature.structure, flat.slots)
     return LaterSteps(ahead, tuple(shapes), arguments) if ahead else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def check_can_be_uneven(signature: Signature, names: list[str], layout: ReplicaMesh) -> None:
@@ -98,23 +95,20 @@ def check_can_be_uneven(signature: Signature, names: list[str], layout: ReplicaM
             raise not_virtually(shapes)
         if layout.num_logical > 1:
             name = names[number - len(signature.inputs)]
+            dtype = signature.inputs[number].dtype
+            dtype = dtype if isinstance(dtype, np.dtype) else np.uint32
             # Zeros of these shapes raise the same error as the batch will.
-            place_per_replica(name, _zeros(signature.inputs[number], shapes), layout)
-
-
-def _zeros(slot: InSlot, shapes: Shapes) -> PerReplica:
-    dtype = slot.dtype if isinstance(slot.dtype, np.dtype) else np.uint32
-    value = PerReplica([np.zeros(shape, dtype) for shape in shapes])
-    mark_with_shapes(value, shapes)
-    return value
+            zeros = PerReplica([np.zeros(shape, dtype) for shape in shapes])
+            mark_with_shapes(zeros, shapes)
+            place_per_replica(name, zeros, layout)
 
 
 def describe_later_step(step: UnevenStep) -> str:
     """Return the note for an error about a later batch."""
     rows = ", ".join(map(str, step.rows))
     return (
-        f"This is about {step}, and nothing has run: its shapes are traced together with the "
+        f"This is about {step}, and nothing has run yet: its shapes are traced together with the "
         f"first step that gets a batch of this data. The rows of the replicas are [{rows}] there. "
-        "Where this step is never meant to get that batch, leave it out: drop_remainder=True, or "
+        "If this step should never get that batch, leave it out: drop_remainder=True, or "
         "InputOptions(partial_batch=PartialBatch.DROP)."
     )

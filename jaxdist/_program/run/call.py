@@ -1,6 +1,7 @@
 """One call of a step: its signature, its input arrays, and the mesh of a trace around it."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -91,16 +92,17 @@ def read(flat: Flat, cached_graph: CachedGraph | None, layout: ReplicaMesh) -> C
         raise leak
     leaves = cached_graph.read() if cached_graph else []
     num_state = len(leaves)
+    names = functools.partial(LeafName, flat, cached_graph, num_state)
     if has_cut_off(leaves):
         for i, leaf in enumerate(leaves):
-            check_fits(_LeafName(flat, cached_graph, i - num_state), leaf)
+            check_fits(names(i), leaf)
     values, uneven, moved = _check_values(flat, num_state, layout)
     leaves += values
     inputs = []
     has_padding = False
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, Sharded):
-            pieces = place_sharded(_LeafName(flat, cached_graph, i - num_state), leaf, layout)
+            pieces = place_sharded(names(i), leaf, layout)
             moved = moved or pieces is not leaf
             has_padding = has_padding or pieces.has_padding
             leaf = pieces
@@ -108,12 +110,9 @@ def read(flat: Flat, cached_graph: CachedGraph | None, layout: ReplicaMesh) -> C
         inputs.append(slot)
         is_virtual = layout.num_virtual is not None
         if is_virtual and slot.kind is Kind.PER_REPLICA and not isinstance(leaf, PerReplica):
-            check_virtual_rows(_LeafName(flat, cached_graph, i - num_state), leaf, layout)
+            check_virtual_rows(names(i), leaf, layout)
         # See Note [Who owns host memory]: the step may read the array after the call has returned.
-        if isinstance(leaf, Sharded):
-            leaf = copy_if_writable(leaf.held)
-        else:
-            leaf = copy_if_writable(array_of(leaf))
+        leaf = copy_if_writable(leaf.held if isinstance(leaf, Sharded) else array_of(leaf))
         # A described layout has no real devices to move arrays to.
         if must_move(leaf, slot) and layout.described is None:
             leaf, moved = put(leaf, slot.sharding), True
@@ -139,15 +138,14 @@ def _check_values(
         if isinstance(leaf, PerReplica):
             if layout.is_shared:
                 leaf = take_own(leaf, layout)
+            name = LeafName(flat, None, 0, number)
             is_placed = leaf.is_global or _compat.is_inside_trace()
-            shapes = (
-                None if is_placed else uneven_shapes(_LeafName(flat, None, number), leaf, layout)
-            )
+            shapes = None if is_placed else uneven_shapes(name, leaf, layout)
             if shapes is not None:
                 uneven.append((num_state + number, shapes))
                 leaf = padded(leaf, shapes)
             try:
-                checked = place_per_replica(_LeafName(flat, None, number), leaf, layout)
+                checked = place_per_replica(name, leaf, layout)
             except ShapeError as error:
                 misfits.append(error)
                 checked = leaf
@@ -168,18 +166,18 @@ def _merge_errors(errors: list[ShapeError]) -> ShapeError:
 
 
 @dataclasses.dataclass
-class _LeafName:
-    """The name of a leaf, computed only when a message needs it. Variables have numbers below 0."""
+class LeafName:
+    """The name of a leaf, computed only when a message needs it. NNX variables come first."""
 
     flat: Flat
     cached_graph: CachedGraph | None
+    num_state: int
     number: int
 
     def __str__(self) -> str:
-        if self.cached_graph is not None and self.number < 0:
-            shape = self.cached_graph.shape
-            return shape.name(len(shape.paths) + self.number)
-        return self.flat.name(self.number)
+        if self.cached_graph is not None and self.number < self.num_state:
+            return self.cached_graph.shape.name(self.number)
+        return self.flat.name(self.number - self.num_state)
 
 
 def run_inside_trace(call: Call, program: Program, around: AbstractMesh | None) -> Any:
@@ -195,7 +193,15 @@ def run_inside_trace(call: Call, program: Program, around: AbstractMesh | None) 
     """
     variables = program.variables
     if variables and current_binding() is None:
-        raise ContextError(_no_binding_message(variables))
+        names = [v.label for v in variables.all]
+        raise ContextError(
+            f"strategy.run was called inside another function that JAX is tracing (jax.jit, scan, "
+            f"grad), and its step uses {len(names)} variable(s): {names[:5]}.\n\n"
+            "The traced function would keep the values that they have now, and assignments would "
+            "be lost.\n\n"
+            "Decorate that function with jaxdist.function instead of jax.jit, or call strategy.run "
+            "outside and put what is around it into the step."
+        )
     is_virtual = program.layout.num_virtual is not None
     inner = not_differentiable(program.call) if is_virtual else program.call
     if program.layout.num_logical > 1:
@@ -204,18 +210,6 @@ def run_inside_trace(call: Call, program: Program, around: AbstractMesh | None) 
         inner = jax.jit(inner)
     results = call_in_types_of_trace(program, inner, call.leaves_of(program), around)
     return call.update_state(program, results)
-
-
-def _no_binding_message(variables: LiftedVariables) -> str:
-    names = [v.label for v in variables.all]
-    return (
-        f"strategy.run was called inside another function that JAX is tracing (jax.jit, scan, "
-        f"grad), and its step uses {len(names)} variable(s): {names[:5]}.\n\n"
-        "The traced function would keep the values that they have now, and assignments would be "
-        "lost.\n\n"
-        "Decorate that function with jaxdist.function instead of jax.jit, or call strategy.run "
-        "outside and put what is around it into the step."
-    )
 
 
 def find_mesh_of_trace(layout: ReplicaMesh) -> AbstractMesh | None:

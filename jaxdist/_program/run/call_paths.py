@@ -1,36 +1,18 @@
-"""Call paths around the C++ dispatcher: deleted arrays, steps in flight, NumPy arrays.
-
-See Note [Call paths].
-"""
+"""Decides what calls need around the C++ dispatcher, and mirrors arrays; see Note [Call paths]."""
 
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxdist import _compat
-from jaxdist._devices import CPU_STEPS
-from jaxdist._integers import has_cut_off, list_host_arrays
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.arguments.arguments import Static
+from jaxdist._program.arguments.arguments import is_unit
 from jaxdist._program.compile.program import Program
 from jaxdist._program.run.call import Call
-from jaxdist._values import Stop, copy_writable_leaves, list_arrays, put, stops
-
-
-def guard_against_deleted(
-    dispatch: Callable[..., Any], slow: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Return a call path that checks for deleted arrays and calls `slow` if it finds any."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if _compat.has_deleted(jax.tree.leaves((args, kwargs))):
-            return slow(*args, **kwargs)
-        return dispatch(*args, **kwargs)
-
-    return call
+from jaxdist._values import put
 
 
 def must_count(program: Program) -> bool:
@@ -42,18 +24,6 @@ def must_count(program: Program) -> bool:
     return bool(program.traced_collectives) or layout.num_logical > 1
 
 
-def count_steps(dispatch: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a call path that waits for a free place first, and counts the step it starts."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        CPU_STEPS.make_room()
-        results = dispatch(*args, **kwargs)
-        CPU_STEPS.count_step(results, list_arrays)
-        return results
-
-    return call
-
-
 def has_host_arrays(call: Call) -> bool:
     """Whether some leaf came from NumPy. Later calls may then pass arrays that can change.
 
@@ -62,46 +32,12 @@ def has_host_arrays(call: Call) -> bool:
     return any(isinstance(x, (np.ndarray, np.generic)) for x in call.leaves)
 
 
-def copy_host_arrays(dispatch: Callable[..., Any], slow: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a call path that passes copies of writable NumPy arrays.
-
-    It calls `slow`, which raises, if JAX would truncate integers.
-    """
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        host = list_host_arrays((args, kwargs))
-        if has_cut_off(host):
-            return slow(*args, **kwargs)
-        if host:
-            args, kwargs = copy_writable_leaves((args, kwargs))
-        return dispatch(*args, **kwargs)
-
-    return call
-
-
-def convert_arguments(
-    dispatch: Callable[..., Any], convert: Callable[[Any], Any]
-) -> Callable[..., Any]:
-    """Return a call path that passes `convert((args, kwargs))`."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = convert((args, kwargs))
-        return dispatch(*args, **kwargs)
-
-    return call
-
-
 def is_elsewhere(leaf: Any, layout: ReplicaMesh) -> bool:
     """Whether an array is uncommitted and on devices other than the strategy's."""
     if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
         return False
     # JAX copies an uncommitted array to the devices of a program at every call. That copy is saved.
     return not _compat.is_committed(leaf) and leaf.sharding.device_set != layout.device_set
-
-
-def has_arrays_elsewhere(leaves: Sequence[Any], layout: ReplicaMesh) -> bool:
-    """Whether each call with these leaves copies some of them to the strategy's devices."""
-    return any(is_elsewhere(leaf, layout) for leaf in leaves)
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -125,16 +61,18 @@ class MirrorCache:
 
         Donated arguments are not replaced: the call would delete the cached copy.
         """
-        given = tuple(Donated(a) if i in donated else a for i, a in enumerate(args))
-        leaves, treedef = jax.tree.flatten((given, kwargs), is_leaf=_is_whole)
+        # A step updates NNX objects and variables in place, so they stay whole and are not copied.
+        others = [a for i, a in enumerate(args) if i not in donated]
+        leaves, treedef = jax.tree.flatten((others, kwargs), is_leaf=is_unit)
         numbers = [i for i, leaf in enumerate(leaves) if is_elsewhere(leaf, self._layout)]
         if not numbers:
             return None
         # By position, so that the copy of a new batch replaces the copy of the last batch.
         for place, i in enumerate(numbers):
             leaves[i] = self._find_or_copy(place, leaves[i])
-        given, kwargs = jax.tree.unflatten(treedef, leaves)
-        return tuple(a.value if isinstance(a, Donated) else a for a in given), kwargs
+        others, kwargs = jax.tree.unflatten(treedef, leaves)
+        rest = iter(others)
+        return tuple(a if i in donated else next(rest) for i, a in enumerate(args)), kwargs
 
     def _find_or_copy(self, place: int, array: Any) -> jax.Array:
         known = self._kept.get(place)
@@ -149,37 +87,3 @@ class MirrorCache:
 
         kept[place] = (weakref.ref(array, forget), copy)
         return copy
-
-
-class Donated:
-    """A donated argument, wrapped into one leaf."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-# A step updates NNX objects and variables in place, so they must not be copied.
-_is_whole = stops(Stop.ARGUMENTS, Static, Donated)
-
-
-def mirror_arguments(
-    dispatch: Callable[..., Any],
-    mirror: MirrorCache,
-    donated: Collection[int],
-    end: Callable[[], None],
-) -> Callable[..., Any]:
-    """Return a call path that uses the cached copies of arrays that are on one device.
-
-    It calls `end` at the first call without such arrays. From then on the arguments are usually
-    results of the step, which are mirrored already.
-    """
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        copied = mirror.replace_arguments(args, kwargs, donated)
-        if copied is None:
-            end()
-        else:
-            args, kwargs = copied
-        return dispatch(*args, **kwargs)
-
-    return call

@@ -1,10 +1,10 @@
-"""Donated arguments: checks of `donate_argnums`, and of buffers before and after they are donated.
+"""Checks `donate_argnums`, and donated buffers before and after they are donated.
 
-XLA refuses them too, but only while it starts the program. With several devices that may end the
-process.
+XLA refuses wrong buffers too, but only while it starts the program. With several devices that may
+end the process.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from jaxdist._called import called, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Flat, GraphNode, Static, argument_name
 from jaxdist._program.compile.program import Program
-from jaxdist._program.nnx.graph import GraphShape
+from jaxdist._program.nnx.graph import CachedGraph, GraphShape
 from jaxdist._validate import format_lines
 from jaxdist._values import PerReplica
 from jaxdist.errors import ArgumentError, DonationError
@@ -32,24 +32,14 @@ def has_repeats(tree: Any) -> bool:
     return len(set(map(id, leaves))) != len(leaves)
 
 
-class DonatingCall:
-    """A call path that first checks for repeated arrays, and for deleted ones if JAX does not.
+class BufferCheck:
+    """Finds arrays that a donating call has twice, and deleted ones if JAX does not.
 
     Without keyword arguments it does not flatten arrays, or flat dicts and sequences of arrays.
     For 100 leaves that takes a fifth of the time.
     """
 
-    def __init__(
-        self,
-        dispatch: Callable[..., Any],
-        slow: Callable[..., Any],
-        *,
-        one_device: bool,
-        finds_deleted: bool,
-    ) -> None:
-        self.dispatch = dispatch
-        self._slow = slow
-        self._one_device = one_device
+    def __init__(self, *, finds_deleted: bool) -> None:
         self._finds_deleted = finds_deleted
         self._all_flat = True
 
@@ -62,14 +52,10 @@ class DonatingCall:
             for x in whole
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # Under jax_debug_nans only the slow path runs the program that donates nothing.
-        if _compat.is_checking_numbers():
-            return self._slow(*args, **kwargs)
-        if self._one_device:
-            return self._call_on_one_device(*args, **kwargs)
+    def needs_slow_path(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call may have such arrays, so that the slow path must look at it."""
         # Plain loops over flat arguments, since this runs at every step; see the class.
-        may_repeat, finds_deleted = True, self._finds_deleted
+        finds_deleted = self._finds_deleted
         if self._all_flat and not kwargs:
             count = 0
             seen: set[int] = set()
@@ -78,22 +64,12 @@ class DonatingCall:
                 count += len(parts)
                 seen.update(map(id, parts))
                 if finds_deleted and _compat.has_deleted(parts):
-                    return self._slow(*args, **kwargs)
-            may_repeat = len(seen) != count
+                    return True
+            if len(seen) == count:
+                return False
         elif finds_deleted and _compat.has_deleted(jax.tree.leaves((args, kwargs))):
-            return self._slow(*args, **kwargs)
-        if may_repeat and has_repeats((args, kwargs)):
-            return self._slow(*args, **kwargs)
-        return self.dispatch(*args, **kwargs)
-
-    def _call_on_one_device(self, *args: Any, **kwargs: Any) -> Any:
-        """Run on one device, where XLA refuses repeated buffers without ending the process."""
-        try:
-            return self.dispatch(*args, **kwargs)
-        except ValueError as error:
-            if "donate" not in str(error) or not has_repeats((args, kwargs)):
-                raise
-        return self._slow(*args, **kwargs)
+            return True
+        return has_repeats((args, kwargs))
 
 
 def _parts(argument: Any) -> Any:
@@ -113,11 +89,13 @@ def check_positions(donated: Sequence[int], args: Sequence[Any]) -> None:
     """
     out_of_range = [n for n in donated if not 0 <= n < len(args)]
     if out_of_range:
+        kept = tuple(n for n in donated if n not in out_of_range)
+        remedy = f"Pass RunOptions(donate_argnums={kept})." if kept else "Leave donate_argnums out."
         raise ArgumentError(
             f"RunOptions(donate_argnums={tuple(donated)}) has {out_of_range}, and the step was "
             f"called with {len(args)} positional argument(s).\n\n"
             "donate_argnums are positions of arguments, from 0. Keyword arguments cannot be "
-            f"donated.\n\n{_suggest_positions(donated, len(args))}"
+            f"donated.\n\n{remedy}"
         )
 
 
@@ -139,11 +117,6 @@ def find_donated_leaves(donated: Sequence[int], flat: Flat, graph: GraphShape | 
         elif not isinstance(slot, Static):
             leaves.append(offset + slot)
     return leaves
-
-
-def _suggest_positions(donated: Sequence[int], count: int) -> str:
-    kept = tuple(n for n in donated if 0 <= n < count)
-    return f"Pass RunOptions(donate_argnums={kept})." if kept else "Leave donate_argnums out."
 
 
 def check_not_repeated(donated: Sequence[int], leaves: Sequence[Any], program: Program) -> None:
@@ -182,22 +155,26 @@ def is_about_deleted(error: Exception) -> bool:
     return "has been deleted" in text and ("Array" in text or "Buffer" in text)
 
 
-def find_deleted_arguments(
-    flat: Flat, name_of_state: Callable[[int], str], state: list[Any]
-) -> list[str]:
-    """Return names, dtypes and shapes of the call's leaves and NNX variables that are deleted."""
-    named = [(name_of_state(i), x) for i, x in enumerate(state)]
+@called(lambda step: f"strategy.run({step})")
+def check_deleted(
+    step: str, flat: Flat, cached_graph: CachedGraph | None, donated: tuple[int, ...]
+) -> None:
+    """Raise an error that names the arguments with deleted buffers, if there are any.
+
+    Raises:
+        DonationError: A leaf or an NNX variable of the call is deleted.
+    """
+    named: list[tuple[str, Any]] = []
+    if cached_graph is not None:
+        named += [(cached_graph.shape.name(i), x) for i, x in enumerate(cached_graph.read())]
     for path, slot in zip(flat.paths(), flat.slots, strict=True):
         if isinstance(slot, int):
             named += [(argument_name(path), x) for x in jax.tree.leaves(flat.dynamic[slot])]
-    return [f"{n}: {x.dtype}{list(x.shape)}" for n, x in named if _compat.has_deleted([x])]
-
-
-@called(lambda step: f"strategy.run({step})")
-def deleted_arguments_error(step: str, names: list[str], donated: tuple[int, ...]) -> DonationError:
-    """Return the error for arguments whose buffers are deleted."""
+    names = [f"{n}: {x.dtype}{list(x.shape)}" for n, x in named if _compat.has_deleted([x])]
+    if not names:
+        return
     numbers = donated or (0,)
-    return refuse(
+    raise refuse(
         f"{len(names)} array(s) whose buffers are gone:\n{format_lines(names, 4)}",
         "A step with donate_argnums gives the buffers of those arguments to its results, so they "
         "hold nothing afterwards.",

@@ -1,4 +1,4 @@
-"""Calls with static arguments, NNX objects and variables, prepared for the C++ call path."""
+"""Prepares calls with static arguments, NNX objects and variables for the C++ call path."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,14 +9,13 @@ from flax import nnx
 
 from jaxdist._compat import has_deleted, is_checking_numbers
 from jaxdist._devices import CPU_STEPS
-from jaxdist._integers import has_cut_off, list_host_arrays
 from jaxdist._program.arguments.arguments import Flat, GraphNode, Static, flatten
 from jaxdist._program.arguments.exact import exact, exact_structure
 from jaxdist._program.nnx.graph import CachedGraph
 from jaxdist._program.run.call import update_state
 from jaxdist._program.run.donation import has_repeats
 from jaxdist._program.variables.lift import LiftedVariables
-from jaxdist._values import as_held, copy_writable_leaves, get_arrays, list_arrays
+from jaxdist._values import get_arrays, list_arrays
 
 
 class TakeSlowPath:
@@ -124,25 +123,19 @@ class FastCall:
         written, read_only = _NONE, _NONE
         if variables:
             written, read_only = get_arrays(variables.written), get_arrays(variables.read_only)
-        # What the call paths of `Step` do for other calls; see Note [Call paths].
-        if step.keeps_padding:
-            leaves, rest, named = as_held((leaves, rest, named))
-        if step.copies_host_arrays:
-            host = list_host_arrays((leaves, rest, named))
-            if has_cut_off(host):
-                return step.slow(*args, **kwargs)
-            if host:
-                leaves, rest, named = copy_writable_leaves((leaves, rest, named))
-        if step.donates and (
-            is_checking_numbers() or has_repeats((leaves, written, rest, named, read_only))
-        ):
+        prepared = step.prepare((leaves, rest), named)
+        if prepared is None:
             return step.slow(*args, **kwargs)
-        if step.finds_deleted and has_deleted(
-            jax.tree.leaves((leaves, written, rest, named, read_only))
-        ):
+        (leaves, rest), named = prepared
+        whole = leaves, written, rest, named, read_only
+        if step.donates and (is_checking_numbers() or has_repeats(whole)):
+            return step.slow(*args, **kwargs)
+        if step.finds_deleted and has_deleted(jax.tree.leaves(whole)):
             return step.slow(*args, **kwargs)
         if step.mirrors:
-            rest, named = self._use_mirrored_copies(len(args), rest, named)
+            places = [i for i in range(len(args)) if i not in self._taken]
+            donated = {n for n, place in enumerate(places) if place in step.donated}
+            rest, named = step.mirrored(rest, named, donated)
         if step.counts_steps:
             CPU_STEPS.make_room()
         results = dispatch(leaves, written, rest, named, read_only)
@@ -158,36 +151,21 @@ class FastCall:
             CPU_STEPS.count_step(results, list_arrays)
         return result
 
-    def _use_mirrored_copies(
-        self, count: int, rest: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the other arguments with cached copies of arrays that are on one device."""
-        step = self._step
-        places = [i for i in range(count) if i not in self._taken]
-        donated = {n for n, place in enumerate(places) if place in step.donated}
-        copied: tuple[tuple[Any, ...], dict[str, Any]] | None
-        copied = step.mirror.replace_arguments(rest, named, donated)
-        if copied is None:
-            step.keep_copies(False)
-            return rest, named
-        return copied
-
     def _make_dispatcher(
         self, cached_graph: CachedGraph | None, count: int, static: list[Any]
     ) -> Callable[..., Any]:
         template = self.template
         numbers = template.static_numbers
-        # Not strict: `static` also contains the values of keyword arguments.
-        fixed = dict(zip(numbers, static, strict=False))
         names = dict(zip(template.static_names, static[len(numbers) :], strict=True))
 
         def restore(rest: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-            held = dict(fixed)
+            if self._is_plain:
+                return rest, named
+            # Not strict: `static` also contains the values of keyword arguments.
+            held = dict(zip(numbers, static, strict=False))
             if cached_graph is not None:
                 held.update(zip(template.node_numbers, cached_graph.nodes, strict=True))
             others = iter(rest)
-            if self._is_plain:
-                return rest, named
             whole = tuple(held[i] if i in held else next(others) for i in range(count))
             return whole, {**named, **names}
 

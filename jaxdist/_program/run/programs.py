@@ -1,10 +1,9 @@
-"""The programs of one function under one strategy, by signature."""
+"""Caches the programs of one function under one strategy, by signature."""
 
 import dataclasses
 import functools
 import itertools
 import logging
-import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,14 +17,15 @@ from jaxdist._called import called
 from jaxdist._collectives import collect_notes, is_below_a_byte
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import check_no_arrays_hidden, check_no_refs
-from jaxdist._program.arguments.compiler_options import CompilerOptions, format_options
+from jaxdist._program.arguments.compiler_options import as_compiler_options, format_options
 from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
+from jaxdist._program.arguments.options import RunOptions
 from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile import saving
 from jaxdist._program.compile.build import build
 from jaxdist._program.compile.program import Program
 from jaxdist._program.compile.same_program import check_same_program
-from jaxdist._program.proof.uneven_mean import warn_of_means
+from jaxdist._program.proof.uneven_mean import MeanOverReplicas, warn_of_means
 from jaxdist._program.run.ahead import (
     LaterSteps,
     check_can_be_uneven,
@@ -67,10 +67,7 @@ class ReadyProgram:
             results = _compat.call_without_layout_checks(self.compiled, leaves)
         else:
             results = self.compiled(*leaves)
-        return self._view_on_users_mesh(results)
-
-    def _view_on_users_mesh(self, results: Sequence[Any]) -> Sequence[Any]:
-        """Return results whose sharding XLA has chosen on the mesh of the strategy."""
+        # Results whose sharding XLA has chosen must be on the mesh of the strategy.
         layout, shardings = self.program.layout, self.program.result_shardings
         if not layout.has_explicit_axes or None not in shardings:
             return results
@@ -100,22 +97,22 @@ class Programs:
         self,
         fn: Callable[[], Any],
         strategy: Callable[[], Any],
-        donated: tuple[int, ...],
-        compiler_options: CompilerOptions,
-        saved_program: str | os.PathLike[str] | None,
+        options: RunOptions,
         watch: RetraceWatch,
     ) -> None:
         self._fn = fn
         self._strategy = strategy
-        self._donated = donated
-        self._compiler_options = compiler_options
-        self._saved_program = None if saved_program is None else pathlib.Path(saved_program)
+        self._donated = options.donate_argnums
+        self.compiler_options = as_compiler_options(options.compiler_options)
+        path = options.saved_program
+        self.saved_program = None if path is None else pathlib.Path(path)
         self._watch = watch
-        self._ready: dict[Signature, ReadyProgram] = {}
+        # The compiled programs.
+        self.ready: dict[Signature, ReadyProgram] = {}
         # Programs without donation, which run while JAX checks for nan and inf.
         self._undonated: dict[Signature, ReadyProgram] = {}
-        # Whether the warning was already given that replicas with unequal rows take a mean.
-        self._has_warned_of_means = False
+        # Whether steps were op by op for which `warn_of_means` has warned.
+        self._warned_of_means: set[bool] = set()
         # Whether it was logged that `sharded_update` gets equal gradients.
         self._has_logged_gradients = False
         # Layouts without effect that were logged.
@@ -126,15 +123,11 @@ class Programs:
         # The variables of the last program. The next program probably uses the same ones.
         self._variables = NO_VARIABLES
 
-    def get(self, signature: Signature) -> ReadyProgram | None:
-        """Return the compiled program for this signature, or None."""
-        return self._ready.get(signature)
-
     @called("strategy.run")
     def find_or_trace(self, call: Call) -> Program:
         """Return the program of a call without compiling it; trace and analyse it if it is new."""
         flat, signature = call.flat, call.signature
-        ready = self._ready.get(signature)
+        ready = self.ready.get(signature)
         known = self._only_traced.get(signature) if ready is None else ready.program
         if known is not None:
             return known
@@ -154,20 +147,31 @@ class Programs:
             find_donated_leaves(self._donated, flat, signature.graph),
             source_location(fn),
             notes,
-            self._compiler_options,
+            self.compiler_options,
         )
         if program.variables:
             self._variables = program.variables
-        if program.traced.means and not self._has_warned_of_means:
-            self._has_warned_of_means = True
-            rows = rows_of(signature, program.layout.num_replicas)
-            warn_of_means(source_location(fn), program.traced.means, rows, signature.step)
+        self.warn_of_means(signature, lambda: program.traced.means, op_by_op=False)
         self._log_layouts(program)
         self._log_equal_gradients(program)
         # Inside another trace the program contains tracers, which die with that trace.
         if not call.is_traced:
             self._only_traced[signature] = program
         return program
+
+    def warn_of_means(
+        self,
+        signature: Signature,
+        find_means: Callable[[], Sequence[MeanOverReplicas]],
+        *,
+        op_by_op: bool,
+    ) -> None:
+        """Warn, once compiled and once op by op, of a mean over replicas with unequal rows."""
+        means = () if op_by_op in self._warned_of_means else find_means()
+        if means:
+            self._warned_of_means.add(op_by_op)
+            rows = rows_of(signature, self._strategy().layout.num_replicas)
+            warn_of_means(source_location(self._fn()), means, rows, signature.step)
 
     def _log_layouts(self, program: Program) -> None:
         """Log layouts that have no effect, once for each place in the step."""
@@ -180,11 +184,21 @@ class Programs:
         """Log once that `sharded_update` gets gradients which are reduced already."""
         if self._has_logged_gradients or not _is_first_process(program.layout):
             return
-        line = find_equal_gradients(program)
-        if line:
+        # A single gradient may be equal for another reason, like that of a frozen parameter. In a
+        # step in which nothing differs between the replicas, all of them compute the same rows.
+        of_updates = [c for c in program.traced_collectives if c.is_of_update]
+        has_rows = any(slot.kind is Kind.PER_REPLICA for slot in program.signature.inputs)
+        if has_rows and of_updates and all(c.scatters_equal for c in of_updates):
             self._has_logged_gradients = True
-            count = program.layout.num_replicas
-            _LOG.warning("%s", describe_equal_gradients(program.name, line, count))
+            _LOG.warning(
+                "strategy.run(%s): all gradients that sharded_update gets at %s are already the "
+                "same on all replicas. It reduces gradients itself, so they are reduced twice: "
+                "each device sends twice the bytes, and with reduce_op='sum' the result is "
+                "%s times too large. Pass each replica's own gradients",
+                program.name,
+                of_updates[0].source,
+                program.layout.num_replicas,
+            )
 
     def look_ahead(self, call: Call) -> None:
         """Trace the step for the uneven batches that its data will still produce.
@@ -200,7 +214,7 @@ class Programs:
         if later is None or later in self._looked_ahead:
             return
         for step, signature in later.signatures(call, layout):
-            if signature in self._ready or signature in self._only_traced:
+            if signature in self.ready or signature in self._only_traced:
                 continue
             try:
                 check_can_be_uneven(signature, call.flat.names(), layout)
@@ -229,47 +243,39 @@ class Programs:
             return ready
         self._only_traced.pop(signature, None)
         # Before the first run: an error about a later batch must come before hours of training.
-        if self._ready:
-            last = next(reversed(self._ready))
+        if self.ready:
+            last = next(reversed(self.ready))
             changed = describe_difference(last, signature, call.flat.names())
-            self._watch.count_program(fn, len(self._ready) + 1, changed)
+            self._watch.count_program(fn, len(self.ready) + 1, changed)
         else:
             self._watch.count_function(fn)
-        compiled = self._compile(program, self._saved_program)
-        ready = self._ready[signature] = ReadyProgram(program, compiled)
+        compiled = self._compile(program, self.saved_program)
+        ready = self.ready[signature] = ReadyProgram(program, compiled)
         return ready
 
     def _compile(self, program: Program, path: pathlib.Path | None) -> jax.stages.Compiled:
         saved = saving.read_saved(path)
         lowered = program.lowered()
-        if not program.layout.is_shared:
-            return self._load_or_compile(program, saved, lowered)
-        strategy = self._strategy()
-        seconds = strategy.communication.options.timeout_seconds
-        if program.told.timeout_seconds is not None:
-            strategy._limit_step(self._fn(), program.told.timeout_seconds)
-        check_same_program(
-            program.name,
-            lowered,
-            program.inputs,
-            program.layout,
-            seconds,
-            format_options(program.asked_options),
-            saving.describe_saved(saved),
-        )
-        return self._load_or_compile(program, saved, lowered)
-
-    def _load_or_compile(
-        self,
-        program: Program,
-        saved: "saving.SavedProgram | SavedProgramError | None",
-        lowered: jax.stages.Lowered,
-    ) -> jax.stages.Compiled:
+        if program.layout.is_shared:
+            strategy = self._strategy()
+            seconds = strategy.communication.options.timeout_seconds
+            if program.told.timeout_seconds is not None:
+                strategy._limit_step(self._fn(), program.told.timeout_seconds)
+            check_same_program(
+                program.name,
+                lowered,
+                program.inputs,
+                program.layout,
+                seconds,
+                format_options(program.asked_options),
+                saving.describe_saved(saved),
+            )
         if isinstance(saved, SavedProgramError):
             raise saved
-        if saved is None:
-            return program.compiled(lowered)
-        return program._load(saved, lowered, is_first=not self._ready)
+        loaded = None
+        if saved is not None:
+            loaded = saved.load(program.identify(lowered), is_first=not self.ready)
+        return program.compiled(lowered) if loaded is None else loaded
 
 
 def _is_first_process(layout: ReplicaMesh) -> bool:
@@ -278,7 +284,7 @@ def _is_first_process(layout: ReplicaMesh) -> bool:
 
 
 def describe_difference(before: Signature, now: Signature, names: Sequence[str]) -> str:
-    """Return text that says how two signatures differ."""
+    """Describe how two signatures differ."""
     if (before.treedef, before.structure) != (now.treedef, now.structure):
         return "the structure of its arguments"
     if before.slots != now.slots:
@@ -297,27 +303,3 @@ def describe_difference(before: Signature, now: Signature, names: Sequence[str])
                 f"{b.kind.value} {b.dtype}{list(b.shape)}"
             )
     return ", ".join(itertools.islice(changed, 3)) or "nothing that can be named"
-
-
-def find_equal_gradients(program: Program) -> str:
-    """Return the line at which all gradients that `sharded_update` gets are equal, or ''.
-
-    A single gradient may be equal for another reason, like that of a frozen parameter. In a step
-    in which nothing differs between the replicas, all of them compute the same rows.
-    """
-    of_updates = [c for c in program.traced_collectives if c.is_of_update]
-    if not of_updates or not all(c.scatters_equal for c in of_updates):
-        return ""
-    line = of_updates[0].source
-    has_rows = any(slot.kind is Kind.PER_REPLICA for slot in program.signature.inputs)
-    return line if has_rows else ""
-
-
-def describe_equal_gradients(name: str, line: str, num_replicas: int) -> str:
-    """Return the log line."""
-    return (
-        f"strategy.run({name}): all gradients that sharded_update gets at {line} are the same on "
-        "all replicas already. It reduces gradients itself, so they are reduced twice: each device "
-        "sends twice the bytes, and with reduce_op='sum' the result is "
-        f"{num_replicas} times too large. Pass each replica's own gradients"
-    )

@@ -1,4 +1,4 @@
-"""The cache of all functions that one strategy has run."""
+"""Caches all functions that one strategy has run."""
 
 import weakref
 from collections import OrderedDict
@@ -67,26 +67,18 @@ class Runner:
         return step
 
     def _find_weakly_held(self, fn: Callable[..., Any], options: RunOptions) -> Step:
-        key: Any = weakref.ref(fn) if options == _DEFAULT else (weakref.ref(fn), options)
-        step = self.known.get(key)
+        def key_of(reference: weakref.ref[Any]) -> Any:
+            return reference if options == _DEFAULT else (reference, options)
+
+        step = self.known.get(key_of(weakref.ref(fn)))
         if step is None:
             step = self._new(fn, options)
             known = self.known
-
-            def forget(dead: Any) -> None:
-                known.pop(dead if options == _DEFAULT else (dead, options), None)
-
-            # A weak reference other than `key`: only this one removes the entry.
-            kept = weakref.ref(fn, forget)
+            # A weak reference other than that of the look-up: only this one removes the entry.
+            kept = weakref.ref(fn, lambda dead: known.pop(key_of(dead), None))
             hash(kept)  # A weak reference can compute its hash only while the function lives.
-            known[kept if options == _DEFAULT else (kept, options)] = step
+            known[key_of(kept)] = step
         return step
-
-    def op_by_op(
-        self, fn: Callable[..., Any], args: Any, kwargs: Any, options: RunOptions | None
-    ) -> Any:
-        """Run a call operation by operation, without compiling it."""
-        return self.step(fn, options).op_by_op(tuple(args), dict(kwargs or {}))
 
     def _new(self, fn: Callable[..., Any], options: RunOptions) -> Step:
         strategy: Any = self._strategy()
@@ -109,22 +101,16 @@ class Runner:
         options: RunOptions | None,
     ) -> DonationError | NotFiniteError | ArgumentError | None:
         """Return a better error for a call that failed, or None."""
-        if type(error) is ValueError:
-            try:
+        try:
+            if type(error) is ValueError:
                 check_keys("strategy.run was given", "args", tuple(args))
                 check_keys("strategy.run was given", "kwargs", dict(kwargs or {}))
-            except ArgumentError as better:
-                return better
-        if isinstance(error, _compat.InvalidNumberError):
-            try:
+            if isinstance(error, _compat.InvalidNumberError):
                 self.step(fn, options).find_invalid_number(tuple(args), dict(kwargs or {}), error)
-            except NotFiniteError as better:
-                return better
-        if isinstance(error, (RuntimeError, ValueError)) and is_about_deleted(error):
-            try:
+            if isinstance(error, (RuntimeError, ValueError)) and is_about_deleted(error):
                 self.step(fn, options).check_deleted(tuple(args), dict(kwargs or {}))
-            except DonationError as better:
-                return better
+        except (ArgumentError, DonationError, NotFiniteError) as better:
+            return better
         return None
 
     def program(

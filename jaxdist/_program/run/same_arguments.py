@@ -22,7 +22,7 @@ from jax.tree_util import keystr
 from jaxdist import _processes
 from jaxdist._called import called
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.run.call import Call
+from jaxdist._program.run.call import Call, LeafName
 from jaxdist._values import (
     MOST_BYTES,
     digest,
@@ -52,9 +52,7 @@ def make_arguments_equal(name: str, call: Call, layout: ReplicaMesh, seconds: fl
     numbers: dict[str, int] = {}
     for i, leaf in enumerate(call.leaves):
         if is_of_this_process(leaf):
-            path = call.flat.name(i - offset) if i >= offset or graph is None else (
-                graph.shape.name(i)
-            )  # fmt: skip
+            path = str(LeafName(call.flat, graph, offset, i))
             named[path], numbers[path] = leaf, i
     equal = make_equal(named, layout, seconds)
     for path, value in equal.items():
@@ -110,8 +108,7 @@ class LaterCalls:
             return
         me = layout.process.index
         store.set(f"{self._folder}{me}", json.dumps(self._kept), overwrite=True)
-        said = store.list(self._folder)
-        for key, text in said.items():
+        for key, text in store.list(self._folder).items():
             other = int(key.rpartition("/")[2])
             if other != me:
                 self._compare(other, me, json.loads(text))
@@ -127,10 +124,10 @@ class LaterCalls:
             _processes.tell_blame([odd])
             raise ProgramMismatchError(
                 f"strategy.run: {names[0]} of call {number} was different in process {odd}.\n\n"
-                "A plain array or number is the same for every replica, so it is equal in all "
-                "processes. What was computed since may be wrong.\n\n"
+                "A plain array or number is the same for every replica, so it must be equal in all "
+                "processes. Results computed since then may be wrong.\n\n"
                 "Pass the part of each replica as a distributed value, or the same value in all "
-                "processes, and go back to a checkpoint from before.",
+                "processes, and restore an earlier checkpoint.",
                 [odd],
             )
 

@@ -6,67 +6,57 @@ then gives JAX's C++ dispatcher a record, so that equal calls need no Python of 
 signature that the dispatcher does not know is a miss, and takes the slow path.
 
 Some calls need more than the dispatcher does: copies of NumPy arrays, checks for deleted buffers,
-a limit of the steps in flight, and so on. `Step._renew_direct` wraps the dispatcher into call paths
-that do this, one around the other. A call path is added when the slow path first meets a call that
-needs it. Steps without such calls do not pay for it.
+a limit of the steps in flight, and so on. `Step._call_prepared` does this before it calls the
+dispatcher. Each need is noted when the slow path first meets a call that has it. The calls of steps
+without any go to the dispatcher itself.
 
 Static arguments, NNX objects and variables are not leaves for the dispatcher. `FastCall` takes them
 out of the arguments first.
 """
 
-import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
+import jax
+
 from jaxdist import _compat
-from jaxdist._called import call_as, called
+from jaxdist._called import called
 from jaxdist._devices import CPU_STEPS
+from jaxdist._integers import has_cut_off, list_host_arrays
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import op_by_op as executor
 from jaxdist._program import virtual
-from jaxdist._program.arguments import options as run_options
 from jaxdist._program.arguments.arguments import (
-    Flat,
     Static,
-    check_dtypes,
-    check_hashable,
+    check_call,
     check_no_arrays_hidden,
-    check_no_bare_variable,
     check_no_refs,
-    check_not_leaked,
     flatten,
 )
 from jaxdist._program.arguments.compiler_options import (
     IN_JIT,
     OP_BY_OP,
-    as_compiler_options,
     log_options_without_effect,
     request_options,
 )
 from jaxdist._program.arguments.exact import dispatch_by_structure
+from jaxdist._program.arguments.options import RunOptions, find_static_numbers
 from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile.program import Program
 from jaxdist._program.nnx.graph_cache import GraphCache
-from jaxdist._program.proof.uneven_mean import warn_of_means
 from jaxdist._program.run.call import Call, find_mesh_of_trace, read, run_inside_trace
 from jaxdist._program.run.call_paths import (
     MirrorCache,
-    convert_arguments,
-    copy_host_arrays,
-    count_steps,
-    guard_against_deleted,
-    has_arrays_elsewhere,
     has_host_arrays,
-    mirror_arguments,
+    is_elsewhere,
     must_count,
 )
 from jaxdist._program.run.donation import (
-    DonatingCall,
+    BufferCheck,
+    check_deleted,
     check_not_repeated,
     check_positions,
-    deleted_arguments_error,
-    find_deleted_arguments,
     has_repeats,
     may_crash,
 )
@@ -74,11 +64,9 @@ from jaxdist._program.run.fast_call import CallTemplate, FastCall, NotCompiled, 
 from jaxdist._program.run.programs import Programs
 from jaxdist._program.run.same_arguments import make_arguments_equal
 from jaxdist._program.run.whole_batches import WholeBatches, find_in_program
-from jaxdist._program.state.no_rows import rows_of
 from jaxdist._program.variables.lift import LiftedVariables
 from jaxdist._replica import HasLayout
-from jaxdist._values import as_held, has_padding
-from jaxdist.errors import NotFiniteError
+from jaxdist._values import as_held, copy_writable_leaves, has_padding, list_arrays
 
 
 class Step:
@@ -88,7 +76,7 @@ class Step:
     def __init__(
         self,
         fn: Callable[..., Any],
-        options: run_options.RunOptions,
+        options: RunOptions,
         strategy: HasLayout,
         watch: RetraceWatch,
     ) -> None:
@@ -99,22 +87,9 @@ class Step:
         self.name = getattr(fn, "__name__", type(fn).__name__)
         self.donated = options.donate_argnums
         self._static_names = frozenset(options.static_argnames)
-        self._static_numbers = call_as(
-            "RunOptions", run_options.find_static_numbers, fn, options.static_argnames
-        )
-        self._compiler_options = as_compiler_options(options.compiler_options)
-        self._saved_program = options.saved_program
-        self._programs = Programs(
-            self._fn,
-            self._strategy,
-            self.donated,
-            self._compiler_options,
-            self._saved_program,
-            watch,
-        )
+        self._static_numbers = find_static_numbers(fn, options.static_argnames)
+        self._programs = Programs(self._fn, self._strategy, options, watch)
         self._whole_batches = WholeBatches(self._fn, self._layout)
-        # Whether, op by op, the warning was given that replicas with unequal rows take a mean.
-        self._has_warned_of_means = False
         self._graphs = GraphCache()
         self._fast_calls: dict[tuple[CallTemplate, int], FastCall] = {}
         # Plain attributes, because `FastCall` reads them at every call.
@@ -128,31 +103,90 @@ class Step:
         self.copies_host_arrays = False
         # Whether padded arrays must pass JAX's call path with their padding.
         self.keeps_padding = False
-        # Whether call paths check for deleted buffers, because JAX would check too late.
+        # Whether calls check for deleted buffers, because JAX would check too late.
         self.finds_deleted = self.donates and may_crash(self._layout)
-        self._is_guarded = False
         # Whether uncommitted arrays are copied to all devices only once.
         self.mirrors = False
-        self.mirror = MirrorCache(self._layout)
+        self._mirror = MirrorCache(self._layout)
+        # On one device XLA refuses repeated buffers without ending the process.
+        self._checks_buffers = len(self._layout.devices) > 1
+        self._buffers = BufferCheck(finds_deleted=self.finds_deleted)
+        self._is_new = True
         self._dispatcher = self._new_dispatcher()
-        self._donating = DonatingCall(
-            self._dispatcher,
-            self.slow,
-            one_device=len(self._layout.devices) == 1,
-            finds_deleted=self.finds_deleted,
-        )
-        self._first: Callable[..., Any] | None = self._first_call
-        self.direct: Callable[..., Any] = self._first
+        self.direct: Callable[..., Any] = self._call_prepared
         self.call: Callable[..., Any] = self.direct
         if options.static_argnames:
             self.call = self.slow
 
-    def _first_call(self, *args: Any, **kwargs: Any) -> Any:
-        """Look for padded arrays before JAX's call path would remove their padding."""
-        self._first = None
-        self.keeps_padding = has_padding((args, kwargs))
-        self._renew_direct()
-        return self.direct(*args, **kwargs)
+    # The fast path: the dispatcher, and what calls need around it.
+
+    def _call_prepared(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the dispatcher, with all that the earlier calls needed; see Note [Call paths]."""
+        if self._is_new:
+            self._is_new = False
+            # JAX's call path would remove the padding.
+            self.keeps_padding = has_padding((args, kwargs))
+            self._renew_direct()
+        prepared = self.prepare(args, kwargs)
+        if prepared is None:
+            return self.slow(*args, **kwargs)
+        args, kwargs = prepared
+        if self.donates:
+            # Under jax_debug_nans only the slow path runs the program that donates nothing.
+            needs_slow_path = _compat.is_checking_numbers() or (
+                self._checks_buffers and self._buffers.needs_slow_path(args, kwargs)
+            )
+        else:
+            needs_slow_path = self.finds_deleted and _compat.has_deleted(
+                jax.tree.leaves((args, kwargs))
+            )
+        if needs_slow_path:
+            return self.slow(*args, **kwargs)
+        own = args, kwargs
+        # Only now: above are the caller's own arrays, one of which may be passed twice.
+        if self.mirrors:
+            args, kwargs = self.mirrored(args, kwargs, self.donated)
+        if self.counts_steps:
+            CPU_STEPS.make_room()
+        try:
+            results = self._dispatcher(*args, **kwargs)
+        except ValueError as error:
+            if not self.donates or "donate" not in str(error) or not has_repeats(own):
+                raise
+            return self.slow(*own[0], **own[1])
+        if self.counts_steps:
+            CPU_STEPS.count_step(results, list_arrays)
+        return results
+
+    def prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Return the arguments for the dispatcher; None if the slow path must take the call."""
+        if self.keeps_padding:
+            # JAX flattens the arguments and would slice the padding off: a copy at every call.
+            args, kwargs = as_held((args, kwargs))
+        if self.copies_host_arrays:
+            host = list_host_arrays((args, kwargs))
+            # The slow path raises if JAX would truncate integers.
+            if has_cut_off(host):
+                return None
+            if host:
+                args, kwargs = copy_writable_leaves((args, kwargs))
+        return args, kwargs
+
+    def mirrored(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], donated: Collection[int]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with the cached copies of arrays that are on one device.
+
+        The first call without such arrays ends this. From then on the arguments are usually
+        results of the step, which are mirrored already.
+        """
+        copied = self._mirror.replace_arguments(args, kwargs, donated)
+        if copied is None:
+            self.keep_copies(False)
+            return args, kwargs
+        return copied
 
     # The slow path: read every leaf, find or build the program, run it.
 
@@ -172,19 +206,19 @@ class Step:
                 return _compat.answer_miss(self._op_by_op(call, args))
             # Now: a copy on all devices below would replace an array on one of them.
             batches = self._whole_batches.find(call)
-            if has_arrays_elsewhere(call.leaves, self._layout):
+            if any(is_elsewhere(leaf, self._layout) for leaf in call.leaves):
                 self.keep_copies()
                 # The copy on the array's own device has the same buffer. It would hide that one
                 # buffer is passed twice.
                 is_twice = self.donates and has_repeats((args, kwargs))
                 copied = (
-                    None if is_twice else self.mirror.replace_arguments(args, kwargs, self.donated)
+                    None if is_twice else self._mirror.replace_arguments(args, kwargs, self.donated)
                 )
                 if copied is not None:
                     args, kwargs = copied
                     call = self._read(args, kwargs)
             is_checked = self.donates and _compat.is_checking_numbers()
-            ready = None if is_checked else self._programs.get(call.signature)
+            ready = None if is_checked else self._programs.ready.get(call.signature)
             if ready is None:
                 # Traced here and compiled there, so that a new step has few frames below its own.
                 program = self._programs.find_or_trace(call)
@@ -201,14 +235,14 @@ class Step:
             if _compat.has_deleted(leaves):
                 self.check_deleted(args, kwargs)
             check_not_repeated(self.donated, leaves, program)
-            self._donating.register_structure(args, kwargs)
+            self._buffers.register_structure(args, kwargs)
             CPU_STEPS.make_room()
             results = ready.run(leaves)
             result = call.update_state(program, results)
             if must_count(program):
                 CPU_STEPS.count_step(results)
             # Only now, because the call may have failed.
-            self._add_call_paths(call, program)
+            self._note_needs(call, program)
             if is_checked:
                 return _compat.answer_miss(result)
             # The dispatcher can only repeat this call if its leaves are the arguments unchanged.
@@ -226,28 +260,22 @@ class Step:
             reached = find_in_program(signature, traced, self._layout)
             self._whole_batches.check(call, batches, signature, traced, reached)
 
-    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
-        return flatten(args, kwargs, self._static_names, self._static_numbers)
-
     @called("strategy.run")
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        flat = self._flatten(args, kwargs)
-        check_hashable(flat)
-        check_not_leaked(flat)
-        check_dtypes(flat)
-        check_no_bare_variable(args, kwargs)
+        flat = flatten(args, kwargs, self._static_names, self._static_numbers)
+        check_call(flat, args, kwargs)
         return read(flat, self._graphs.of(flat), self._layout)
 
     def _inside_trace(self, call: Call, around: Any) -> Any:
         virtual.check_inside_trace(self._layout)
         program = self._programs.find_or_trace(call)
-        left = self._compiler_options
+        left = self._programs.compiler_options
         # `compiler_options` checks them against those that the program needs.
         options = program.compiler_options if left else {}
         chosen = {name: options[name] for name, _ in left}
         if chosen and request_options(chosen):
             left = ()
-        log_options_without_effect(left, self._saved_program, IN_JIT)
+        log_options_without_effect(left, self._programs.saved_program, IN_JIT)
         self._programs.look_ahead(call)
         self._check_same_work(call, self._whole_batches.find(call), program)
         return run_inside_trace(call, program, around)
@@ -259,29 +287,27 @@ class Step:
 
     # Op by op, as JAX runs operations outside of `jit`.
 
+    @called("strategy.run")
     def op_by_op(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run without compiling, with one thread for each replica."""
         around = find_mesh_of_trace(self._layout)
         with _compat.use_no_mesh():
-            return self._start_op_by_op(args, kwargs, around)
-
-    @called("strategy.run")
-    def _start_op_by_op(self, args: tuple[Any, ...], kwargs: dict[str, Any], around: Any) -> Any:
-        call = self._read(args, kwargs)
-        if call.is_traced:
-            return self._inside_trace(call, around)
-        self._layout.check_can_run()
-        if _compat.has_deleted(call.leaves):
-            self.check_deleted(args, kwargs)
-        return self._op_by_op(call, args)
+            call = self._read(args, kwargs)
+            if call.is_traced:
+                return self._inside_trace(call, around)
+            self._layout.check_can_run()
+            if _compat.has_deleted(call.leaves):
+                self.check_deleted(args, kwargs)
+            return self._op_by_op(call, args)
 
     @called("strategy.run")
     def _run_op_by_op(
         self, call: Call, args: tuple[Any, ...], *, warns: bool
     ) -> "executor.Outcome":
         virtual.check_compiled(self._layout)
-        given = self._compiler_options, self._saved_program
-        log_options_without_effect(*given, OP_BY_OP)
+        log_options_without_effect(
+            self._programs.compiler_options, self._programs.saved_program, OP_BY_OP
+        )
         fn: Any = self._fn()
         strategy: Any = self._strategy()
         check_positions(self.donated, args)
@@ -290,23 +316,13 @@ class Step:
         with _compat.enable_jit():
             step = executor.OpByOpStep(fn, call.signature, strategy, call.leaves)
             outcome = step.run(self.donated, source_location(fn))
-            if warns:
-                self._warn_of_means(call, step, source_location(fn))
+            if warns and call.signature.uneven:
+                self._programs.warn_of_means(call.signature, step.find_means, op_by_op=True)
             batches = self._whole_batches.find(call)
             if batches:
                 traced, reached = step.get_trace(), step.find_same_work()
                 self._whole_batches.check(call, batches, call.signature, traced, reached)
             return outcome
-
-    def _warn_of_means(self, call: Call, step: "executor.OpByOpStep", where: str) -> None:
-        """Warn, once for each step, of a mean over replicas with different numbers of rows."""
-        if self._has_warned_of_means or not call.signature.uneven:
-            return
-        means = step.find_means()
-        if means:
-            self._has_warned_of_means = True
-            rows = rows_of(call.signature, self._layout.num_replicas)
-            warn_of_means(where, means, rows, call.signature.step)
 
     @_compat.outside_of_meshes
     def find_invalid_number(
@@ -326,7 +342,8 @@ class Step:
         call = None if why else self._read(args, kwargs)
         if call is not None and not call.is_traced and not _compat.has_deleted(call.leaves):
             self._run_op_by_op(call, args, warns=False)
-        raise NotFiniteError(_number_not_found_message(self.name, error, why)) from error
+        name = f"strategy.run({self.name})"
+        raise executor.not_found_error(error, name, "step", why) from error
 
     def _op_by_op(self, call: Call, args: tuple[Any, ...]) -> Any:
         outcome = self._run_op_by_op(call, args, warns=True)
@@ -339,27 +356,18 @@ class Step:
             variables.write(outcome.values)
         return outcome.result
 
-    # What call paths do before they start a program.
-
     def check_deleted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise an error that names the arguments with deleted buffers, if there are any."""
-        flat = self._flatten(args, kwargs)
-        cached_graph = self._graphs.of(flat)
-        state = cached_graph.read() if cached_graph else []
-        names = find_deleted_arguments(
-            flat, cached_graph.shape.name if cached_graph else str, state
-        )
-        if names:
-            raise deleted_arguments_error(self.name, names, self.donated)
+        flat = flatten(args, kwargs, self._static_names, self._static_numbers)
+        check_deleted(self.name, flat, self._graphs.of(flat), self.donated)
 
     def guard(self) -> None:
         """Check for deleted buffers from now on: another step of the strategy donates some."""
-        if not self.finds_deleted:
-            self.finds_deleted = self._is_guarded = True
-            self._renew_direct()
+        self.finds_deleted = True
+        self._renew_direct()
 
-    def _add_call_paths(self, call: Call, program: Program) -> None:
-        """Add the call paths that calls like this one need from now on."""
+    def _note_needs(self, call: Call, program: Program) -> None:
+        """Note what calls like this one need from now on."""
         self.counts_steps = self.counts_steps or must_count(program)
         self.copies_host_arrays = self.copies_host_arrays or has_host_arrays(call)
         self.keeps_padding = self.keeps_padding or call.has_padding
@@ -379,26 +387,17 @@ class Step:
         return _compat.make_dispatcher(self.name, self._miss, copies=self.keep_copies)
 
     def _renew_direct(self) -> None:
-        """Wrap the C++ dispatcher into all call paths that are needed; see Note [Call paths]."""
-        direct = self._dispatcher
-        if self.mirrors:
-            end = functools.partial(self.keep_copies, False)
-            direct = mirror_arguments(direct, self.mirror, self.donated, end)
-        # Around the copies: it must see the caller's own arrays, one of which may be passed twice.
-        self._donating.dispatch = direct
-        if self.donates:
-            direct = self._donating
-        if self._is_guarded:
-            direct = guard_against_deleted(direct, self.slow)
-        if self.counts_steps:
-            direct = count_steps(direct)
-        if self.copies_host_arrays:
-            direct = copy_host_arrays(direct, self.slow)
-        if self.keeps_padding:
-            # JAX flattens the arguments and would slice the padding off: a copy at every call.
-            direct = convert_arguments(direct, as_held)
-        # The first call has not looked at the arguments yet, so it must come before all of them.
-        direct = self._first or direct
+        """Let calls go to the dispatcher itself, unless they need more; see Note [Call paths]."""
+        needs_more = (
+            self._is_new
+            or self.donates
+            or self.finds_deleted
+            or self.mirrors
+            or self.counts_steps
+            or self.copies_host_arrays
+            or self.keeps_padding
+        )
+        direct = self._call_prepared if needs_more else self._dispatcher
         # `call` may be a `FastCall` or the slow path; these stay.
         if self.call is self.direct:
             self.call = direct
@@ -435,7 +434,7 @@ class Step:
         def miss(*given: Any) -> _compat.Answer:
             args, kwargs = restore(given[2], given[3])
             call = self._read(args, kwargs)
-            ready = self._programs.get(call.signature)
+            ready = self._programs.ready.get(call.signature)
             traced = call.flat.has_tracer or _compat.must_interpret()
             # A traced number at the position of a static value is an argument of the program, but
             # the dispatcher did not get it.
@@ -450,22 +449,6 @@ class Step:
             check_not_repeated(self.donated, leaves, ready.program)
             self._check_same_work(call, self._whole_batches.find(call), ready.program)
             results = ready.call(leaves)
-            record = ready.record if ready.has_record else None
-            return _compat.answer_miss(ready.program.rebuild(results), record)
+            return _compat.answer_miss(ready.program.rebuild(results), ready.record)
 
         return _compat.make_dispatcher(self.name, miss, copies=self.keep_copies)
-
-
-def _number_not_found_message(name: str, error: Exception, without: str) -> str:
-    kind = getattr(error, "ty", "nan")
-    why = (
-        f"{without} a step cannot be run op by op, where the line would be found."
-        if without
-        else "Run again op by op, no operation made one. XLA may have made it, where it combined "
-        "operations, or the step returns one that it was given."
-    )
-    return (
-        f"strategy.run({name}) returned a value that is not finite ({kind}), and jax_debug_nans "
-        f"or jax_debug_infs is set. No state was written.\n\n{why}\n\n"
-        "Look at values inside of the step: jax.debug.print('{}', x)."
-    )

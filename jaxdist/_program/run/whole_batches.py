@@ -1,4 +1,4 @@
-"""A log line for steps in which every replica computes the same rows.
+"""Logs steps in which every replica computes the same rows.
 
 A batch that is passed to `run` as a plain array is copied to all replicas. The results are right,
 but several devices take as long as one.
@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.arguments.exact import is_key
 from jaxdist._program.arguments.leaf_names import leaf_names
 from jaxdist._program.proof.dependence import Part, part_of_result
 from jaxdist._program.proof.same_work import find_same_work
@@ -94,7 +95,8 @@ class WholeBatches:
             return
         names = leaf_names(self._fn(), call.signature)[-len(call.flat.dynamic) :]
         in_state = {*_find_leaves_of_state(named_arguments_of(signature, traced).values())}
-        chosen = [n for n in chosen if n not in in_state and not _is_name_of_state(names[n])]
+        words = {n: re.findall(r"\w+", names[n].lower()) for n in chosen}
+        chosen = [n for n in chosen if n not in in_state and _STATE_NAMES.isdisjoint(words[n])]
         chosen = _without_updated(chosen, signature, traced, self._layout.num_replicas)
         if chosen:
             shapes = {names[n]: np.shape(call.flat.dynamic[n]) for n in chosen}
@@ -141,13 +143,7 @@ def _is_whole_batch(leaf: Any, layout: ReplicaMesh) -> bool:
 
 
 def _is_key(leaf: Any) -> bool:
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return True
-    return leaf.dtype == jnp.uint32 and leaf.shape[-1] in _WORDS_OF_KEYS
-
-
-def _is_name_of_state(name: str) -> bool:
-    return any(word.lower() in _STATE_NAMES for word in re.findall(r"\w+", name))
+    return is_key(leaf) or (leaf.dtype == jnp.uint32 and leaf.shape[-1] in _WORDS_OF_KEYS)
 
 
 def _find_leaves_of_state(nodes: Any, in_state: bool = False) -> Iterator[int]:
@@ -161,24 +157,20 @@ def _find_leaves_of_state(nodes: Any, in_state: bool = False) -> Iterator[int]:
             yield from _find_leaves_of_state(node, in_state or is_state)
         elif isinstance(node, dict):
             yield from _find_leaves_of_state(node.values(), in_state)
-        elif in_state or _is_state_class(type(node)):
+        elif in_state or any(c.__name__.endswith(_STATE_CLASSES) for c in type(node).__mro__):
             yield from (int(x) for x in jax.tree.leaves(node) if type(x) is Argument)
-
-
-def _is_state_class(kind: type) -> bool:
-    return any(c.__name__.endswith(_STATE_CLASSES) for c in kind.__mro__)
 
 
 def _without_updated(
     chosen: list[int], signature: Signature, traced: TracedStep, num_replicas: int
 ) -> list[int]:
-    """Return the arguments without those that come back as state, such as plain parameters."""
+    """Return the arguments without those that are returned as state, such as plain parameters."""
     carried = find_carried_arguments(signature, traced, num_replicas)
     offset = traced.num_graph
     others = [n for n in chosen if offset + n not in carried.values()]
     if others:
         return others
-    # A batch may come back with the structure that it had. A state comes back with a step added.
+    # A batch may be returned with the structure that it had. A state is returned with a step added.
     variables = {
         int(operand): variable
         for operand, variable in zip(traced.operands, traced.jaxpr.invars, strict=True)
@@ -189,7 +181,7 @@ def _without_updated(
         for after, before in carried.items()
         if before - offset in chosen
     ]
-    # A residual block is an update, too, so a single array is no proof of a state.
+    # A residual block is an update, too, so a single array does not prove a state.
     return [] if len(parts) > 1 and any(part in _UPDATED for part in parts) else chosen
 
 
@@ -207,6 +199,6 @@ def _explain(fn: Any, shapes: dict[str, tuple[int, ...]], num_replicas: int) -> 
         f"replicas computes all rows of {', '.join(listed[:5])}{more}. A plain array is the same "
         "on every replica, and nothing else in this step differs between them, so all devices do "
         "the same work. To split the rows, take the batches from "
-        f"strategy.experimental_distribute_dataset(batches){by_hand}. If it is meant, place the "
-        "array on all devices first: jax.device_put(x, strategy.replicated_sharding)"
+        f"strategy.experimental_distribute_dataset(batches){by_hand}. If this is intended, place "
+        "the array on all devices first: jax.device_put(x, strategy.replicated_sharding)"
     )

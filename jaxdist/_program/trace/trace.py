@@ -334,7 +334,9 @@ def _map_over_replicas(
 
 def _close(mapped: Callable[..., Any], signature: Signature, *, is_explicit: bool) -> Any:
     """Trace a function of all inputs of a step."""
-    inputs = (i.on_users_mesh() if is_explicit else _drop_layout(i) for i in signature.inputs)
+    inputs = (
+        i.abstract(on_users_mesh=True) if is_explicit else _drop_layout(i) for i in signature.inputs
+    )
     closed = _compat.expand_operations(jax.make_jaxpr(mapped)(*inputs))
     # The program may be compiled later, after the caller changed the arrays in place.
     return closed.replace(consts=[copy_if_writable(c) for c in closed.consts])

@@ -1,4 +1,4 @@
-"""Compiled programs in files, which another process runs without compiling.
+"""Saves compiled programs in files, which another process runs without compiling.
 
 # Note [Saved programs]
 A file has a line with its checksum, a line of JSON, and the executable as JAX serializes it. JAX
@@ -74,16 +74,6 @@ class Identity:
 
     def make_header(self) -> _Header:
         """Return the header of a file with this program."""
-        text = _compat.describe_lowered(self.lowered)
-        return _Header(
-            self.name,
-            self._list_needs(),
-            [_describe_device(device) for device in self.layout.devices],
-            self.inputs,
-            hashlib.sha256(text.encode()).hexdigest(),
-        )
-
-    def _list_needs(self) -> dict[str, str]:
         kind, device = self.layout.platform, self.layout.devices[0]
         needs = {name: _find_version(name) for name in _PACKAGES.get(kind, ("jax", "jaxlib"))}
         needs["platform"] = kind
@@ -94,7 +84,14 @@ class Identity:
             needs["runtime"] = " ".join(device.client.platform_version.split())
         options = tuple(sorted(self.options.items()))
         needs["flags"] = describe_flags(format_options(options), without=_OTHER_FLAGS)
-        return {name: value for name, value in needs.items() if value}
+        text = _compat.describe_lowered(self.lowered)
+        return _Header(
+            self.name,
+            {name: value for name, value in needs.items() if value},
+            [_describe_device(device) for device in self.layout.devices],
+            self.inputs,
+            hashlib.sha256(text.encode()).hexdigest(),
+        )
 
 
 def check_path(name: str, given: Any) -> pathlib.Path:
@@ -347,7 +344,7 @@ def _describe_device(device: Any) -> str:
 def _describe_other_inputs(there: dict[str, str], here: dict[str, str]) -> str:
     name = next((n for n in here if there.get(n) != here[n]), "")
     if name:
-        return f"{name} is {here[name]}, and {there.get(name, 'not there')} in the file"
+        return f"{name} is {here[name]}, and {there.get(name, 'missing')} in the file"
     if len(there) != len(here):
         return f"it has {len(there)} inputs, and this has {len(here)}"
     return "a static argument or an attribute of a module differs"
