@@ -94,7 +94,7 @@ def explain_state(
         wanted = jax.tree.structure(jax.eval_shape(init, like))
     except Exception:
         return
-    found = jax.tree.structure(jax.tree.map(lambda x: 0, state, is_leaf=is_sharded_leaf))
+    found = jax.tree.structure(state, is_leaf=is_sharded_leaf)
     if found != wanted:
         raise refuse(
             f"a state with the structure {_shorten(found)}, and the transformation makes "

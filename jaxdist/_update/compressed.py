@@ -167,22 +167,13 @@ class _Update:
         if how is None:
             return optax.EmptyState(), inner
         size = sum(int(jnp.size(x)) for x in jax.tree.leaves(params))
-        inside = frame is not None and frame.is_inside_step
-        errors = self._make_zero_errors(how, size, in_step=inside)
-        return wrap_in_variables(errors, params), inner
-
-    def _make_zero_errors(
-        self, how: CompressedSum, size: int, *, in_step: bool
-    ) -> CompressionErrors:
-        layout = how.layout
-        made = []
-        for own in how.no_errors(size):
-            cut = Cut(0, layout.num_replicas)
-            rows = (layout.num_replicas, own.size)
-            made.append(
-                Sharded(own[None], *cut) if in_step else cut_and_place(jnp.zeros(rows), cut, layout)
-            )
-        return CompressionErrors(*made)
+        count = how.layout.num_replicas
+        cut, own = Cut(0, count), how.no_errors(size)
+        if frame is not None and frame.is_inside_step:
+            errors = [Sharded(x[None], *cut) for x in own]
+        else:
+            errors = [cut_and_place(jnp.zeros((count, x.size)), cut, how.layout) for x in own]
+        return wrap_in_variables(CompressionErrors(*errors), params), inner
 
     @called(CALLER)
     def __call__(

@@ -269,7 +269,7 @@ def sharded_update(
     return ShardedUpdate(own.init, own)
 
 
-@called("shard_state")
+@called("shard_state", replaces="sharded_update: update")
 def shard_state(state: PyTree, strategy: HasLayout, *, min_bytes: float | None = None) -> PyTree:
     """Shard optimizer state of any layout for the replicas of a strategy.
 
@@ -302,5 +302,4 @@ def shard_state(state: PyTree, strategy: HasLayout, *, min_bytes: float | None =
     layout = layout_of(strategy)
     check_has_arrays("state", state)
     checks.refuse_per_replica("state", state)
-    with CallerRename("sharded_update: update ", "shard_state "):
-        return shard_outside(state, layout, Cuts(layout, check_size("min_bytes", min_bytes)))
+    return shard_outside(state, layout, Cuts(layout, check_size("min_bytes", min_bytes)))

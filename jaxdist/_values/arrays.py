@@ -68,13 +68,8 @@ def copy_writable_leaves(tree: T) -> T:
     if not any(isinstance(x, np.ndarray) and not is_immutable(x) for x in jax.tree.leaves(tree)):
         return tree
     # Not through NNX modules: unflattening makes another module, and updates of it would be lost.
-    leaves, treedef = jax.tree.flatten(tree, is_leaf=is_updated_in_place)
+    leaves, treedef = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, nnx.Pytree))
     return jax.tree.unflatten(treedef, map(copy_if_writable, leaves))
-
-
-def is_updated_in_place(x: Any) -> bool:
-    """Whether `x` is an object that a step updates in place, such as an NNX module."""
-    return isinstance(x, nnx.Pytree)
 
 
 def is_immutable(array: np.ndarray) -> bool:

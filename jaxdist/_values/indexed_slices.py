@@ -164,12 +164,11 @@ def _as_own_array(name: str, value: Any) -> Any:
 
 
 def _check_dense_shape(dense_shape: Any) -> tuple[int, ...]:
-    name = "dense_shape"
-    remedy = "Pass dense_shape=table.shape."
-    dims = as_list(name, dense_shape, "the shape of the whole array", remedy)
-    most = (1 << 31) - 1
+    remedy, most = "Pass dense_shape=table.shape.", (1 << 31) - 1
+    dims = as_list("dense_shape", dense_shape, "the shape of the whole array", remedy)
     return tuple(
-        as_integer(f"{name}[{i}]", d, least=0, most=most, remedy=remedy) for i, d in enumerate(dims)
+        as_integer(f"dense_shape[{i}]", d, least=0, most=most, remedy=remedy)
+        for i, d in enumerate(dims)
     )
 
 

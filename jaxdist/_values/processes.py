@@ -78,7 +78,7 @@ def make_equal(
     agreement = _processes.get_agreement() if layout.is_shared else None
     if agreement is None or not named:
         return {}
-    own = {name: (_describe(x), digest(x), _is_state(x)) for name, x in named.items()}
+    own = {name: (_describe(x), digest(x), isinstance(x, jax.Array)) for name, x in named.items()}
     seconds = layout.timeout_seconds if seconds is None else seconds
     texts = agreement.gather(
         _CHANNEL, json.dumps(own), seconds, purpose=f"the plain values of {caller}"
@@ -102,10 +102,6 @@ def make_equal(
 def _describe(value: Any) -> str:
     dtype = getattr(value, "dtype", type(value).__name__)
     return f"{dtype}{list(np.shape(value))}"
-
-
-def _is_state(value: Any) -> bool:
-    return isinstance(value, jax.Array)
 
 
 def _check(said: list[dict[str, Any]], names: list[str]) -> None:

@@ -113,17 +113,12 @@ def match_collectives(
         for i in places:
             origins[i].append(a)
     # jaxdist's own operations, and those whose line XLA lost, are matched by kind and size.
-    for a, places in zip(asked, became, strict=True):
-        if not places:
-            spare = _find_unmatched(a, found, origins)
+    for find in (_find_unmatched, _find_scattered):
+        for a, places in zip(asked, became, strict=True):
+            spare = None if places else find(a, found, origins)
             if spare is not None:
                 places.append(spare)
                 origins[spare].append(a)
-    for a, places in zip(asked, became, strict=True):
-        scattered = None if places else _find_scattered(a, found, origins)
-        if scattered is not None:
-            places.append(scattered)
-            origins[scattered].append(a)
     noted = not found or any(c.sources for c in found)
     rows = [
         _make_asked_for(a, [(found[i], origins[i]) for i in p], noted)

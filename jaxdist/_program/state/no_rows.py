@@ -1,7 +1,7 @@
 """Replicas without rows: which they are, and the error for a mean over nothing that is reduced."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -160,12 +160,8 @@ def replicas_with_rows(signature: Signature, num_replicas: int) -> tuple[bool, .
     ]
     if not given:
         return None
-    has = tuple(map(_has_rows, zip(*given, strict=True)))
+    has = tuple(any(math.prod(s) > 0 for s in shapes) for shapes in zip(*given, strict=True))
     return None if all(has) else has
-
-
-def _has_rows(shapes: Iterable[tuple[int, ...]]) -> bool:
-    return any(math.prod(s) > 0 for s in shapes)
 
 
 def place_of(replica: int, layout: ReplicaMesh) -> dict[str, int]:

@@ -8,13 +8,13 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
-from jaxdist._called import called, refuse
+from jaxdist._called import call_as, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.variables.in_step import (
+    aggregate,
     aggregate_value,
     cast_own_value,
     collect_rows,
-    read_aggregated,
 )
 from jaxdist._replica import Frame, enter_frame, innermost_explicit_frame
 from jaxdist._typing import PyTree
@@ -26,12 +26,13 @@ from jaxdist._values import (
     Scatter,
     Stop,
     Variable,
+    check_can_combine,
     get_own_values,
     has_any_variable,
     is_variable,
     stops,
 )
-from jaxdist.errors import ArgumentError, MixedStrategyError
+from jaxdist.errors import MixedStrategyError
 
 
 class StepAccess(abc.ABC):
@@ -57,7 +58,16 @@ class StepAccess(abc.ABC):
         # As in TensorFlow, no gradient flows through an assignment.
         own = jax.lax.stop_gradient(value)
         if _compat.is_mapped(own):
-            raise _mapped_value_error(variable, what)
+            raise call_as(
+                f"Variable {variable.label!r}.{what}",
+                refuse,
+                f"a value that jax.vmap maps over, and the variable is one {variable.dtype}"
+                f"{list(variable.shape)}.",
+                "Under vmap there is one value for each example, and the variable has room for "
+                "one.",
+                "Return the value from the mapped function, combine it (value.mean(axis=0)), and "
+                "assign that outside jax.vmap.",
+            )
         self._write(variable, what, own)
 
     @abc.abstractmethod
@@ -75,7 +85,8 @@ class StepAccess(abc.ABC):
         own = self._own(variable)
         # As in TensorFlow: such a variable has one value across replicas only after aggregation.
         if self._in_merge and variable.home.per_replica:
-            return read_aggregated(variable, own, self._layout)
+            check_can_combine(variable, "read")
+            return aggregate(own, variable.aggregation, self._layout)
         return own
 
     def update(self, variable: Variable, change: Change, value: Any, *, read_value: bool) -> Any:
@@ -91,11 +102,7 @@ class StepAccess(abc.ABC):
 
     def own_copies(self) -> "OwnCopies":
         """Return an access object that changes each replica's copy without aggregation."""
-        return OwnCopies(self)
-
-    def update_own(self, variable: Variable, change: Change, value: Any) -> None:
-        """Change this replica's copy only, without aggregation."""
-        self.change_own(variable, change, cast_own_value(variable, change, value, self._layout))
+        return OwnCopies(self, self._layout)
 
     def change_own(self, variable: Variable, kind: Change | Scatter, given: Any) -> None:
         """Change this replica's copy by a value of the variable's dtype, or by rows."""
@@ -114,8 +121,8 @@ class StepAccess(abc.ABC):
 class OwnCopies:
     """The access object for a function that `StrategyExtended.update` calls: one copy at a time."""
 
-    def __init__(self, step: StepAccess) -> None:
-        self._step = step
+    def __init__(self, step: StepAccess, layout: ReplicaMesh) -> None:
+        self._step, self._layout = step, layout
 
     def own_copies(self) -> "OwnCopies":
         """Return this object."""
@@ -131,7 +138,8 @@ class OwnCopies:
 
     def update(self, variable: Variable, change: Change, value: Any, *, read_value: bool) -> Any:
         """Change this replica's copy."""
-        self._step.update_own(variable, change, value)
+        given = cast_own_value(variable, change, value, self._layout)
+        self._step.change_own(variable, change, given)
         return self.read(variable) if read_value else None
 
     def scatter(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
@@ -144,31 +152,15 @@ def check_same_strategy(variable: Variable, layout: ReplicaMesh) -> None:
     # A variable without a strategy can be used in steps of all strategies.
     home = variable.home.layout
     if home is not None and home != layout:
-        raise _other_strategy_error(variable, home, layout)
-
-
-def _other_strategy_error(
-    variable: Variable, home: ReplicaMesh, layout: ReplicaMesh
-) -> MixedStrategyError:
-    return MixedStrategyError(
-        f"Variable {variable.label!r} was used in a step of another strategy. "
-        f"It is on {[str(d) for d in home.devices][:4]} ({home.num_replicas} replicas); the step "
-        f"runs on {[str(d) for d in layout.devices][:4]} ({layout.num_replicas} replicas).\n\n"
-        "A variable belongs to the strategy in whose scope it was made.\n\nRun the step with that "
-        "strategy, or make a variable in this one's scope: Variable(other.read_value())."
-    )
-
-
-@called(lambda variable, what: f"Variable {variable.label!r}.{what}")
-def _mapped_value_error(variable: Variable, what: str) -> ArgumentError:
-    """Return the error for an assignment of a value that `jax.vmap` maps over."""
-    return refuse(
-        f"a value that jax.vmap maps over, and the variable is one {variable.dtype}"
-        f"{list(variable.shape)}.",
-        "Under vmap there is one value for each example, and the variable has room for one.",
-        "Return the value from the mapped function, combine it (value.mean(axis=0)), and assign "
-        "that outside jax.vmap.",
-    )
+        raise MixedStrategyError(
+            f"Variable {variable.label!r} was used in a step of another strategy. "
+            f"It is on {[str(d) for d in home.devices][:4]} ({home.num_replicas} replicas); the "
+            f"step runs on {[str(d) for d in layout.devices][:4]} ({layout.num_replicas} "
+            "replicas).\n\n"
+            "A variable belongs to the strategy in whose scope it was made.\n\n"
+            "Run the step with that strategy, or make a variable in this one's scope: "
+            "Variable(other.read_value())."
+        )
 
 
 def variables_as_values(value: PyTree) -> PyTree:
@@ -179,12 +171,12 @@ def variables_as_values(value: PyTree) -> PyTree:
     leaves, treedef = jax.tree.flatten(value, is_leaf=stops(Stop.READ))
     if not any(map(is_variable, leaves)):
         return value
-    return treedef.unflatten(
-        [_value_on_replicas(leaf) if is_variable(leaf) else leaf for leaf in leaves]
-    )
+    return treedef.unflatten(map(_value_on_replicas, leaves))
 
 
-def _value_on_replicas(variable: Variable) -> Any:
+def _value_on_replicas(variable: Any) -> Any:
+    if not is_variable(variable):
+        return variable
     frame = innermost_explicit_frame()
     if frame is None or frame.variables is None:
         return variable.distributed

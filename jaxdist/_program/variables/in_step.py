@@ -16,7 +16,6 @@ from jaxdist._values import (
     Variable,
     VariableAggregation,
     cast_to_variable,
-    check_can_combine,
     check_can_scatter,
     get_own_value,
     make_ambiguous_sum_error,
@@ -37,7 +36,12 @@ def aggregate_value(
         return given
     # A variable of no strategy is one variable for all replicas, so each replica's addition counts.
     if variable.home.layout is None:
-        return given if change is Change.ASSIGN else _sum_additions(given, layout)
+        if change is Change.ASSIGN:
+            return given
+        # Each replica adds the same constant, so its sum needs no collective.
+        if not isinstance(given, jax.core.Tracer):
+            return given * layout.num_replicas
+        return _collectives.sum_over_replicas(given, layout.replica_axes)
     return _aggregate_mirrored(variable, change, given, layout)
 
 
@@ -62,14 +66,6 @@ def _share_of_copy(variable: Variable, change: Change, given: Any, layout: Repli
     # The first replicas hold the remainder of an integer division.
     more = jax.lax.axis_index(layout.replica_axes) < given % count
     return given // count + more.astype(variable.dtype)
-
-
-def _sum_additions(given: Any, layout: ReplicaMesh) -> Any:
-    """Return the sum of what all replicas add to a variable that belongs to no strategy."""
-    # Each replica adds the same constant, so its sum needs no collective.
-    if isinstance(given, jax.core.Tracer):
-        return _collectives.sum_over_replicas(given, layout.replica_axes)
-    return given * layout.num_replicas
 
 
 @called(lambda variable, change: f"Variable {variable.label!r}.{change.value}")
@@ -126,9 +122,3 @@ def aggregate(own: Any, how: VariableAggregation, layout: ReplicaMesh) -> Any:
     if how is VariableAggregation.SUM:
         return _collectives.sum_over_replicas(own, axes)
     return _collectives.mean_over_replicas(own, axes)
-
-
-def read_aggregated(variable: Variable, own: Any, layout: ReplicaMesh) -> Any:
-    """Return the value that a merge function reads of a variable with a copy on each replica."""
-    check_can_combine(variable, "read")
-    return aggregate(own, variable.aggregation, layout)

@@ -232,11 +232,8 @@ def _has_changing_condition(jaxpr: Any) -> bool:
             of_condition, of_body, _ = loop.split(e.invars)
             inner = open_jaxpr(loop.body)
             # Not strict: the inputs of the body also contain the carried values.
-            given = [p for p in zip(of_body, inner.invars, strict=False) if _is_ref(p[0])]
-            if any(v in of_condition and _compat.has_write_to(inner, w) for v, w in given):
-                return True
+            for given, own in zip(of_body, inner.invars, strict=False):
+                is_ref = not isinstance(given, Literal) and _compat.is_ref(given)
+                if is_ref and given in of_condition and _compat.has_write_to(inner, own):
+                    return True
     return False
-
-
-def _is_ref(atom: Any) -> bool:
-    return not isinstance(atom, Literal) and _compat.is_ref(atom)

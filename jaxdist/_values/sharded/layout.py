@@ -44,7 +44,14 @@ def place_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharded:
             "Its virtual replicas share devices, and a piece is on the device of one replica.\n\n"
             "Pass the whole array, value.whole(), or make the strategy without deterministic."
         )
-    _check_axes(name, value, layout)
+    unknown = [a for a in value.axes or () if a not in layout.replica_axes]
+    if unknown:
+        raise ReplicaValueError(
+            f"{name} is cut over the axes {value.axes}: {value!r}; the replica axes of this "
+            f"strategy are {layout.replica_axes}.\n\n"
+            "An array in pieces stays with the strategy that cut it.\n\n"
+            "Cut it again: jaxdist.partition.place(strategy, state, rules)."
+        )
     count = cut.pieces(layout)
     if not hasattr(array, "ndim"):
         raise ReplicaValueError(
@@ -120,17 +127,6 @@ def find_layout_of_pieces(tree: Any) -> ReplicaMesh | None:
         if axes and isinstance(sharding.mesh, Mesh):
             return ReplicaMesh(sharding.mesh, axes)
     return None
-
-
-def _check_axes(name: object, value: Sharded, layout: ReplicaMesh) -> None:
-    unknown = [a for a in value.axes or () if a not in layout.replica_axes]
-    if unknown:
-        raise ReplicaValueError(
-            f"{name} is cut over the axes {value.axes}: {value!r}; the replica axes of this "
-            f"strategy are {layout.replica_axes}.\n\n"
-            "An array in pieces stays with the strategy that cut it.\n\n"
-            "Cut it again: jaxdist.partition.place(strategy, state, rules)."
-        )
 
 
 def _pad(array: Any, cut: Cut, pieces: int) -> Any:

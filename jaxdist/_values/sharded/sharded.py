@@ -17,12 +17,7 @@ from jaxdist._values.arithmetic import Arithmetic
 from jaxdist._values.arrays import compute_auto, copy_if_writable, refuse_ref, view_on
 from jaxdist._values.sharded.cuts import Cut
 from jaxdist._values.sharded.piece_marks import OPEN, PIECE
-from jaxdist.errors import (
-    ArgumentError,
-    MissingNameError,
-    ReplicaValueError,
-    ShapeError,
-)
+from jaxdist.errors import ArgumentError, MissingNameError, ReplicaValueError, ShapeError
 
 # Methods and properties for computing with an array. `devices` is left out: `held` has it.
 _ARRAY_NAMES = frozenset(
@@ -126,10 +121,13 @@ class Sharded(Arithmetic):
         # In a step, the constructor declares a piece (see Note [Pieces in a trace]). Nodes that
         # functions of pytrees rebuild come from `make_undeclared`, which does not.
         layout = _find_layout()
-        self._held = (
-            copy_if_writable(array) if layout is None else _declare_any(array, self.cut, layout)
-        )
-        self._has_padding = is_longer(array, self.cut)
+        if layout is None:
+            array = copy_if_writable(array)
+        # JAX rebuilds structures with placeholders, such as numbers, in place of arrays.
+        elif rank is not None:
+            array = declare_piece(array, self.cut, layout)
+        self._held: Any = array
+        self._has_padding = is_longer(given, self.cut)
 
     @property
     def array(self) -> Any:
@@ -282,16 +280,12 @@ class Sharded(Arithmetic):
     def __getattr__(self, name: str) -> Any:
         if name in _ARRAY_NAMES:
             return getattr(self._operand(), name)
-        if name == "sharding" and not isinstance(self._held, jax.core.Tracer):
-            return self._find_sharding()
-        raise MissingNameError(
-            f"Sharded has no attribute {name!r}; the one array has it: "
-            "jaxdist.partition.gather(value) inside a step, value.whole() outside, and "
-            "np.asarray(value) for functions of NumPy."
-        )
-
-    def _find_sharding(self) -> Any:
-        """Return the sharding of the one array; an `AttributeError` where padding is needed."""
+        if name != "sharding" or isinstance(self._held, jax.core.Tracer):
+            raise MissingNameError(
+                f"Sharded has no attribute {name!r}; the one array has it: "
+                "jaxdist.partition.gather(value) inside a step, value.whole() outside, and "
+                "np.asarray(value) for functions of NumPy."
+            )
         if not self._has_padding:
             return self._held.sharding
         raise MissingNameError(
@@ -369,14 +363,6 @@ def _find_layout() -> ReplicaMesh | None:
     """Return the mesh of the step that is being traced around the caller, or None."""
     here = get_call_context()
     return here.layout if here.in_replica else None
-
-
-def _declare_any(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
-    """Return the array of which `array` is the piece; objects without dims stay as they are."""
-    # JAX rebuilds structures with placeholders, such as numbers, in place of arrays.
-    if not hasattr(array, "ndim"):
-        return array
-    return declare_piece(array, cut, layout)
 
 
 def declare_piece(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxdist._called import called, refuse
 from jaxdist._values.access import VariableAggregation
 from jaxdist._values.indexed_slices import IndexedSlices, as_indexed_slices
-from jaxdist._values.variable.checks import check_fits
+from jaxdist._values.variable.checks import check_value
 from jaxdist._values.variable.nd import Blocks
 from jaxdist.errors import ArgumentError, UnsupportedError
 
@@ -35,15 +35,8 @@ class Scatter(enum.Enum):
         places = slices.indices
         is_nd = isinstance(slices, Blocks)
         at = before.at[tuple(places[:, k] for k in range(places.shape[1])) if is_nd else places]
-        change = {
-            Scatter.ADD: at.add,
-            Scatter.SUBTRACT: at.subtract,
-            Scatter.MULTIPLY: at.multiply,
-            Scatter.DIVIDE: at.divide,
-            Scatter.MIN: at.min,
-            Scatter.MAX: at.max,
-            Scatter.UPDATE: at.set,
-        }[self]
+        # JAX names its methods like the members, except for one.
+        change = at.set if self is Scatter.UPDATE else getattr(at, self.name.lower())
         # The division of integers gives floats; a variable keeps its dtype.
         after: jax.Array = change(slices.values, mode="drop", wrap_negative_indices=False)
         return after.astype(before.dtype)
@@ -62,7 +55,7 @@ def check_slices(variable: Any, kind: Scatter, given: Any) -> IndexedSlices:
             "\n\nIt changes rows of an array, and a scalar has no rows.\n\n"
             f"Use variable.{_OF_SCALARS.get(kind.value, 'assign')}."
         )
-    check_fits(
+    check_value(
         variable.label,
         "sparse_delta",
         slices.values,

@@ -138,17 +138,14 @@ class Variable(
         if name is not None:
             check_instance("name", name, str, "a text", "Pass for instance name='w'.")
         self._label = "Variable" if name is None else name
-        if here.in_step is not None:
+        in_step = here.in_step is not None
+        if in_step or current_binding() is not None:
+            place = "function run by strategy.run" if in_step else "jaxdist.function"
+            scope = ", inside `with strategy.scope():`" * in_step
             raise ContextError(
-                f"Variable {self._label!r} was made inside a function run by strategy.run.\n\n"
+                f"Variable {self._label!r} was made inside a {place}.\n\n"
                 "The function is traced once, and a variable is kept for many calls.\n\n"
-                "Make it before, inside `with strategy.scope():`, and use it in the function."
-            )
-        if current_binding() is not None:
-            raise ContextError(
-                f"Variable {self._label!r} was made inside a jaxdist.function.\n\n"
-                "The function is traced once, and a variable is kept for many calls.\n\n"
-                "Make it before, and use it in the function."
+                f"Make it before{scope}, and use it in the function."
             )
         check_modes(self._label, synchronization, aggregation, in_scope=here.strategy is not None)
         self._strategy = here.strategy
@@ -355,9 +352,7 @@ class Variable(
     @_compat.outside_of_meshes
     @called(lambda self: f"Variable {self._label!r}[index]")
     def __getitem__(self, index: Any) -> VariableSlice:
-        held = self.value()
-        elements = get_elements(held, index)
-        return VariableSlice(self, index, elements)
+        return VariableSlice(self, index, get_elements(self.value(), index))
 
     # Properties
 
@@ -489,17 +484,13 @@ def _value_for_jax(variable: Variable) -> Any:
             "jax.jacrev, jax.jacfwd, jax.jacobian and jax.hessian put arrays into the structure "
             "of their arguments, and what takes the place of a variable is an array. jax.grad, "
             "jax.vjp and jax.jvp take a variable.\n\n"
-            f"Pass {_example_name(label)}.value() in its place."
+            f"Pass {label if label.isidentifier() else 'variable'}.value() in its place."
         )
     try:
         return variable.value()
     except ArgumentError:
         # It has no single value across replicas. Code that only needs the structure can continue.
         return NoValue(variable)
-
-
-def _example_name(label: str) -> str:
-    return label if label.isidentifier() else "variable"
 
 
 class NoValue:
