@@ -25,7 +25,7 @@ from jaxdist._values.replicas.per_replica import DistributedValues
 from jaxdist._values.replicas.placement import Kind, placement_of
 from jaxdist._values.variable.across import ACROSS
 from jaxdist._values.variable.arguments import check_name, get_elements
-from jaxdist._values.variable.blocks import BlockChanges
+from jaxdist._values.variable.blocks import BlockChanges, VariableSlice
 from jaxdist._values.variable.checks import (
     check_aggregation,
     check_may_make,
@@ -35,7 +35,6 @@ from jaxdist._values.variable.checks import (
 from jaxdist._values.variable.documented import DocumentedNames, ValueOperators
 from jaxdist._values.variable.placement import VariablePlacement
 from jaxdist._values.variable.scatter import RowChanges, Scatter, check_slices
-from jaxdist._values.variable.slices import VariableSlice
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 
 AUTO = VariableSynchronization.AUTO
