@@ -21,6 +21,7 @@ from jaxdist._update.nested import ReducingUpdate, check_nesting, mark_wrapper
 from jaxdist._update.run import CALLER, Step
 from jaxdist._validate import CallerRename, check_has_arrays, check_size
 from jaxdist._values import Sharded, find_layout_of_pieces, gather_whole, is_sharded, whole_array
+from jaxdist.errors import ContextError
 
 _WHY_REAL = "Sums in pieces have another order than the sums of virtual replicas."
 
@@ -106,7 +107,12 @@ class _Update:
         # In a step the replica axes are manual, so each replica takes its pieces. Outside, a jitted
         # `init` with `out_shardings` ensures that no device holds the whole state.
         if frame is not None and frame.is_inside_step:
-            return shard_in_step(self.tx.init(_gather_params(params, layout)), layout, cuts)
+            whole = jax.tree.map(
+                lambda x: gather_whole(x, layout) if is_sharded(x) else x,
+                params,
+                is_leaf=is_sharded,
+            )
+            return shard_in_step(self.tx.init(whole), layout, cuts)
         return init_outside(self.tx.init, params, layout, cuts)
 
     @called(CALLER)
@@ -150,7 +156,13 @@ class _Update:
             return None
         checks.check_real_replicas(layout, _WHY_REAL)
         if frame.replica is None:
-            raise checks.outside_step_error(frame.describe(), layout.num_replicas)
+            raise ContextError(
+                f"sharded_update: update was called {frame.describe()}, for "
+                f"{layout.num_replicas} replicas.\n\n"
+                "Each replica brings the gradients of its part of the batch, so the update is part "
+                "of the step.\n\n"
+                "Call it in the function that you pass to strategy.run."
+            )
         return Step(self.tx.update, self.op, layout, self.min_bytes)
 
     @contextlib.contextmanager
@@ -186,12 +198,6 @@ class _Update:
             for x, old in zip(treedef.flatten_up_to(after), held, strict=True)
         ]
         return updates, jax.tree.unflatten(treedef, new)
-
-
-def _gather_params(params: PyTree, layout: ReplicaMesh) -> PyTree:
-    return jax.tree.map(
-        lambda x: gather_whole(x, layout) if is_sharded(x) else x, params, is_leaf=is_sharded
-    )
 
 
 @called(CALLER)

@@ -108,15 +108,13 @@ def _check(said: list[dict[str, Any]], names: list[str]) -> None:
     """Raise for values that cannot be made equal."""
     for name in names:
         odd = [i for i, one in enumerate(said) if one.get(name) != said[0].get(name)]
-        kinds = {one[name][0] if name in one else "nothing" for one in said}
+        kinds = [one[name][0] if name in one else "nothing" for one in said]
         state = all(name in one and one[name][2] for one in said)
-        if len(kinds) == 1 and state:
+        if len(set(kinds)) == 1 and state:
             continue
-        there = said[odd[0]][name][0] if name in said[odd[0]] else "nothing"
-        here = said[0][name][0] if name in said[0] else "nothing"
-        what = "another value" if there == here else f"{there}, and process 0 {here}"
         # The first line names the processes that differ from the first, and no other.
-        what = what.replace("process 0", "the first one")
+        there, here = kinds[odd[0]], kinds[0]
+        what = "another value" if there == here else f"{there}, and the first one {here}"
         raise ProgramMismatchError(
             f"{name_call()}: {name} is {what} in process {odd[0]}.\n\n"
             "A plain array or number is the same for every replica, so it is equal in all "

@@ -120,10 +120,12 @@ def match_collectives(
                 places.append(spare)
                 origins[spare].append(a)
     noted = not found or any(c.sources for c in found)
-    rows = [
-        _make_asked_for(a, [(found[i], origins[i]) for i in p], noted)
-        for a, p in zip(asked, became, strict=True)
-    ]
+    rows = []
+    for a, p in zip(asked, became, strict=True):
+        outcome, words = _outcome([(found[i], origins[i]) for i in p], noted)
+        of_trace = (a.kind, a.operands, a.bytes_per_device, a.times, a.source)
+        of_plan = (a.plan.algorithm, a.plan.reason, a.plan.alternatives)
+        rows.append(AskedFor(*of_trace, outcome, words, *of_plan))
     return tuple(rows), origins
 
 
@@ -203,29 +205,8 @@ def _get_named_kind(c: CompiledCollective) -> str:
     return _KINDS.get(c.op_name.rpartition("/")[2], "")
 
 
-def _make_asked_for(
-    a: TracedCollective,
-    places: list[tuple[CompiledCollective, list[TracedCollective]]],
-    lines_noted: bool,
-) -> AskedFor:
-    outcome, words = _outcome(places, lines_noted)
-    return AskedFor(
-        a.kind,
-        a.operands,
-        a.bytes_per_device,
-        a.times,
-        a.source,
-        outcome,
-        words,
-        a.plan.algorithm,
-        a.plan.reason,
-        a.plan.alternatives,
-    )
-
-
 def _outcome(
-    places: list[tuple[CompiledCollective, list[TracedCollective]]],
-    lines_noted: bool,
+    places: list[tuple[CompiledCollective, list[TracedCollective]]], lines_noted: bool
 ) -> tuple[str, str]:
     if not places:
         if not lines_noted:

@@ -75,8 +75,14 @@ def check_without_rows(
     takes_part = has is None or any(has[r] for r in replicas)
     # Batch statistics and metrics are combined over the replicas with rows only, so a nan from a
     # group without rows does not reach them.
+    kinds = () if own.graph is None else own.graph.types
+    combined = {
+        number
+        for number, kind in enumerate(kinds)
+        if issubclass(kind, nnx.BatchStat) or graph_rules.is_metric(kind)
+    }
     for number, result in enumerate(found[: traced.num_graph]):
-        if result.nan is not None and (takes_part or not _is_combined(own, number)):
+        if result.nan is not None and (takes_part or number not in combined):
             target = _name(own, traced, number)
             raise NoRowsError(_message(result.nan, target, replicas, rows, whole.step))
 
@@ -90,15 +96,6 @@ def _starting_value(operand: Any, variable: Any, own: Signature, num_replicas: i
     # What is computed from an array without elements does not depend on data, so it is known.
     shape = slot.local_shape(num_replicas)
     return nothing(shape, variable.aval.dtype) if math.prod(shape) == 0 else UNKNOWN
-
-
-def _is_combined(signature: Signature, number: int) -> bool:
-    """Whether a variable is combined from only those replicas that have rows."""
-    graph = signature.graph
-    if graph is None or number >= len(graph.types):
-        return False
-    kind = graph.types[number]
-    return issubclass(kind, nnx.BatchStat) or graph_rules.is_metric(kind)
 
 
 def _name(signature: Signature, traced: TracedStep, number: int) -> str:

@@ -195,7 +195,11 @@ def remove_refs(traced: Any, names: Sequence[str]) -> Any:
     Raises:
         ContextError: A variable would be changed twice, or an operation would read an old value.
     """
-    if _has_recomputed_refs(traced.jaxpr):
+    # An operation that is recomputed for a gradient takes a ref.
+    if any(
+        e.params.get("differentiated") and any(map(_compat.is_ref, e.invars))
+        for e in iterate_equations(traced.jaxpr)
+    ):
         raise ContextError(
             f"A step assigns variables inside jax.checkpoint (remat), under jax.grad; it assigns "
             f"{list(names)[:5]}.\n\n"
@@ -213,14 +217,6 @@ def remove_refs(traced: Any, names: Sequence[str]) -> Any:
             "Carry the value in the state of the loop, and assign the variable after it."
         )
     return dataclasses.replace(traced, closed=_compat.discharge_refs(traced.closed))
-
-
-def _has_recomputed_refs(jaxpr: Any) -> bool:
-    """Whether an operation that is recomputed for a gradient takes a ref."""
-    return any(
-        e.params.get("differentiated") and any(_compat.is_ref(v) for v in e.invars)
-        for e in iterate_equations(jaxpr)
-    )
 
 
 def _has_changing_condition(jaxpr: Any) -> bool:

@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -71,16 +72,14 @@ def open_containers(
         if must_open is not None and not must_open(leaf):
             return leaf
         is_mapping = isinstance(leaf, Mapping)
-        pairs = list(leaf.items()) if is_mapping else list(enumerate(leaf))
-        inner = [
-            open_containers(
-                v, f"{own}[{k!r}]", is_leaf=is_leaf, must_open=must_open, rebuilds=rebuilds
-            )
-            for k, v in pairs
-        ]
+        again = functools.partial(
+            open_containers, is_leaf=is_leaf, must_open=must_open, rebuilds=rebuilds
+        )
+        pairs = list(leaf.items() if is_mapping else enumerate(leaf))
+        inner = tuple(again(v, f"{own}[{k!r}]") for k, v in pairs)
         keys = tuple(k for k, _ in pairs) if is_mapping else None
         _check_rebuilds(leaf, own)
-        return Opened(type(leaf), keys, tuple(inner), rebuilds)
+        return Opened(type(leaf), keys, inner, rebuilds)
 
     return treedef.unflatten([open_one(leaf, name + keystr(path)) for path, leaf in leaves])
 
