@@ -72,8 +72,8 @@ def explain_gradients(
             raise _do_not_fit_error(lines, "the state", name) from error
     if "params" in str(error):
         raise ArgumentError(
-            "sharded_update: update was called without params, and the transformation failed: "
-            f"{error}\n\nThis transformation needs the parameters.\n\n"
+            f"sharded_update: {_METHODS[name]} was called without params, and the transformation "
+            f"failed: {error}\n\nThis transformation needs the parameters.\n\n"
             "Pass them: tx.update(grads, state, params)."
         ) from error
 
@@ -100,7 +100,7 @@ def explain_state(
             f"a state with the structure {_shorten(found)}, and the transformation makes "
             f"{_shorten(wanted)}.",
             "The state belongs to the transformation and the parameters that it was made for.",
-            "Pass what tx.init(params), or the update before, returned.",
+            "Pass what tx.init(params), or the previous update, returned.",
         ) from error
 
 

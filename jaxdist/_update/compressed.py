@@ -186,7 +186,7 @@ class _Update:
                 refuse_type,
                 f"a state of type {type(state).__name__}.",
                 "The state is (errors, state of the transformation).",
-                "Pass what tx.init(params), or the update before, returned.",
+                "Pass what tx.init(params), or the previous update, returned.",
             )
         errors, inner = state
         if isinstance(errors, CompressionErrors):
@@ -256,7 +256,7 @@ class _Update:
         if workers is None:
             workers = len({cost.worker_of(d) for d in layout.devices})
             if workers == 1:
-                _LOG.info("%s: all replicas are of one worker; nothing is compressed", CALLER)
+                _LOG.info("%s: all replicas are on one worker; nothing is compressed", CALLER)
         if workers < 1 or count % workers:
             fitting = [n for n in range(1, count + 1) if count % n == 0]
             raise refuse(

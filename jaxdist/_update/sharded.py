@@ -19,7 +19,7 @@ from jaxdist._update.init import init_outside, shard_in_step, shard_outside, wra
 from jaxdist._update.leaves import Cuts, Leaves
 from jaxdist._update.nested import ReducingUpdate, check_nesting, mark_wrapper
 from jaxdist._update.run import CALLER, Step
-from jaxdist._validate import CallerRename, check_has_arrays, check_size
+from jaxdist._validate import check_has_arrays, check_size
 from jaxdist._values import Sharded, find_layout_of_pieces, gather_whole, is_sharded, whole_array
 from jaxdist.errors import ContextError
 
@@ -40,6 +40,7 @@ class ShardedUpdate(ReducingUpdate):
 
     __slots__ = ()
 
+    @called("sharded_update: apply_gradients", replaces="sharded_update: update")
     def apply_gradients(
         self, grads: PyTree, state: PyTree, params: PyTree, **extra: Any
     ) -> tuple[PyTree, PyTree]:
@@ -136,10 +137,7 @@ class _Update:
             if step is None:
                 updates, state = self._run_on_one_replica(grads, state, params, extra, "grads")
                 return optax.apply_updates(params, updates), state
-            with (
-                CallerRename("sharded_update: update ", "sharded_update: apply_gradients "),
-                self._explain_errors(grads, state, params, "grads"),
-            ):
+            with self._explain_errors(grads, state, params, "grads"):
                 return step.run(grads, state, params, extra, gives_params=True)
 
     @called(CALLER)
@@ -159,7 +157,7 @@ class _Update:
             raise ContextError(
                 f"sharded_update: update was called {frame.describe()}, for "
                 f"{layout.num_replicas} replicas.\n\n"
-                "Each replica brings the gradients of its part of the batch, so the update is part "
+                "Each replica has the gradients of its part of the batch, so the update is part "
                 "of the step.\n\n"
                 "Call it in the function that you pass to strategy.run."
             )

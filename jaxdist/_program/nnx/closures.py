@@ -142,7 +142,7 @@ def _raise_for_global_array(fn: Any, error: Exception, *, are_explicit: bool = F
                     f"The step at {source_location(fn)} closes over {name}, which holds an "
                     f"array {shown}. JAX refused an operation on it.\n\n"
                     "An array that a step closes over keeps its layout over the devices, and some "
-                    "functions of jax.numpy (where, for instance) take none with a layout there."
+                    "functions of jax.numpy, such as where, accept no array with a layout."
                     f"\n\nPass it as an argument: strategy.run(step, args=({name}, ...))."
                 ) from error
 
@@ -243,7 +243,7 @@ def check_no_write_is_lost(found: Found, result: Any) -> None:
             kind = type(variable).__name__
             raise ArgumentTypeError(
                 f"The step wrote to {name}, a {kind} in a container, and did not return it.\n\n"
-                "JAX takes such a variable for its value: the step had another object in its "
-                "place, and what it wrote would be lost.\n\n"
+                "JAX passes the value of such a variable: the step had a copy of the variable, "
+                "and what it wrote would be lost.\n\n"
                 "Pass the module that holds it, or nnx.Dict(value=variable); or return the value."
             )

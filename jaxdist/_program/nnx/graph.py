@@ -73,7 +73,7 @@ class GraphShape:
         return (
             "The step changed the structure of the NNX objects that it was given: "
             f"{what or 'an attribute that is not a variable got another value'}.\n\n"
-            "A step may change the values of variables; which variables there are is fixed when "
+            "A step may change the values of variables; which variables exist is fixed when "
             "it is compiled.\n\n"
             "Create variables (and set modes such as model.eval()) before strategy.run."
         )
@@ -338,8 +338,8 @@ def exact_contents(value: Any, name: str) -> Any:
     except TypeError:
         raise ArgumentTypeError(
             f"{name} is {value!r}, of type {kind.__name__}, which cannot be hashed.\n\n"
-            "What an NNX object holds beside its variables is part of the program, so it must be "
-            "told apart from other values.\n\n"
+            "What an NNX object holds besides its variables is part of the program, so jaxdist "
+            "compares it with earlier values.\n\n"
             "Use numbers, strings, tuples, lists, dicts, or a class with __hash__ and __eq__ "
             "(@dataclass(frozen=True)); put arrays into nnx.Variable."
         ) from None

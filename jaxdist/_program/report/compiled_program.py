@@ -1,4 +1,4 @@
-"""A compiled step, and its text."""
+"""A compiled step, and its description as text."""
 
 import dataclasses
 import functools

@@ -116,7 +116,7 @@ def explain_program(
     placed: tuple[PlacedWork, ...] = (),
     compiler_options: CompilerOptions = (),
 ) -> Explanation:
-    """Read a compiled program and match it with what the step asked for."""
+    """Read a compiled program, and match it with the collectives that the step requested."""
     links = cost.links_of(layout)
     found = hlo.collectives(text)
     asked = tuple(_add_plan(a, told) for a in asked)

@@ -1,4 +1,4 @@
-"""The collectives that a step asked for, matched with the compiled ones."""
+"""Matches the collectives that a step requested with the compiled ones."""
 
 import collections
 import dataclasses
@@ -271,7 +271,7 @@ def compiled_rows(
 
 
 def _get_smaller_kind(c: CompiledCollective, origins: Sequence[TracedCollective]) -> str:
-    """Return the kind that the step asked for, if an all-reduce sends more instead."""
+    """Return the kind that the step requested, if an all-reduce sends more instead."""
     if c.kind != "all-reduce":
         return ""
     named = _get_named_kind(c)

@@ -1,4 +1,4 @@
-"""Replicas without rows: which they are, and the error for a mean over nothing that is reduced."""
+"""Finds replicas without rows, and refuses to reduce a mean over no rows."""
 
 import math
 from collections.abc import Sequence
@@ -139,8 +139,8 @@ def _list_remedies(rows: Sequence[int]) -> str:
     balanced = [size + (number < longer) for number in range(count)]
     return (
         "Where a dataset has divided this batch: InputOptions(balance_rows=True) divides it into "
-        f"{', '.join(map(str, balanced))} rows, and no replica is without. Or {REMEDIES[0].lower()}"
-        f"{REMEDIES[1:]}"
+        f"{', '.join(map(str, balanced))} rows, so that every replica has rows. Or "
+        f"{REMEDIES[0].lower()}{REMEDIES[1:]}"
     )
 
 

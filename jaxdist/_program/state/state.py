@@ -26,11 +26,11 @@ from jaxdist.errors import StateDivergenceError, StateDivergenceWarning
 _TRAINED = (nnx.Param, nnx.OptState)
 
 _OTHER_STATE = (
-    "State that is not trained has one of these ways: nnx.BatchStat for what is averaged over the "
-    "replicas, nnx.metrics.MetricState for what is added up over them, all_reduce or all_gather "
-    "of the value before it is written, or a result of the step (a PerReplica) for what belongs "
-    "to each replica. Where a value is the same on all replicas for a reason that the trace does "
-    "not show, say so with jaxdist.assume_replicated(value)."
+    "For state that is not trained, use one of these: nnx.BatchStat for values that are averaged "
+    "over the replicas, nnx.metrics.MetricState for values that are added up over them, "
+    "all_reduce or all_gather of the value before it is written, or a result of the step (a "
+    "PerReplica) for a value of each replica. Where a value is the same on all replicas for a "
+    "reason that the trace does not show, say so with jaxdist.assume_replicated(value)."
 )
 
 
@@ -99,7 +99,7 @@ def find_combinations(
         )
     if not_sums:
         raise StateDivergenceError(
-            f"strategy.run cannot bring together what {num_replicas} replicas put into "
+            f"strategy.run cannot combine what {num_replicas} replicas put into "
             f"{len(not_sums)} metric variable(s): {_list_names(not_sums)}.\n\n"
             "A metric's variables grow by the sum of what the replicas add to them; the three of "
             "nnx.metrics.Welford by what its update() makes of more values. The step does "
@@ -130,7 +130,7 @@ def _check_metrics_are_apart(
         for n in group:
             if n not in own and results[n] is not Dependence.FREE:
                 raise StateDivergenceError(
-                    f"strategy.run cannot bring together what {num_replicas} replicas put into the "
+                    f"strategy.run cannot combine what {num_replicas} replicas put into the "
                     f"metric variable {graph.name(n)}: the amount that each adds depends on "
                     f"another metric variable, {source}.\n\n"
                     "A metric's variables grow by the sum of what the replicas add to them. What "
@@ -138,7 +138,7 @@ def _check_metrics_are_apart(
                     "replica.\n\n"
                     f"Add amounts that come from the rows alone, and compute with {source} where "
                     "the metric is read (in compute()). A value that no step changes, such as a "
-                    "weight or a threshold, belongs into an nnx.Variable."
+                    "weight or a threshold, belongs in an nnx.Variable."
                 )
 
 
@@ -225,14 +225,14 @@ def check_functional_state(
         raise StateDivergenceError(
             f"strategy.run would return state that is different on each of {num_replicas} "
             f"replicas: {_list_names(names)}.\n\n"
-            f"{certain[0].argument} went in the same on all replicas, and comes back with the same "
+            f"{certain[0].argument} is passed in equal on all replicas and returned with the same "
             "structure, so it is state. State must be the same on all replicas.\n\n"
             f"{remedy(leaves)}"
         )
     for r in found:
         warnings.warn(
-            f"{where}: {r.argument} went into strategy.run the same on all replicas and "
-            f"comes back with the same structure but different on each of {num_replicas} "
+            f"{where}: {r.argument} is passed to strategy.run equal on all replicas and "
+            f"returned with the same structure, but different on each of {num_replicas} "
             f"({_list_names([name for name, _ in r.leaves])}).\n\nIf it is state, this is a bug. "
             f"{remedy(r.leaves)}\n\nIf it is "
             "meant, silence this with warnings.filterwarnings('ignore', "

@@ -89,8 +89,8 @@ def _aggregate_mirrored(variable: Variable, change: Change, given: Any, layout: 
     if how is VariableAggregation.SUM and is_constant:
         raise refuse(
             f"{given!r} inside a replica, and the variable has VariableAggregation.SUM.",
-            "The sum is over a value that each replica computes; a constant is none of them, and "
-            f"whether {layout.num_replicas} times the constant is meant cannot be told.",
+            "The sum is over a value that each replica computes. A constant is not computed, and "
+            f"whether {layout.num_replicas} times the constant is meant is unknown.",
             "Use VariableAggregation.MEAN or ONLY_FIRST_REPLICA for constants, or let each "
             "replica compute its part (jnp.asarray(value) inside the step).",
         )

@@ -136,8 +136,8 @@ def _check_merge_calls(traces: Sequence[TracedStep], groups: Groups) -> None:
     raise DivergentCollectiveError(
         "strategy.run: some replicas made a different number of merge_calls.\n"
         f"{groups.describe(calls)}\n\n"
-        "A merge function runs for all replicas, so all of them must come to it.\n\n"
-        "Call merge_call outside of the condition, with what the condition decides as argument."
+        "A merge function runs for all replicas, so all of them must reach it.\n\n"
+        "Call merge_call outside of the condition, and pass what the condition decides."
     )
 
 
@@ -249,7 +249,7 @@ def check_equal(variables: Sequence[Variable], differs: Sequence[bool], num_repl
         f"strategy.run would leave {len(names)} variable(s) with a different value on each of "
         f"{num_replicas} replicas: {', '.join(names[:10])}.\n\n"
         "Each of them is mirrored and has VariableAggregation.NONE (or belongs to no strategy), so "
-        "all replicas must assign the same value, and that these are the same is not proved.\n\n"
+        "all replicas must assign the same value, and jaxdist cannot prove that they do.\n\n"
         "All-reduce what is assigned (jaxdist.get_replica_context().all_reduce('mean', value)), "
         "make the variable with aggregation=VariableAggregation.MEAN, SUM or ONLY_FIRST_REPLICA, "
         "or give every replica its own: synchronization=VariableSynchronization.ON_READ. Where "

@@ -204,9 +204,9 @@ class PerReplica(DistributedValues):
         """
         if self._form is Form.LOCAL:
             raise ReplicaValueError(
-                f"PerReplica.array was read, and there is no such array: {self!r}.\n\n"
-                "Values that are on no devices yet, or have different shapes, are not one array."
-                "\n\nUse .values, or strategy.gather(value, axis=0)."
+                f"PerReplica.array was read, and the values are not one array: {self!r}.\n\n"
+                "Values that are not on devices yet, or have different shapes, are stored one by "
+                "one.\n\nUse .values, or strategy.gather(value, axis=0)."
             )
         return self._data
 

@@ -125,7 +125,7 @@ def _check_rebuilds(container: Any, name: str) -> None:
     if count == len(container):
         return
     raise ArgumentTypeError(
-        f"{name} is a {kind.__name__}, which cannot be made of its values again: "
+        f"{name} is a {kind.__name__}, which cannot be rebuilt from its values: "
         f"{kind.__name__}({builtin}) gave {found}.\n\n"
         "JAX does not know the class. A mapping, list or tuple of another class goes through a "
         f"step as its own type: {kind.__name__} is called with a {builtin} of the values.\n\n"

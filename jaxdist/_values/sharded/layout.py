@@ -55,7 +55,7 @@ def place_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharded:
     count = cut.pieces(layout)
     if not hasattr(array, "ndim"):
         raise ReplicaValueError(
-            f"{name} is a Sharded that holds a {type(array).__name__}, {array!r}, in the place of "
+            f"{name} is a Sharded that holds a {type(array).__name__}, {array!r}, instead of "
             "an array.\n\n"
             "A function of pytrees put it there: jax.tree.map goes into a Sharded and takes the "
             "piece for a leaf.\n\n"

@@ -239,7 +239,7 @@ class Sharded(Arithmetic):
                     f"a piece of {self.cut.rows(pieces)} of the {self.size} elements of dim "
                     f"{self.dim}.\n\n"
                     "Inside a step a replica has one piece of the array.\n\n"
-                    "Bring the pieces together: jaxdist.partition.gather(value)."
+                    "Gather the pieces: jaxdist.partition.gather(value)."
                 )
             return self.array
         array = self._held
@@ -303,7 +303,7 @@ class Sharded(Arithmetic):
             raise refuse_type(
                 f"{self!r} inside a step.",
                 "A step is traced, and NumPy needs numbers.",
-                "Use jax.numpy, which brings the pieces together: jnp.asarray(value).",
+                "Use jax.numpy, which gathers the pieces: jnp.asarray(value).",
             )
         host = np.asarray(operand, dtype=dtype)
         return host.copy() if copy else host

@@ -40,7 +40,7 @@ class Across:
         home = variable.home
         # Every check comes before the assignment at the end, so that an error changes no copy.
         if read_value and home.per_replica:
-            check_can_combine(variable, "changed, and its new value asked for,")
+            check_can_combine(variable, "changed and read")
         _refuse_plain_jit(variable, change.value)
         is_for_each = isinstance(value, PerReplica)
         if is_for_each:
@@ -92,8 +92,8 @@ class Across:
             raise ReplicaValueError(
                 f"{label} is a PerReplica of {count} values, and the variable is mirrored, with "
                 "VariableAggregation.NONE.\n\n"
-                "A mirrored variable has one value; how to make one of several is what its "
-                "aggregation says.\n\n"
+                "A mirrored variable has one value; its aggregation says how to make one of "
+                "several.\n\n"
                 "Give it aggregation=VariableAggregation.MEAN (or SUM, ONLY_FIRST_REPLICA), "
                 "combine the values first (strategy.reduce('MEAN', value, axis=None)), or let "
                 "every replica have its own: synchronization=VariableSynchronization.ON_READ."
@@ -134,9 +134,9 @@ def check_can_combine(variable: Any, what: str) -> None:
     if variable.aggregation is not VariableAggregation.NONE:
         return
     raise ArgumentError(
-        f"Variable {variable.label!r} was {what} across replicas, and it has a value of its own "
+        f"Variable {variable.label!r} was {what} across replicas, and it has its own value "
         "on each, with VariableAggregation.NONE.\n\n"
-        "How to make one value of several is what the aggregation says.\n\n"
+        "The aggregation says how to make one value of several.\n\n"
         "Give it an aggregation (SUM, MEAN, ONLY_FIRST_REPLICA), or take the values one by one: "
         "variable.values. To assign without reading, pass read_value=False."
     )

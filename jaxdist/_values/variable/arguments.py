@@ -13,8 +13,8 @@ from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist.errors import ArgumentTypeError, JaxdistError
 
 _INDICES = (
-    "An index is what an array of JAX takes: integers, slices, None, ..., arrays of integers or of "
-    "bool, or a tuple of these."
+    "An index is one that an array of JAX accepts: integers, slices, None, ..., arrays of integers "
+    "or of bool, or a tuple of these."
 )
 
 

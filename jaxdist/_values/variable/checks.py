@@ -74,7 +74,7 @@ def check_may_make(name: str) -> None:
     if IN_DATASET_FUNCTION.get():
         raise refuse(
             "to create_per_worker_dataset.",
-            "Each worker calls it, again whenever it was lost, so it would make many.",
+            "Each worker calls it, and again after it was lost, so it would make many variables.",
             "Make the variable before, in strategy.scope().",
             kind=InputContextError,
         )

@@ -79,7 +79,7 @@ def check_can_scatter(variable: Any, kind: Scatter, *, of_replicas: bool) -> Non
         raise UnsupportedError(
             f"Variable {variable.label!r}.{kind.value} was called inside a replica, and the "
             f"variable has VariableAggregation.{variable.aggregation.name}.\n\n"
-            "Of several values for one row it takes one; there is no sum or mean of that.\n\n"
+            "It takes one of several values for a row, which has no sum or mean.\n\n"
             "Use VariableAggregation.NONE or ONLY_FIRST_REPLICA."
         )
 
@@ -100,7 +100,7 @@ def _check_rows(variable: Any, kind: Scatter, indices: Any) -> None:
             (
                 f"Pass indices from 0 to {count - 1}."
                 if count
-                else "Leave the call out, since there is no row to change."
+                else "Leave the call out: the variable has no rows."
             ),
         )
 
