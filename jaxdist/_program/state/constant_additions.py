@@ -121,7 +121,8 @@ def warn_of_divided_metrics(
         names = ", ".join(graph.name(i) for i in found)
         divisions = ", ".join(dict.fromkeys(found.values()))
         warnings.warn(
-            f"{where}: the step adds values that {divisions} divides by the rows of all replicas to {len(found)} metric variable(s), {names}.\n\n"
+            f"{where}: the step adds values that {divisions} divides by the rows of all replicas "
+            f"to {len(found)} metric variable(s), {names}.\n\n"
             "A value divided like this is a share: the mean is the sum of the shares. The metric "
             f"adds up the shares and counts each of {num_replicas} replicas, so its mean is too "
             "small by the number of replicas.\n\n"
