@@ -73,7 +73,7 @@ def copy_writable_leaves(tree: T) -> T:
 
 
 def is_immutable(array: np.ndarray) -> bool:
-    """Whether nobody can write to the memory of an array, through it or an array that it views."""
+    """Whether the memory of an array is read-only, also through the arrays that it views."""
     part: Any = array
     while isinstance(part, np.ndarray):
         if part.flags.writeable:
@@ -132,7 +132,7 @@ def refuse_ref(what: str, value: Any) -> None:
     if _compat.is_mutable(value):
         raise ArgumentTypeError(
             f"{what}, a jax.Ref (a mutable array of jax.new_ref).\n\n"
-            "An array or a number is expected, and a jax.Ref is neither: it can change.\n\n"
+            "An array or a number is expected. A jax.Ref is neither, since it can change.\n\n"
             "Pass its value: ref[...]. For state that steps change use jaxdist.Variable."
         )
 

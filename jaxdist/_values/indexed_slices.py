@@ -205,9 +205,9 @@ def _rebuild(dense_shape: tuple[int, ...] | None, parts: Any) -> IndexedSlices:
 
 # Note [Indices as leaves]
 # jax.tree.map and optax compute with all leaves of a pytree. They would scale the indices too, and
-# a rebuild by JAX cannot be told from one by such a function. So the leaf of the indices has a
+# a rebuild by JAX looks like one by such a function. So the leaf of the indices has a
 # dtype on which JAX refuses arithmetic, and outside of a trace it raises an error of jaxdist.
-# Functions that only move rows, such as jnp.flip, cannot be told from what jax.vmap and
+# Functions that only move rows, such as jnp.flip, look like what jax.vmap and
 # jax.lax.scan do with a leaf. They move a row and its index together.
 def make_arithmetic_error(what: str) -> UnsupportedError:
     """Return the error for an operation on the indices of slices."""

@@ -63,7 +63,7 @@ class Stop(enum.Enum):
     REDUCED = (PerReplica, Sharded, IndexedSlices, is_sparse)
     # The same in a merge function, where the piece of a `Sharded` is an array of this replica.
     REDUCED_IN_MERGE = (PerReplica, IndexedSlices, is_sparse)
-    # `ReplicaContext.all_reduce` first reduces rows of `IndexedSlices`, then all else.
+    # `ReplicaContext.all_reduce` first reduces rows of `IndexedSlices`, then everything else.
     REDUCED_IN_STEP = (Sharded, IndexedSlices, is_sparse)
     # Values that `ReplicaContext.all_gather` refuses.
     SPARSE = (IndexedSlices, is_sparse)

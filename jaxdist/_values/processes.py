@@ -83,10 +83,14 @@ def make_equal(
     texts = agreement.gather(
         _CHANNEL, json.dumps(own), seconds, purpose=f"the plain values of {caller}"
     )
-    said: list[dict[str, Any]] = [json.loads(text) for text in texts]
-    differ = [n for n in said[0] if any(n not in one or one[n][1] != said[0][n][1] for one in said)]
-    extra = [n for one in said for n in one if n not in said[0]]
-    _check(said, [*differ, *dict.fromkeys(extra)])
+    reported: list[dict[str, Any]] = [json.loads(text) for text in texts]
+    differ = [
+        n
+        for n in reported[0]
+        if any(n not in one or one[n][1] != reported[0][n][1] for one in reported)
+    ]
+    extra = [n for one in reported for n in one if n not in reported[0]]
+    _check(reported, [*differ, *dict.fromkeys(extra)])
     if differ:
         _LOG.warning(
             "%s: %d of %d values differ between processes, such as %s; every process now has those "
@@ -104,12 +108,12 @@ def _describe(value: Any) -> str:
     return f"{dtype}{list(np.shape(value))}"
 
 
-def _check(said: list[dict[str, Any]], names: list[str]) -> None:
+def _check(reported: list[dict[str, Any]], names: list[str]) -> None:
     """Raise for values that cannot be made equal."""
     for name in names:
-        odd = [i for i, one in enumerate(said) if one.get(name) != said[0].get(name)]
-        kinds = [one[name][0] if name in one else "nothing" for one in said]
-        state = all(name in one and one[name][2] for one in said)
+        odd = [i for i, one in enumerate(reported) if one.get(name) != reported[0].get(name)]
+        kinds = [one[name][0] if name in one else "nothing" for one in reported]
+        state = all(name in one and one[name][2] for one in reported)
         if len(set(kinds)) == 1 and state:
             continue
         # The first line names the processes that differ from the first, and no other.

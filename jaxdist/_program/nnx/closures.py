@@ -198,7 +198,7 @@ def _closure_message(fn: Any, name: str, part: Any, objects: dict[str, Any]) -> 
     arguments = ", ".join(objects)
     bare = [n for n, v in objects.items() if isinstance(v, nnx.Variable)]
     inside = (
-        f" A variable by itself goes into a module first: nnx.Dict(value={bare[0]})."
+        f" Put a variable that is in no module into one first: nnx.Dict(value={bare[0]})."
         if bare
         else ""
     )

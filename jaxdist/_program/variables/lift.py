@@ -89,12 +89,12 @@ def lift(
     lifting = Lifting(layout, refs=known.refs)
     touched: dict[int, Variable] = {}
     for _ in range(MAX_TRACES):
-        asked = dataclasses.replace(signature, lifting=lifting)
+        lifted = dataclasses.replace(signature, lifting=lifting)
         if signature.uneven:
-            own, traces, groups = traces_of_groups(fn, asked, strategy)
+            own, traces, groups = traces_of_groups(fn, lifted, strategy)
         else:
-            trace_so = choose_trace(asked, layout)
-            own, traces, groups = [asked], [trace_so(fn, asked, strategy)], None
+            trace_step = choose_trace(lifted, layout)
+            own, traces, groups = [lifted], [trace_step(fn, lifted, strategy)], None
         # What any of the traces assigns, and what any of them uses.
         written = {id(v): v for t in traces for v in t.written}
         touched = {id(v): v for t in traces for v in t.touched}

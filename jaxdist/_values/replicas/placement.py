@@ -205,7 +205,7 @@ def _merge_shapes(name: object, value: PerReplica, layout: ReplicaMesh) -> PerRe
             f"{name} is a PerReplica of {len(value.values)} jax.ShapeDtypeStruct(s), and the "
             f"strategy has {layout.num_replicas} replicas.\n\n"
             "There is one shape for each replica, the same for all.\n\n"
-            f"Give {layout.num_replicas} equal ones, or the global one: "
+            f"Pass {layout.num_replicas} equal ones, or the global one: "
             "PerReplica.of_global(jax.ShapeDtypeStruct((replicas * rows, ...), dtype))."
         )
     rows, rest = (local.shape[0], local.shape[1:]) if local.shape else (1, ())

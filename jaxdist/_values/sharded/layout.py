@@ -67,10 +67,10 @@ def place_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharded:
     fits = cut.dim < array.ndim and array.shape[cut.dim] >= cut.size
     if not fits or (array.shape[cut.dim] > cut.size and not value.has_padding):
         raise ReplicaValueError(
-            f"{name} is {array.dtype}{list(array.shape)}, in a node that says that it is cut along "
+            f"{name} is {array.dtype}{list(array.shape)}, in a node that declares a cut along "
             f"dim {cut.dim} of {cut.size} elements.\n\n"
-            "A function of pytrees put it there, as jax.tree.map goes into a Sharded. The state "
-            "of an optimizer with other shapes than the parameters (adafactor) is made so.\n\n"
+            "A function of pytrees put it there: jax.tree.map goes into a Sharded. Optimizers "
+            "whose state has other shapes than the parameters (adafactor) do this.\n\n"
             "Call the function on whole arrays, jaxdist.partition.gather(tree). Let sharded_update "
             "make and cut such a state: tx = jaxdist.sharded_update(tx)."
         )

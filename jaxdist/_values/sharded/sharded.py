@@ -433,7 +433,7 @@ def gather_whole(value: Sharded, layout: ReplicaMesh, dtype: Any = None) -> Any:
     if cut.dim >= held.ndim or held.shape[cut.dim] != cut.size:
         raise ReplicaValueError(
             f"An array in pieces was used in a step as {held.dtype}{list(held.shape)}, in a node "
-            f"that says that it is cut along dim {cut.dim}.\n\n"
+            f"that declares a cut along dim {cut.dim}.\n\n"
             f"Dim {cut.dim} of the array has {cut.size} elements. A scan, vmap or index along "
             "that dim would take a part of each piece.\n\n"
             "Cut another dim (partition.Shard(dim), counted in the whole array), or gather it "

@@ -71,8 +71,9 @@ def check_can_scatter(variable: Any, kind: Scatter, *, of_replicas: bool) -> Non
     if variable.home.per_replica:
         raise UnsupportedError(
             f"Variable {variable.label!r}.{kind.value}: the variable has its own value on each "
-            "replica (VariableSynchronization.ON_READ).\n\nRows of such variables are not changed "
-            "in place.\n\nAssign the whole: variable.assign(variable.value().at[indices].add(rows))"
+            "replica (VariableSynchronization.ON_READ).\n\n"
+            "Rows of such variables are not changed in place.\n\n"
+            "Assign the whole value: variable.assign(variable.value().at[indices].add(rows))."
         )
     combines = variable.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN)
     if of_replicas and kind.is_choice and combines:

@@ -481,7 +481,7 @@ def _value_for_jax(variable: Variable) -> Any:
             f"jax.{jacobian} was called with Variable {label!r} {variable.dtype}"
             f"{list(variable.shape)} as the argument that it differentiates.\n\n"
             "jax.jacrev, jax.jacfwd, jax.jacobian and jax.hessian put arrays into the structure "
-            "of their arguments, and what takes the place of a variable is an array. jax.grad, "
+            "of their arguments, where an array cannot replace a variable. jax.grad, "
             "jax.vjp and jax.jvp take a variable.\n\n"
             f"Pass {label if label.isidentifier() else 'variable'}.value() in its place."
         )
@@ -545,7 +545,7 @@ class VariableRef:
 
 def get_arrays(variables: Sequence[Variable]) -> list[jax.Array]:
     """Return the arrays that hold the copies of these variables."""
-    # Asked once, not by the property of each variable: every step calls this.
+    # Checked once, not by the property of each variable: every step calls this.
     if current_binding() is not None:
         return [v.held for v in variables]
     return [v._held if v._home.store is None else v._home.bring(v._held) for v in variables]
