@@ -384,15 +384,21 @@ def declare_piece(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
 
 
 def open_piece(
-    array: Any, cut: Cut, layout: ReplicaMesh, *, divisor: int = 1, others: tuple[str, ...] = ()
+    array: Any,
+    cut: Cut,
+    layout: ReplicaMesh,
+    *,
+    divisor: int = 1,
+    others: tuple[str, ...] = (),
+    name: str = "",
 ) -> Any:
     """Return the piece of this replica of a whole array in a step; moves nothing.
 
-    `divisor` and `others` are parameters of `OPEN`.
+    `divisor`, `others` and `name` are parameters of `OPEN`.
     """
     rows = cut.rows(cut.pieces(layout))
     whole = jax.numpy.asarray(array)
-    return OPEN.bind(whole, cut=cut, rows=rows, divisor=divisor, others=others, name="")
+    return OPEN.bind(whole, cut=cut, rows=rows, divisor=divisor, others=others, name=name)
 
 
 def cut_piece(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
