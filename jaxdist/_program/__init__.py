@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from jaxdist._program.state.carried import find_carried_arguments as find_carried_arguments
     from jaxdist._program.trace.trace import Signature as Signature
     from jaxdist._program.variables.access import UpdateOfCopies as UpdateOfCopies
+    from jaxdist._program.variables.access import collect_rows as collect_rows
     from jaxdist._program.variables.access import variables_as_values as variables_as_values
-    from jaxdist._program.variables.in_step import collect_rows as collect_rows
 
 _open_late(__name__)

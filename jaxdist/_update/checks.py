@@ -72,8 +72,8 @@ def explain_gradients(
             raise _do_not_fit_error(lines, "the state", name) from error
     if "params" in str(error):
         raise ArgumentError(
-            "sharded_update: update was called without params, and the transformation failed: "
-            f"{error}\n\nThis transformation needs the parameters.\n\n"
+            f"sharded_update: {_METHODS[name]} was called without params, and the transformation "
+            f"failed: {error}\n\nThis transformation needs the parameters.\n\n"
             "Pass them: tx.update(grads, state, params)."
         ) from error
 
@@ -94,13 +94,13 @@ def explain_state(
         wanted = jax.tree.structure(jax.eval_shape(init, like))
     except Exception:
         return
-    found = jax.tree.structure(jax.tree.map(lambda x: 0, state, is_leaf=is_sharded_leaf))
+    found = jax.tree.structure(state, is_leaf=is_sharded_leaf)
     if found != wanted:
         raise refuse(
             f"a state with the structure {_shorten(found)}, and the transformation makes "
             f"{_shorten(wanted)}.",
             "The state belongs to the transformation and the parameters that it was made for.",
-            "Pass what tx.init(params), or the update before, returned.",
+            "Pass what tx.init(params), or the previous update, returned.",
         ) from error
 
 
@@ -149,29 +149,29 @@ def _do_not_fit_error(lines: list[str], what: str, name: str) -> ShapeError:
     )
 
 
-def _by_path(tree: PyTree) -> dict[str, Any]:
+def _by_path(tree: PyTree) -> dict[str, tuple[Any, list[int]]]:
+    """Return dtype and shape of each array, by its path."""
     flat = tree_flatten_with_path(tree, is_leaf=is_sharded_leaf)[0]
-    return {keystr(path): leaf for path, leaf in flat if is_array(leaf)}
+    return {
+        keystr(path): (
+            x.dtype if hasattr(x, "dtype") else jnp.result_type(x),
+            list(getattr(x, "shape", ())),
+        )
+        for path, x in flat
+        if is_array(x)
+    }
 
 
 def _is_different(grad: Any, param: Any) -> bool:
     if grad is None or param is None:
         return True
     # Gradients may have another float dtype than the parameter, but not ints for floats.
-    kinds = [jnp.issubdtype(_dtype(x), jnp.floating) for x in (grad, param)]
-    return _shape(grad) != _shape(param) or kinds[0] != kinds[1]
+    kinds = {jnp.issubdtype(dtype, jnp.floating) for dtype, _ in (grad, param)}
+    return grad[1] != param[1] or len(kinds) == 2
 
 
-def _describe(leaf: Any) -> str:
-    return "nothing" if leaf is None else f"{_dtype(leaf)}{list(_shape(leaf))}"
-
-
-def _shape(leaf: Any) -> tuple[int, ...]:
-    return tuple(leaf.shape) if hasattr(leaf, "shape") else ()
-
-
-def _dtype(leaf: Any) -> Any:
-    return leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+def _describe(found: Any) -> str:
+    return "nothing" if found is None else f"{found[0]}{found[1]}"
 
 
 def check_arrays(name: str, tree: PyTree) -> None:
@@ -227,13 +227,3 @@ def check_whole(state: PyTree) -> None:
             "Call it inside a step, strategy.run(step, (params, state, batch)), under the "
             "strategy that the state was made for."
         )
-
-
-def outside_step_error(describe: str, num_replicas: int) -> ContextError:
-    """Return the error for an update outside of a replica."""
-    return ContextError(
-        f"sharded_update: update was called {describe}, for {num_replicas} replicas.\n\n"
-        "Each replica brings the gradients of its part of the batch, so the update is part "
-        "of the step.\n\n"
-        "Call it in the function that you pass to strategy.run."
-    )

@@ -167,22 +167,13 @@ class _Update:
         if how is None:
             return optax.EmptyState(), inner
         size = sum(int(jnp.size(x)) for x in jax.tree.leaves(params))
-        inside = frame is not None and frame.is_inside_step
-        errors = self._make_zero_errors(how, size, in_step=inside)
-        return wrap_in_variables(errors, params), inner
-
-    def _make_zero_errors(
-        self, how: CompressedSum, size: int, *, in_step: bool
-    ) -> CompressionErrors:
-        layout = how.layout
-        made = []
-        for own in how.no_errors(size):
-            cut = Cut(0, layout.num_replicas)
-            rows = (layout.num_replicas, own.size)
-            made.append(
-                Sharded(own[None], *cut) if in_step else cut_and_place(jnp.zeros(rows), cut, layout)
-            )
-        return CompressionErrors(*made)
+        count = how.layout.num_replicas
+        cut, own = Cut(0, count), how.no_errors(size)
+        if frame is not None and frame.is_inside_step:
+            errors = [Sharded(x[None], *cut) for x in own]
+        else:
+            errors = [cut_and_place(jnp.zeros((count, x.size)), cut, how.layout) for x in own]
+        return wrap_in_variables(CompressionErrors(*errors), params), inner
 
     @called(CALLER)
     def __call__(
@@ -195,7 +186,7 @@ class _Update:
                 refuse_type,
                 f"a state of type {type(state).__name__}.",
                 "The state is (errors, state of the transformation).",
-                "Pass what tx.init(params), or the update before, returned.",
+                "Pass what tx.init(params), or the previous update, returned.",
             )
         errors, inner = state
         if isinstance(errors, CompressionErrors):
@@ -265,7 +256,7 @@ class _Update:
         if workers is None:
             workers = len({cost.worker_of(d) for d in layout.devices})
             if workers == 1:
-                _LOG.info("%s: all replicas are of one worker; nothing is compressed", CALLER)
+                _LOG.info("%s: all replicas are on one worker; nothing is compressed", CALLER)
         if workers < 1 or count % workers:
             fitting = [n for n in range(1, count + 1) if count % n == 0]
             raise refuse(

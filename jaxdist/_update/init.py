@@ -34,30 +34,27 @@ from jaxdist._values import (
 def shard_in_step(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
     """Shard a state that was made inside a step; each replica keeps its pieces."""
     leaves = Leaves.flatten(state, "state")
-    new_leaves = []
-    for array, name, path in zip(leaves.arrays, leaves.names, leaves.paths, strict=True):
+
+    def shard(array: Any, name: str, path: str) -> Any:
         cut = None if isinstance(array, Sharded) else cuts.cut_of_leaf(array, path)
-        if cut is not None:
-            array = Sharded(Whole(array, layout, name).piece(cut), *cut)
-        new_leaves.append(array)
-    return leaves.rebuild(new_leaves)
+        return array if cut is None else Sharded(Whole(array, layout, name).piece(cut), *cut)
+
+    return leaves.rebuild(map(shard, leaves.arrays, leaves.names, leaves.paths))
 
 
 @_compat.outside_of_meshes
 def shard_outside(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
     """Shard a state of any layout over the replicas of one strategy."""
     leaves = Leaves.flatten(state, "state")
-    equal = _make_equal(leaves, layout)
-    new_leaves = []
-    for array, path in zip(equal, leaves.paths, strict=True):
+
+    def shard(array: Any, path: str) -> Any:
         whole = whole_array(array)
         cut = cuts.cut_of_leaf(whole, path)
-        new_leaves.append(
-            put(copy_if_writable(whole), layout.replicated)
-            if cut is None
-            else cut_and_place(whole, cut, layout)
-        )
-    return leaves.rebuild(new_leaves)
+        if cut is None:
+            return put(copy_if_writable(whole), layout.replicated)
+        return cut_and_place(whole, cut, layout)
+
+    return leaves.rebuild(map(shard, _make_equal(leaves, layout), leaves.paths))
 
 
 @_compat.outside_of_meshes
@@ -70,15 +67,12 @@ def init_outside(
     found_cuts: list[Cut | None] = []
 
     def flat(*arrays: Any) -> list[Any]:
-        whole = [whole_array(x) for x in arrays]
-        new_leaves[:] = [Leaves.flatten(init(given.rebuild(whole)), "state")]
-        state = new_leaves[0]
-        found_cuts[:] = [
-            cuts.cut_of_leaf(x, p) for x, p in zip(state.arrays, state.paths, strict=True)
-        ]
+        whole = map(whole_array, arrays)
+        state = Leaves.flatten(init(given.rebuild(whole)), "state")
+        new_leaves[:], found_cuts[:] = [state], map(cuts.cut_of_leaf, state.arrays, state.paths)
         return [
             x if c is None else pad_dim(jnp.asarray(x), c.dim, c.padding(c.pieces(layout)))
-            for x, c in zip(new_leaves[0].arrays, found_cuts, strict=True)
+            for x, c in zip(state.arrays, found_cuts, strict=True)
         ]
 
     # `out_shardings` needs the structure of the state before the call, so trace it once for the
@@ -104,7 +98,8 @@ def wrap_in_variables(state: PyTree, params: PyTree) -> PyTree:
 
     See Note [Sharded arrays in NNX state].
     """
-    if not any(map(_is_variable, jax.tree.leaves(params, is_leaf=_is_variable))):
+    variables = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    if not any(isinstance(x, nnx.Variable) for x in variables):
         return state
     return jax.tree.map(
         lambda x: nnx.Variable(x) if isinstance(x, Sharded) else x,
@@ -113,20 +108,12 @@ def wrap_in_variables(state: PyTree, params: PyTree) -> PyTree:
     )
 
 
-def _is_variable(x: Any) -> bool:
-    return isinstance(x, nnx.Variable)
-
-
 @called("init")
 def _make_equal(leaves: Leaves, layout: ReplicaMesh) -> list[Any]:
     """Return the arrays; where processes have different arrays, those of process 0."""
-    named = {
-        str(name): array
-        for name, array in zip(leaves.names, leaves.arrays, strict=True)
-        if is_of_this_process(array)
-    }
-    equal = make_equal(named, layout)
-    return [equal.get(str(n), a) for n, a in zip(leaves.names, leaves.arrays, strict=True)]
+    pairs = list(zip(leaves.names, leaves.arrays, strict=True))
+    equal = make_equal({n: a for n, a in pairs if is_of_this_process(a)}, layout)
+    return [equal.get(n, a) for n, a in pairs]
 
 
 def _copy_to_layout(array: Any, layout: ReplicaMesh) -> Any:

@@ -47,21 +47,21 @@ def check_nesting(own: str, op: ReduceOp) -> None:
         raise call_as(
             outer,
             refuse,
-            f"an optimizer in which there is a {own} with reduce_op='sum', inside another "
+            f"an optimizer that contains a {own} with reduce_op='sum', inside another "
             "transformation.",
             "The gradients are summed over the replicas before the optimizer gets them, so they "
             "would be multiplied by the number of replicas.",
             f"Put it outside: {own}(optax.chain(...)), or leave out reduce_op='sum'.",
         )
-    remedy = f"Leave the {own} inside out: {outer}(tx) of the transformation itself."
+    remedy = f"Leave out the inner {own}: {outer}(tx) of the transformation itself."
     if outer == SHARDED and own == COMPRESSED:
         remedy = f"For both, put them the other way round: {COMPRESSED}({SHARDED}(tx))."
     if own == SHARDED and outer == COMPRESSED:
-        remedy = f"Leave reduce_op='sum' of the {SHARDED} inside out, and give it to {COMPRESSED}."
+        remedy = f"Leave out reduce_op='sum' of the inner {SHARDED}; pass it to {COMPRESSED}."
     raise call_as(
         outer,
         refuse,
-        f"a transformation in which there is a {own}.",
+        f"a transformation that contains a {own}.",
         "Each of them reduces the gradients of all replicas, and they would be reduced twice.",
         remedy,
     )

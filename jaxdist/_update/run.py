@@ -43,12 +43,9 @@ class Step:
         gives_params: bool,
     ) -> tuple[PyTree, PyTree]:
         """Return the updates or new parameters, whole on every replica, and the new state."""
-        parts = [
-            Leaves.flatten(grads, "grads"),
-            Leaves.flatten(state, "state"),
-            Leaves.flatten(params, "params"),
-            Leaves.flatten(extra, "extra arguments"),
-        ]
+        given_trees = (grads, state, params, extra)
+        names = ("grads", "state", "params", "extra arguments")
+        parts = list(map(Leaves.flatten, given_trees, names))
         for part in parts[:3]:
             check_pieces(part)
         cuts = Cuts(self.layout, self.min_bytes, parts[2])
@@ -94,33 +91,27 @@ class Step:
     @called(CALLER)
     def _reduce_gradients(self, grads: Leaves, cuts: Cuts) -> list[Value]:
         """Return the gradients, reduced over all replicas; large ones in pieces."""
-        of_leaves = [
-            _cut_of_gradient(g, p, cuts) for g, p in zip(grads.arrays, grads.paths, strict=True)
-        ]
-        small = [
-            g
-            for g, c in zip(grads.arrays, of_leaves, strict=True)
-            if c is None and not isinstance(g, Sharded)
-        ]
         count = self.layout.num_replicas
+        found = zip(grads.arrays, grads.paths, strict=True)
+        cut_leaves = [(g, _cut_of_gradient(g, p, cuts)) for g, p in found]
+        small = [g for g, c in cut_leaves if c is None and not isinstance(g, Sharded)]
         # One call for all small leaves, so that they share an all-reduce.
         sums = iter(_collectives.all_reduce(self.op, small, self.layout))
         values: list[Value] = []
-        for array, cut in zip(grads.arrays, of_leaves, strict=True):
+        for array, cut in cut_leaves:
             # The gradient of a `Sharded` parameter is already the mean: the transpose of its
             # gather is a reduce-scatter.
             if isinstance(array, Sharded):
                 times = 1 if self.op is ReduceOp.MEAN else count
                 held = array.array if times == 1 else array.array * times
                 values.append(Piece(held, array.cut, self.layout))
-                continue
-            if cut is None:
+            elif cut is None:
                 values.append(Whole(next(sums), self.layout))
-                continue
-            summands = prepare_summands(self.op, array, count)
-            piece = scatter_sum(summands, cut, self.layout)
-            mean = finish_sum(self.op, piece, array.dtype, count)
-            values.append(Piece(mean, cut, self.layout))
+            else:
+                summands = prepare_summands(self.op, array, count)
+                piece = scatter_sum(summands, cut, self.layout)
+                mean = finish_sum(self.op, piece, array.dtype, count)
+                values.append(Piece(mean, cut, self.layout))
         return values
 
     def _as_values(self, part: Leaves, cuts: Cuts) -> list[Value]:
@@ -130,13 +121,13 @@ class Step:
             if isinstance(array, Sharded):
                 values.append(Piece(array.array, array.cut, self.layout))
                 continue
-            whole = Whole(array, self.layout, name)
+            value: Value = Whole(array, self.layout, name)
             cut = cuts.cut_of_leaf(array, path)
             # This `Piece` also holds the whole array: operations run on the piece, and one that
             # needs the whole array gets it without an all-gather.
-            values.append(
-                whole if cut is None else Piece(whole.piece(cut), cut, self.layout, array)
-            )
+            if cut is not None:
+                value = Piece(value.piece(cut), cut, self.layout, array)
+            values.append(value)
         return values
 
     def _collect_state(

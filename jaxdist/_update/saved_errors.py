@@ -50,8 +50,8 @@ def divide_errors(
         shapes = (wanted[pair[0]], wanted[pair[1]])
         arrays.update(zip(pair, _move_errors(given, summed, shapes), strict=True))
         _LOG.info(
-            "%s: what compressed_update had not sent yet was kept by %d replicas, and is divided "
-            "among %d",
+            "%s: errors that compressed_update had not sent yet were saved by %d replicas, and are "
+            "divided among %d",
             pair[0],
             given.shape[0],
             shapes[0][0],

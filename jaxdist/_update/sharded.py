@@ -19,8 +19,9 @@ from jaxdist._update.init import init_outside, shard_in_step, shard_outside, wra
 from jaxdist._update.leaves import Cuts, Leaves
 from jaxdist._update.nested import ReducingUpdate, check_nesting, mark_wrapper
 from jaxdist._update.run import CALLER, Step
-from jaxdist._validate import CallerRename, check_has_arrays, check_size
+from jaxdist._validate import check_has_arrays, check_size
 from jaxdist._values import Sharded, find_layout_of_pieces, gather_whole, is_sharded, whole_array
+from jaxdist.errors import ContextError
 
 _WHY_REAL = "Sums in pieces have another order than the sums of virtual replicas."
 
@@ -39,6 +40,7 @@ class ShardedUpdate(ReducingUpdate):
 
     __slots__ = ()
 
+    @called("sharded_update: apply_gradients", replaces="sharded_update: update")
     def apply_gradients(
         self, grads: PyTree, state: PyTree, params: PyTree, **extra: Any
     ) -> tuple[PyTree, PyTree]:
@@ -106,7 +108,12 @@ class _Update:
         # In a step the replica axes are manual, so each replica takes its pieces. Outside, a jitted
         # `init` with `out_shardings` ensures that no device holds the whole state.
         if frame is not None and frame.is_inside_step:
-            return shard_in_step(self.tx.init(_gather_params(params, layout)), layout, cuts)
+            whole = jax.tree.map(
+                lambda x: gather_whole(x, layout) if is_sharded(x) else x,
+                params,
+                is_leaf=is_sharded,
+            )
+            return shard_in_step(self.tx.init(whole), layout, cuts)
         return init_outside(self.tx.init, params, layout, cuts)
 
     @called(CALLER)
@@ -130,10 +137,7 @@ class _Update:
             if step is None:
                 updates, state = self._run_on_one_replica(grads, state, params, extra, "grads")
                 return optax.apply_updates(params, updates), state
-            with (
-                CallerRename("sharded_update: update ", "sharded_update: apply_gradients "),
-                self._explain_errors(grads, state, params, "grads"),
-            ):
+            with self._explain_errors(grads, state, params, "grads"):
                 return step.run(grads, state, params, extra, gives_params=True)
 
     @called(CALLER)
@@ -150,7 +154,13 @@ class _Update:
             return None
         checks.check_real_replicas(layout, _WHY_REAL)
         if frame.replica is None:
-            raise checks.outside_step_error(frame.describe(), layout.num_replicas)
+            raise ContextError(
+                f"sharded_update: update was called {frame.describe()}, for "
+                f"{layout.num_replicas} replicas.\n\n"
+                "Each replica has the gradients of its part of the batch, so the update is part "
+                "of the step.\n\n"
+                "Call it in the function that you pass to strategy.run."
+            )
         return Step(self.tx.update, self.op, layout, self.min_bytes)
 
     @contextlib.contextmanager
@@ -186,12 +196,6 @@ class _Update:
             for x, old in zip(treedef.flatten_up_to(after), held, strict=True)
         ]
         return updates, jax.tree.unflatten(treedef, new)
-
-
-def _gather_params(params: PyTree, layout: ReplicaMesh) -> PyTree:
-    return jax.tree.map(
-        lambda x: gather_whole(x, layout) if is_sharded(x) else x, params, is_leaf=is_sharded
-    )
 
 
 @called(CALLER)
@@ -269,7 +273,7 @@ def sharded_update(
     return ShardedUpdate(own.init, own)
 
 
-@called("shard_state")
+@called("shard_state", replaces="sharded_update: update")
 def shard_state(state: PyTree, strategy: HasLayout, *, min_bytes: float | None = None) -> PyTree:
     """Shard optimizer state of any layout for the replicas of a strategy.
 
@@ -302,5 +306,4 @@ def shard_state(state: PyTree, strategy: HasLayout, *, min_bytes: float | None =
     layout = layout_of(strategy)
     check_has_arrays("state", state)
     checks.refuse_per_replica("state", state)
-    with CallerRename("sharded_update: update ", "shard_state "):
-        return shard_outside(state, layout, Cuts(layout, check_size("min_bytes", min_bytes)))
+    return shard_outside(state, layout, Cuts(layout, check_size("min_bytes", min_bytes)))

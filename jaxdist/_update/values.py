@@ -158,10 +158,7 @@ class Partial(Value):
             return Partial(self.array + other.array, plus, self.layout, self.axes)
         # `plus` is added once, after the all-reduce, so it must not be part of the local sums.
         # `piece` of a scalar marks it as equal on all replicas.
-        more = other.piece(Cut(0, 1)) if not _rank(other) else other.whole()
+        more = other.whole()
+        more = more if np.ndim(more) else other.piece(Cut(0, 1))
         plus = more if self.plus is None else self.plus + more
         return Partial(self.array, plus, self.layout, self.axes)
-
-
-def _rank(value: Value) -> int:
-    return np.ndim(value.whole())

@@ -1,4 +1,4 @@
-"""Access to variables: their modes, the context of a call, and what a checkpoint needs of them."""
+"""Access to variables: their modes, the context of a call, and the methods for checkpoints."""
 
 import dataclasses
 import enum

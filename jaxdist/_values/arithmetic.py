@@ -13,24 +13,18 @@ def make_operator(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @_compat.outside_of_meshes
     def method(self: Any, *others: Any) -> Any:
-        return _call(function, self._operand(), *map(_to_operand, others))
+        operands = (self._operand(), *map(_to_operand, others))
+        if not has_cut_off(operands):
+            return function(*operands)
+        with _compat.check_constants():
+            return function(*operands)
 
     return method
 
 
 def make_reflected_operator(function: Callable[..., Any]) -> Callable[..., Any]:
-    @_compat.outside_of_meshes
-    def method(self: Any, other: Any) -> Any:
-        return _call(function, _to_operand(other), self._operand())
-
-    return method
-
-
-def _call(function: Callable[..., Any], *operands: Any) -> Any:
-    if not has_cut_off(operands):
-        return function(*operands)
-    with _compat.check_constants():
-        return function(*operands)
+    """Return the method of an object that is the right operand."""
+    return make_operator(lambda own, other: function(other, own))
 
 
 def _to_operand(other: Any) -> Any:

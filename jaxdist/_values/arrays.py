@@ -68,17 +68,12 @@ def copy_writable_leaves(tree: T) -> T:
     if not any(isinstance(x, np.ndarray) and not is_immutable(x) for x in jax.tree.leaves(tree)):
         return tree
     # Not through NNX modules: unflattening makes another module, and updates of it would be lost.
-    leaves, treedef = jax.tree.flatten(tree, is_leaf=is_updated_in_place)
+    leaves, treedef = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, nnx.Pytree))
     return jax.tree.unflatten(treedef, map(copy_if_writable, leaves))
 
 
-def is_updated_in_place(x: Any) -> bool:
-    """Whether `x` is an object that a step updates in place, such as an NNX module."""
-    return isinstance(x, nnx.Pytree)
-
-
 def is_immutable(array: np.ndarray) -> bool:
-    """Whether nobody can write to the memory of an array, through it or an array that it views."""
+    """Whether the memory of an array is read-only, also through the arrays that it views."""
     part: Any = array
     while isinstance(part, np.ndarray):
         if part.flags.writeable:
@@ -137,7 +132,7 @@ def refuse_ref(what: str, value: Any) -> None:
     if _compat.is_mutable(value):
         raise ArgumentTypeError(
             f"{what}, a jax.Ref (a mutable array of jax.new_ref).\n\n"
-            "An array or a number is expected, and a jax.Ref is neither: it can change.\n\n"
+            "An array or a number is expected. A jax.Ref is neither, since it can change.\n\n"
             "Pass its value: ref[...]. For state that steps change use jaxdist.Variable."
         )
 

@@ -164,12 +164,11 @@ def _as_own_array(name: str, value: Any) -> Any:
 
 
 def _check_dense_shape(dense_shape: Any) -> tuple[int, ...]:
-    name = "dense_shape"
-    remedy = "Pass dense_shape=table.shape."
-    dims = as_list(name, dense_shape, "the shape of the whole array", remedy)
-    most = (1 << 31) - 1
+    remedy, most = "Pass dense_shape=table.shape.", (1 << 31) - 1
+    dims = as_list("dense_shape", dense_shape, "the shape of the whole array", remedy)
     return tuple(
-        as_integer(f"{name}[{i}]", d, least=0, most=most, remedy=remedy) for i, d in enumerate(dims)
+        as_integer(f"dense_shape[{i}]", d, least=0, most=most, remedy=remedy)
+        for i, d in enumerate(dims)
     )
 
 
@@ -206,9 +205,9 @@ def _rebuild(dense_shape: tuple[int, ...] | None, parts: Any) -> IndexedSlices:
 
 # Note [Indices as leaves]
 # jax.tree.map and optax compute with all leaves of a pytree. They would scale the indices too, and
-# a rebuild by JAX cannot be told from one by such a function. So the leaf of the indices has a
+# a rebuild by JAX looks like one by such a function. So the leaf of the indices has a
 # dtype on which JAX refuses arithmetic, and outside of a trace it raises an error of jaxdist.
-# Functions that only move rows, such as jnp.flip, cannot be told from what jax.vmap and
+# Functions that only move rows, such as jnp.flip, look like what jax.vmap and
 # jax.lax.scan do with a leaf. They move a row and its index together.
 def make_arithmetic_error(what: str) -> UnsupportedError:
     """Return the error for an operation on the indices of slices."""

@@ -63,7 +63,7 @@ class Stop(enum.Enum):
     REDUCED = (PerReplica, Sharded, IndexedSlices, is_sparse)
     # The same in a merge function, where the piece of a `Sharded` is an array of this replica.
     REDUCED_IN_MERGE = (PerReplica, IndexedSlices, is_sparse)
-    # `ReplicaContext.all_reduce` first reduces rows of `IndexedSlices`, then all else.
+    # `ReplicaContext.all_reduce` first reduces rows of `IndexedSlices`, then everything else.
     REDUCED_IN_STEP = (Sharded, IndexedSlices, is_sparse)
     # Values that `ReplicaContext.all_gather` refuses.
     SPARSE = (IndexedSlices, is_sparse)
@@ -113,11 +113,12 @@ _is_argument = stops(Stop.ARGUMENTS)
 
 def as_held(tree: Any) -> Any:
     """Replace padded `Sharded` nodes by `HeldPieces`; return `tree` itself if it has none."""
-    leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_argument)
-    if not any(is_sharded(x) and x.has_padding for x in leaves):
+    if not has_padding(tree):
         return tree
-    return treedef.unflatten(
-        HeldPieces(x.held, x.cut) if is_sharded(x) and x.has_padding else x for x in leaves
+    return jax.tree.map(
+        lambda x: HeldPieces(x.held, x.cut) if is_sharded(x) and x.has_padding else x,
+        tree,
+        is_leaf=_is_argument,
     )
 
 

@@ -78,15 +78,19 @@ def make_equal(
     agreement = _processes.get_agreement() if layout.is_shared else None
     if agreement is None or not named:
         return {}
-    own = {name: (_describe(x), digest(x), _is_state(x)) for name, x in named.items()}
+    own = {name: (_describe(x), digest(x), isinstance(x, jax.Array)) for name, x in named.items()}
     seconds = layout.timeout_seconds if seconds is None else seconds
     texts = agreement.gather(
         _CHANNEL, json.dumps(own), seconds, purpose=f"the plain values of {caller}"
     )
-    said: list[dict[str, Any]] = [json.loads(text) for text in texts]
-    differ = [n for n in said[0] if any(n not in one or one[n][1] != said[0][n][1] for one in said)]
-    extra = [n for one in said for n in one if n not in said[0]]
-    _check(said, [*differ, *dict.fromkeys(extra)])
+    reported: list[dict[str, Any]] = [json.loads(text) for text in texts]
+    differ = [
+        n
+        for n in reported[0]
+        if any(n not in one or one[n][1] != reported[0][n][1] for one in reported)
+    ]
+    extra = [n for one in reported for n in one if n not in reported[0]]
+    _check(reported, [*differ, *dict.fromkeys(extra)])
     if differ:
         _LOG.warning(
             "%s: %d of %d values differ between processes, such as %s; every process now has those "
@@ -104,23 +108,17 @@ def _describe(value: Any) -> str:
     return f"{dtype}{list(np.shape(value))}"
 
 
-def _is_state(value: Any) -> bool:
-    return isinstance(value, jax.Array)
-
-
-def _check(said: list[dict[str, Any]], names: list[str]) -> None:
+def _check(reported: list[dict[str, Any]], names: list[str]) -> None:
     """Raise for values that cannot be made equal."""
     for name in names:
-        odd = [i for i, one in enumerate(said) if one.get(name) != said[0].get(name)]
-        kinds = {one[name][0] if name in one else "nothing" for one in said}
-        state = all(name in one and one[name][2] for one in said)
-        if len(kinds) == 1 and state:
+        odd = [i for i, one in enumerate(reported) if one.get(name) != reported[0].get(name)]
+        kinds = [one[name][0] if name in one else "nothing" for one in reported]
+        state = all(name in one and one[name][2] for one in reported)
+        if len(set(kinds)) == 1 and state:
             continue
-        there = said[odd[0]][name][0] if name in said[odd[0]] else "nothing"
-        here = said[0][name][0] if name in said[0] else "nothing"
-        what = "another value" if there == here else f"{there}, and process 0 {here}"
         # The first line names the processes that differ from the first, and no other.
-        what = what.replace("process 0", "the first one")
+        there, here = kinds[odd[0]], kinds[0]
+        what = "another value" if there == here else f"{there}, and the first one {here}"
         raise ProgramMismatchError(
             f"{name_call()}: {name} is {what} in process {odd[0]}.\n\n"
             "A plain array or number is the same for every replica, so it is equal in all "

@@ -19,7 +19,7 @@ import jaxdist.estimator
 import jaxdist.fit
 import jaxdist.jobs
 import jaxdist.training
-from jaxdist._values.variable.slices import VariableSlice
+from jaxdist._values.variable.blocks import VariableSlice
 
 MODULES = (
     jaxdist,

@@ -438,12 +438,12 @@ def test_what_brings_gradients_together_twice_is_refused_wherever_it_is_nested()
     compressed = compressed_update(adam, workers=2)
     chained = optax.chain(optax.clip_by_global_norm(1.0), sharded)
     for tx, parts in (
-        (sharded_update(sharded), "sharded_update was given|is a sharded_update"),
-        (sharded_update(chained), "sharded_update was given|is a sharded_update"),
-        (sharded_update(optax.MultiSteps(sharded, 2)), "is a sharded_update"),
+        (sharded_update(sharded), "sharded_update was given|contains a sharded_update"),
+        (sharded_update(chained), "sharded_update was given|contains a sharded_update"),
+        (sharded_update(optax.MultiSteps(sharded, 2)), "contains a sharded_update"),
         (
             sharded_update(compressed),
-            "is a compressed_update|compressed_update(sharded_update(tx))",
+            "contains a compressed_update|compressed_update(sharded_update(tx))",
         ),
         (compressed_update(compressed, workers=2), "compressed_update was given"),
         (compressed_update(sharded_update(adam, reduce_op="sum"), workers=2), "reduce_op='sum'"),

@@ -74,7 +74,7 @@ ROWS: dict[str, Row] = {
     "too few shapes": (
         lambda: two().lower(lambda x: x, (shapes(2),)),
         ReplicaValueError,
-        ("1 jax.ShapeDtypeStruct(s)", "2 replicas", "Give 2 equal ones"),
+        ("1 jax.ShapeDtypeStruct(s)", "2 replicas", "Pass 2 equal ones"),
     ),
     "a piece that is no array": (
         lambda: jaxdist.Sharded("piece", 0, 4),

@@ -16,7 +16,7 @@ from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.sharded import ShardedVariable
 from jaxdist._values import Handle, HeldPieces, PiecesOfResult, Stop, stops
 from jaxdist._values.sharded.containers import Opened
-from jaxdist._values.variable.slices import VariableSlice
+from jaxdist._values.variable.blocks import VariableSlice
 
 ROOT = pathlib.Path(jaxdist.__file__).parent
 

@@ -309,7 +309,7 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
         given = value if hasattr(value, "dtype") and is_array(value) else None
         given = as_array(parameter, value) if given is None else given
         # The shards check their rows too, but then some of them would have changed already.
-        call_as(change.value, check_value, self._label, given, self._shape, self.dtype)
+        call_as(change.value, check_value, self._label, parameter, given, self._shape, self.dtype)
         for shard, start in zip(self._variables, self._starts.tolist(), strict=True):
             own = given[start : start + int(shard.shape[0])]
             getattr(shard, change.value)(own, read_value=False)

@@ -32,7 +32,7 @@ from jaxdist._program.functions.draws import (
 )
 from jaxdist._program.functions.errors import find_invalid_operation, mixed_devices_error
 from jaxdist._program.functions.trace import FlatResult, FunctionTrace, trace_function
-from jaxdist._program.nnx.graph_cache import GraphCache
+from jaxdist._program.nnx.graph import GraphCache
 from jaxdist._program.op_by_op import EAGERLY
 from jaxdist._replica import HasLayout, current_frame
 from jaxdist._validate import check_callable

@@ -17,7 +17,7 @@ from jaxdist._program.functions.draws import (
 )
 from jaxdist._program.functions.function import Function
 from jaxdist._program.functions.trace import FunctionTrace, trace_function
-from jaxdist._program.nnx.graph_cache import GraphCache
+from jaxdist._program.nnx.graph import GraphCache
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,13 +17,7 @@ from jaxdist import _compat
 from jaxdist._program.arguments.arguments import argument_name
 from jaxdist._program.arguments.retrace import source_location
 from jaxdist._program.nnx.graph import path_suffix
-from jaxdist._values import (
-    Stop,
-    is_nnx_object,
-    list_arrays,
-    make_leak_error,
-    stops,
-)
+from jaxdist._values import Stop, is_nnx_object, list_arrays, make_leak_error, stops
 from jaxdist.errors import ArgumentTypeError, ContextError
 
 # How deep the search follows functions that a step calls.
@@ -114,11 +108,7 @@ def explain_errors(fn: Any) -> Iterator[None]:
             _raise_for_global_array(fn, error, are_explicit=True)
         if "different trace level" not in str(error):
             raise
-        objects = {
-            name: value
-            for name, value in find_closure_values(fn).items()
-            if _holds_nnx_object(value)
-        }
+        objects = {n: v for n, v in find_closure_values(fn).items() if _holds_nnx_object(v)}
         touched = _find_refused_object(error, objects)
         if touched is None:
             # The object is in the closure of a transformation inside the step, or the search did
@@ -152,37 +142,31 @@ def _raise_for_global_array(fn: Any, error: Exception, *, are_explicit: bool = F
                     f"The step at {source_location(fn)} closes over {name}, which holds an "
                     f"array {shown}. JAX refused an operation on it.\n\n"
                     "An array that a step closes over keeps its layout over the devices, and some "
-                    "functions of jax.numpy (where, for instance) take none with a layout there."
+                    "functions of jax.numpy, such as where, accept no array with a layout."
                     f"\n\nPass it as an argument: strategy.run(step, args=({name}, ...))."
                 ) from error
 
 
 def _find_leaked_value(fn: Any) -> Any:
     """Return a tracer that a function reaches and whose trace has ended, or None."""
-    for value in find_closure_values(fn).values():
-        for leaf in list_leaves(value):
-            if isinstance(leaf, jax.core.Tracer) and not _compat.is_live(leaf):
-                return leaf
-    return None
+    leaves = (x for value in find_closure_values(fn).values() for x in list_leaves(value))
+    dead = (x for x in leaves if isinstance(x, jax.core.Tracer) and not _compat.is_live(x))
+    return next(dead, None)
 
 
 def list_leaves(value: Any) -> list[Any]:
     """List the leaves of a container that a function reaches; of another value, the value."""
     # Not `jax.tree.leaves` of the whole: a function may reach a dict whose keys have no order.
-    if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in list_leaves(item)]
-    if isinstance(value, (list, tuple)):
-        return [leaf for item in value for leaf in list_leaves(item)]
-    return [value]
+    if not isinstance(value, (dict, list, tuple)):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value
+    return [leaf for item in items for leaf in list_leaves(item)]
 
 
 def leak_error(fn: Any, dead: Any) -> ContextError:
     """Return the error for a step that closes over a tracer of an ended trace."""
-    names = [
-        name
-        for name, value in find_closure_values(fn).items()
-        if any(x is dead for x in list_leaves(value))
-    ]
+    reached = find_closure_values(fn).items()
+    names = [name for name, value in reached if any(x is dead for x in list_leaves(value))]
     where = f" through {names[0]}" if names else ""
     return make_leak_error(f"The step at {source_location(fn)} uses{where} ", dead)
 
@@ -214,7 +198,7 @@ def _closure_message(fn: Any, name: str, part: Any, objects: dict[str, Any]) -> 
     arguments = ", ".join(objects)
     bare = [n for n, v in objects.items() if isinstance(v, nnx.Variable)]
     inside = (
-        f" A variable by itself goes into a module first: nnx.Dict(value={bare[0]})."
+        f" Put a variable that is in no module into one first: nnx.Dict(value={bare[0]})."
         if bare
         else ""
     )
@@ -259,7 +243,7 @@ def check_no_write_is_lost(found: Found, result: Any) -> None:
             kind = type(variable).__name__
             raise ArgumentTypeError(
                 f"The step wrote to {name}, a {kind} in a container, and did not return it.\n\n"
-                "JAX takes such a variable for its value: the step had another object in its "
-                "place, and what it wrote would be lost.\n\n"
+                "JAX passes the value of such a variable: the step had a copy of the variable, "
+                "and what it wrote would be lost.\n\n"
                 "Pass the module that holds it, or nnx.Dict(value=variable); or return the value."
             )

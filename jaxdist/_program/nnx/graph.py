@@ -13,6 +13,7 @@ from jax.tree_util import PyTreeDef, treedef_is_leaf
 
 from jaxdist import _compat
 from jaxdist._called import called, name_call, refuse_type
+from jaxdist._program.arguments.arguments import Flat
 from jaxdist._program.arguments.exact import exact
 from jaxdist._values import is_leaked, is_sharded, list_arrays, make_leak_error
 from jaxdist.errors import ArgumentTypeError, ContextError, StateDivergenceError
@@ -72,7 +73,7 @@ class GraphShape:
         return (
             "The step changed the structure of the NNX objects that it was given: "
             f"{what or 'an attribute that is not a variable got another value'}.\n\n"
-            "A step may change the values of variables; which variables there are is fixed when "
+            "A step may change the values of variables; which variables exist is fixed when "
             "it is compiled.\n\n"
             "Create variables (and set modes such as model.eval()) before strategy.run."
         )
@@ -94,18 +95,13 @@ def is_same_but_for_states(before: Any, after: Any, leaves: Sequence[Any]) -> bo
     if before.num_leaves != after.num_leaves:
         return False
     of_before, of_after = (
-        nnx.to_flat_state(jax.tree.unflatten(t, leaves)) for t in (before, after)
+        {path: v.get_raw_value() for path, v in nnx.to_flat_state(jax.tree.unflatten(t, leaves))}
+        for t in (before, after)
     )
-    if [path for path, _ in of_before] != [path for path, _ in of_after]:
-        return False
-    values = (
-        (a.get_raw_value(), b.get_raw_value())
-        for (_, a), (_, b) in zip(of_before, of_after, strict=True)
-    )
-    return all(
+    return list(of_before) == list(of_after) and all(
         jax.tree.structure(a) == jax.tree.structure(b)
         or (isinstance(b, nnx.State) and _list_keys(a) == _list_keys(b))
-        for a, b in values
+        for a, b in zip(of_before.values(), of_after.values(), strict=True)
     )
 
 
@@ -140,9 +136,8 @@ def split_objects(
         ]
     paths = tuple(path for path, _ in flat)
     types = tuple(kind for _, kind in flat)
-    exact_key = exact_graph(graphdef)
-    moments = _find_moments(nodes, paths)
-    return GraphShape(graphdef, exact_key, treedef, paths, types, arguments, moments), leaves
+    key, moments = exact_graph(graphdef), _find_moments(nodes, paths)
+    return GraphShape(graphdef, key, treedef, paths, types, arguments, moments), leaves
 
 
 def _find_moments(
@@ -191,11 +186,11 @@ class CachedGraph:
         # A variable of our own, and the place, for each array outside of variables, such as the
         # scales of `nnx.WeightNorm`.
         self._outside: list[tuple[nnx.Variable[Any], Any, Any]] = []
-        missing = [p for p in dict.fromkeys(self.shape.paths) if p not in by_path]
-        for path in missing:
+        known_paths = dict.fromkeys(self.shape.paths)
+        for path in (p for p in known_paths if p not in by_path):
             self._outside.append(self._hold(path, places))
             by_path[path] = self._outside[-1][0]
-        self.variables = [by_path[p] for p in dict.fromkeys(self.shape.paths)]
+        self.variables = [by_path[p] for p in known_paths]
         # The structure of each variable's value. `sow`, for instance, stores a tuple. None if each
         # value is one leaf, so that the common case pays nothing.
         found = list(self._iterate_structures())
@@ -233,12 +228,12 @@ class CachedGraph:
         """Whether no attribute in the graph was replaced, added or removed since the listing."""
         # Counting first: `map` stops at the shorter list and would not see an added attribute.
         count = sum(map(len, self._attributes)) + sum(map(len, self._lists))
-        is_same = count == len(self._seen) and all(
+        if count != len(self._seen) or not all(
             map(operator.is_, self._iterate_contents(), self._seen)
-        )
-        if self._structures is None:
-            return is_same
-        return is_same and all(map(operator.eq, self._iterate_structures(), self._structures))
+        ):
+            return False
+        found = self._structures
+        return found is None or all(map(operator.eq, self._iterate_structures(), found))
 
     def _iterate_structures(self) -> Iterator[PyTreeDef]:
         """Yield the structure of each variable's value; a `Sharded` array counts as one leaf."""
@@ -247,13 +242,9 @@ class CachedGraph:
 
     def _watch(self, container: Any) -> None:
         """Register a container, and the plain containers in it, to be compared at every call."""
-        if isinstance(container, dict):
-            self._attributes.append(container)
-            inside = container.values()
-        else:
-            self._lists.append(container)
-            inside = container
-        for value in inside:
+        is_dict = isinstance(container, dict)
+        (self._attributes if is_dict else self._lists).append(container)
+        for value in container.values() if is_dict else container:
             # By identity: containers may refer to each other in a circle.
             if type(value) in (dict, list, set) and not any(
                 value is c for c in (*self._attributes, *self._lists)
@@ -274,9 +265,8 @@ class CachedGraph:
         """Return the error for a variable that holds a tracer of an ended trace, or None."""
         for number, value in enumerate(list_arrays(self.read())):
             if is_leaked(value):
-                return make_leak_error(
-                    f"{name_call()} was given {self.shape.name(number)}, ", value
-                )
+                start = f"{name_call()} was given {self.shape.name(number)}, "
+                return make_leak_error(start, value)
         return None
 
     def write(self, values: Sequence[Any]) -> None:
@@ -296,16 +286,13 @@ class CachedGraph:
             _compat.set_variables(self.variables, values)
             raise
         finally:
+            for variable, around, key in self._outside:
+                if isinstance(around, nnx.Pytree):
+                    setattr(around, key, variable.get_raw_value())
+                else:
+                    around[key] = variable.get_raw_value()
             if self._outside:
-                self._write_outside()
-
-    def _write_outside(self) -> None:
-        for variable, around, key in self._outside:
-            if isinstance(around, nnx.Pytree):
-                setattr(around, key, variable.get_raw_value())
-            else:
-                around[key] = variable.get_raw_value()
-        self._seen = list(self._iterate_contents())
+                self._seen = list(self._iterate_contents())
 
 
 def _is_one(value: Any) -> bool:
@@ -349,15 +336,42 @@ def exact_contents(value: Any, name: str) -> Any:
     try:
         hash(key)
     except TypeError:
-        raise ArgumentTypeError(_not_hashable(value, name)) from None
+        raise ArgumentTypeError(
+            f"{name} is {value!r}, of type {kind.__name__}, which cannot be hashed.\n\n"
+            "What an NNX object holds besides its variables is part of the program, so jaxdist "
+            "compares it with earlier values.\n\n"
+            "Use numbers, strings, tuples, lists, dicts, or a class with __hash__ and __eq__ "
+            "(@dataclass(frozen=True)); put arrays into nnx.Variable."
+        ) from None
     return key
 
 
-def _not_hashable(value: Any, name: str) -> str:
-    return (
-        f"{name} is {value!r}, of type {type(value).__name__}, which cannot be hashed.\n\n"
-        "What an NNX object holds beside its variables is part of the program, so it must be "
-        "told apart from other values.\n\n"
-        "Use numbers, strings, tuples, lists, dicts, or a class with __hash__ and __eq__ "
-        "(@dataclass(frozen=True)); put arrays into nnx.Variable."
-    )
+# Each entry keeps a model's variables alive, so only the last few models are cached.
+MAX_KEPT_GRAPHS = 8
+
+
+class GraphCache:
+    """Finds the `CachedGraph` of a call by the identity of its NNX objects."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[tuple[int, ...], CachedGraph] = {}
+
+    def of(self, flat: Flat) -> CachedGraph | None:
+        """Return the `CachedGraph` of a call's NNX objects; build a new one if it is outdated."""
+        if not flat.nodes:
+            return None
+        cached_graph = self.current(flat.nodes)
+        if cached_graph is None:
+            key, held = tuple(map(id, flat.nodes)), self._graphs
+            cached_graph = CachedGraph(
+                tuple(flat.nodes), flat.node_names(), lambda _: held.pop(key, None)
+            )
+            if len(held) >= MAX_KEPT_GRAPHS:
+                held.pop(next(iter(held)))
+            held[key] = cached_graph
+        return cached_graph
+
+    def current(self, nodes: Sequence[Any]) -> CachedGraph | None:
+        """Return the `CachedGraph` of these NNX objects, or None if there is no current one."""
+        cached_graph = self._graphs.get(tuple(map(id, nodes)))
+        return cached_graph if cached_graph is not None and cached_graph.is_current() else None

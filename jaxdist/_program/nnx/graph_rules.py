@@ -81,7 +81,7 @@ def combine(
         axes: The replica axes.
         takes_part: For each replica, whether it has rows; None if all have.
     """
-    counts = None if takes_part is None else _own_entry(takes_part, axes)
+    counts = None if takes_part is None else jnp.asarray(takes_part)[jax.lax.axis_index(axes)]
     # Without any rows there is nothing to average or add. Random streams advance nevertheless.
     if takes_part is not None and not any(takes_part) and combination.rule is not Rule.LARGEST:
         return [b.reshape(a.shape) for b, a in zip(before, after, strict=True)]
@@ -92,10 +92,6 @@ def combine(
     if combination.rule is Rule.SUM:
         return [_add_up(*pair, axes, counts) for pair in zip(before, after, strict=True)]
     return [_average(x, axes, takes_part, counts) for x in after]
-
-
-def _own_entry(of_replica: tuple[bool, ...], axes: AxisNames) -> Any:
-    return jnp.asarray(of_replica)[jax.lax.axis_index(axes)]
 
 
 def _average(x: Any, axes: AxisNames, takes_part: tuple[bool, ...] | None, counts: Any) -> Any:
@@ -160,11 +156,10 @@ def combine_all(
         takes_part: For each replica, whether it has rows.
     """
 
-    def combine_replica(*rows: Any) -> list[Any]:
+    def mapped(*rows: Any) -> list[Any]:
         return combine(combination, before, rows, names, takes_part)
 
     # `vmap` with axis names lets the same collectives run without devices.
-    mapped = combine_replica
     for name in reversed(names):
         mapped = jax.vmap(mapped, axis_name=name)
     stacks = [jnp.stack(list(x)).reshape(*shape, *x[0].shape) for x in after]
@@ -212,11 +207,9 @@ def _keys_for_next_step(before: Any, entered: Any, after: Any, axes: AxisNames) 
     first = both[1:].reshape(new.shape).astype(new.dtype)
     if new.shape == _words(before).shape and after.dtype == before.dtype:
         first = jnp.where(both[0] > 0, first, _words(before))
-    return (
-        jax.random.wrap_key_data(first, impl=jax.random.key_impl(after))
-        if _is_typed(after)
-        else first
-    )
+    if not _is_typed(after):
+        return first
+    return jax.random.wrap_key_data(first, impl=jax.random.key_impl(after))
 
 
 def _words(keys: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a compiled program communicates, compared with what the step asked for."""
+"""Reports what a compiled program communicates, compared with what the step requested."""
 
 from typing import TYPE_CHECKING
 

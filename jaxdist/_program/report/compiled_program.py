@@ -1,4 +1,4 @@
-"""A compiled step, and its text."""
+"""A compiled step, and its description as text."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ import jax
 
 from jaxdist import hlo
 from jaxdist._program.arguments.compiler_options import format_options
-from jaxdist._program.report.explanation import Explanation, explain_program
+from jaxdist._program.report.explanation import Explanation, describe_layout, explain_program
 from jaxdist._reports import name_cells
 
 
@@ -110,10 +110,7 @@ class CompiledProgram:
 def text(program: Any) -> str:
     """Return the `repr` of a `Program`."""
     layout = program.layout
-    where = (
-        f"{layout.num_replicas} replica(s) x {layout.num_logical} logical device(s) on "
-        f"{layout.platform}"
-    )
+    where = describe_layout(layout)
     # Virtual replicas share devices, so the number of devices is not that of the replicas.
     if layout.num_virtual is not None:
         where = (
@@ -125,10 +122,8 @@ def text(program: Any) -> str:
         *_section("inputs", program.inputs),
         *_section("results", program.results),
         "  collectives:",
-        *(f"    {name_cells(repr(c))}" for c in program.traced_collectives),
+        *([f"    {name_cells(repr(c))}" for c in program.traced_collectives] or ["    none"]),
     ]
-    if not program.traced_collectives:
-        lines.append("    none")
     if program.asked_options:
         lines += ["  compiler options:", f"    {format_options(program.asked_options)}"]
     if program.placed:

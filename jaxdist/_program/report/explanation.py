@@ -83,18 +83,15 @@ class Explanation(Report):
         else:
             parts += [_compiled_table(self.compiled), self._totals()]
         if self.unknown:
-            parts.append(
-                "Not counted: this version of jaxdist does not know it; it may communicate"
-            )
-            parts += [f"  {name}" for name in self.unknown]
+            title = "Not counted: this version of jaxdist does not know it; it may communicate"
+            parts += [title, *(f"  {name}" for name in self.unknown)]
         if self.asked:
             parts.append(_asked_table(self.asked))
         parts += _choices(self.asked)
         if self.placed:
             parts.append(_placed_table(self.placed))
         if self.ignored:
-            parts.append("Hints without effect")
-            parts += [f"  {sentence}" for sentence in self.ignored]
+            parts += ["Hints without effect", *(f"  {sentence}" for sentence in self.ignored)]
         return parts
 
     def _totals(self) -> str:
@@ -119,15 +116,12 @@ def explain_program(
     placed: tuple[PlacedWork, ...] = (),
     compiler_options: CompilerOptions = (),
 ) -> Explanation:
-    """Read a compiled program and match it with what the step asked for."""
+    """Read a compiled program, and match it with the collectives that the step requested."""
     links = cost.links_of(layout)
     found = hlo.collectives(text)
     asked = tuple(_add_plan(a, told) for a in asked)
     asked_for, origins = match_collectives(asked, found)
-    where = (
-        f"{layout.num_replicas} replica(s) x {layout.num_logical} logical device(s) on "
-        f"{layout.platform}"
-    )
+    where = describe_layout(layout)
     if compiler_options:
         where += f", compiled with {format_options(compiler_options)}"
     # One hint may be ignored at several places; `dict.fromkeys` below keeps one sentence.
@@ -142,6 +136,12 @@ def explain_program(
         placed,
         hlo.unknown(text),
     )
+
+
+def describe_layout(layout: ReplicaMesh) -> str:
+    """Return the numbers of replicas and logical devices, and their platform."""
+    devices = f"{layout.num_logical} logical device(s) on {layout.platform}"
+    return f"{layout.num_replicas} replica(s) x {devices}"
 
 
 def _add_plan(asked: TracedCollective, told: TraceNotes) -> TracedCollective:
@@ -220,17 +220,13 @@ def _placed_table(placed: tuple[PlacedWork, ...]) -> Table:
 
 def _choices(asked: tuple[AskedFor, ...]) -> list[Table | str]:
     """Return the lines that show each chosen algorithm, and the times of the alternatives."""
-    lines: list[Table | str] = []
     chosen = {(a.source, a.algorithm, a.reason, a.alternatives): a for a in asked if a.algorithm}
+    lines: list[Table | str] = ["Algorithms"] if chosen else []
     for a in chosen.values():
-        if not lines:
-            lines.append("Algorithms")
         times = dict(a.alternatives)
         own = f", {_seconds(times[a.algorithm])}" if a.algorithm in times else ""
-        lines.append(
-            f"  {shorten_source(a.source)}: {a.algorithm}{own}"
-            + (f": {a.reason}" if a.reason else "")
-        )
+        reason = f": {a.reason}" if a.reason else ""
+        lines.append(f"  {shorten_source(a.source)}: {a.algorithm}{own}{reason}")
         others = [f"{n} {_seconds(t)}" for n, t in a.alternatives if n != a.algorithm]
         if others:
             lines.append(f"    not {', '.join(others)}")

@@ -1,4 +1,4 @@
-"""The collectives that a step asked for, matched with the compiled ones."""
+"""Matches the collectives that a step requested with the compiled ones."""
 
 import collections
 import dataclasses
@@ -113,22 +113,19 @@ def match_collectives(
         for i in places:
             origins[i].append(a)
     # jaxdist's own operations, and those whose line XLA lost, are matched by kind and size.
-    for a, places in zip(asked, became, strict=True):
-        if not places:
-            spare = _find_unmatched(a, found, origins)
+    for find in (_find_unmatched, _find_scattered):
+        for a, places in zip(asked, became, strict=True):
+            spare = None if places else find(a, found, origins)
             if spare is not None:
                 places.append(spare)
                 origins[spare].append(a)
-    for a, places in zip(asked, became, strict=True):
-        scattered = None if places else _find_scattered(a, found, origins)
-        if scattered is not None:
-            places.append(scattered)
-            origins[scattered].append(a)
     noted = not found or any(c.sources for c in found)
-    rows = [
-        _make_asked_for(a, [(found[i], origins[i]) for i in p], noted)
-        for a, p in zip(asked, became, strict=True)
-    ]
+    rows = []
+    for a, p in zip(asked, became, strict=True):
+        outcome, words = _outcome([(found[i], origins[i]) for i in p], noted)
+        of_trace = (a.kind, a.operands, a.bytes_per_device, a.times, a.source)
+        of_plan = (a.plan.algorithm, a.plan.reason, a.plan.alternatives)
+        rows.append(AskedFor(*of_trace, outcome, words, *of_plan))
     return tuple(rows), origins
 
 
@@ -208,29 +205,8 @@ def _get_named_kind(c: CompiledCollective) -> str:
     return _KINDS.get(c.op_name.rpartition("/")[2], "")
 
 
-def _make_asked_for(
-    a: TracedCollective,
-    places: list[tuple[CompiledCollective, list[TracedCollective]]],
-    lines_noted: bool,
-) -> AskedFor:
-    outcome, words = _outcome(places, lines_noted)
-    return AskedFor(
-        a.kind,
-        a.operands,
-        a.bytes_per_device,
-        a.times,
-        a.source,
-        outcome,
-        words,
-        a.plan.algorithm,
-        a.plan.reason,
-        a.plan.alternatives,
-    )
-
-
 def _outcome(
-    places: list[tuple[CompiledCollective, list[TracedCollective]]],
-    lines_noted: bool,
+    places: list[tuple[CompiledCollective, list[TracedCollective]]], lines_noted: bool
 ) -> tuple[str, str]:
     if not places:
         if not lines_noted:
@@ -295,7 +271,7 @@ def compiled_rows(
 
 
 def _get_smaller_kind(c: CompiledCollective, origins: Sequence[TracedCollective]) -> str:
-    """Return the kind that the step asked for, if an all-reduce sends more instead."""
+    """Return the kind that the step requested, if an all-reduce sends more instead."""
     if c.kind != "all-reduce":
         return ""
     named = _get_named_kind(c)

@@ -44,7 +44,7 @@ from jaxdist._program.arguments.exact import dispatch_by_structure
 from jaxdist._program.arguments.options import RunOptions, find_static_numbers
 from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile.program import Program
-from jaxdist._program.nnx.graph_cache import GraphCache
+from jaxdist._program.nnx.graph import GraphCache
 from jaxdist._program.run.call import Call, find_mesh_of_trace, read, run_inside_trace
 from jaxdist._program.run.call_paths import (
     MirrorCache,

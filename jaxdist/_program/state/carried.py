@@ -77,9 +77,9 @@ def _can_be_carried(
     """Whether the leaves of a result are arrays with the shapes and dtypes of an argument."""
     for before, after in zip(leaves, out_leaves, strict=True):
         # Static leaves were compared with the structure. They must not match traced ones.
-        if type(before) is not Argument or type(after) is not int:
-            if type(before) is Argument or type(after) is int:
-                return False
+        if (type(before) is Argument) != (type(after) is int):
+            return False
+        if type(before) is not Argument:
             continue
         slot = signature.inputs[traced.num_graph + before]
         number = traced.num_graph + after

@@ -74,8 +74,8 @@ def check_constant_additions(
             "They have one value for all replicas. The step updates them with a constant, such as "
             "the number of rows of a replica, which would be added once.\n\n"
             "All-reduce it: metric.update_state(jaxdist.get_replica_context().all_reduce('sum', "
-            "1.0 * x.shape[0])). To count steps, update the metric outside of the step. Where the "
-            "constant is that of all replicas, as the number of gathered rows, say so: "
+            "1.0 * x.shape[0])). To count steps, update the metric outside of the step. If the "
+            "constant already counts all replicas, such as the number of gathered rows, say so: "
             "metric.update_state(jaxdist.assume_replicated(1.0))."
         )
 
@@ -119,10 +119,11 @@ def warn_of_divided_metrics(
     found = {i: line for i, line in lines.items() if _has_count(graph, i, lines)}
     if found:
         names = ", ".join(graph.name(i) for i in found)
+        divisions = ", ".join(dict.fromkeys(found.values()))
         warnings.warn(
-            f"{where}: the step adds to {len(found)} metric variable(s), {names}, what "
-            f"{', '.join(dict.fromkeys(found.values()))} divides by the rows of all replicas.\n\n"
-            "A value that is divided so is a share: the mean is the sum of the shares. The metric "
+            f"{where}: the step adds values that {divisions} divides by the rows of all replicas "
+            f"to {len(found)} metric variable(s), {names}.\n\n"
+            "A value divided like this is a share: the mean is the sum of the shares. The metric "
             f"adds up the shares and counts each of {num_replicas} replicas, so its mean is too "
             "small by the number of replicas.\n\n"
             "Give the metric the losses of the rows, metric.update(loss=losses), or the mean, "

@@ -1,7 +1,7 @@
-"""Replicas without rows: which they are, and the error for a mean over nothing that is reduced."""
+"""Finds replicas without rows, and refuses to reduce a mean over no rows."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -75,8 +75,14 @@ def check_without_rows(
     takes_part = has is None or any(has[r] for r in replicas)
     # Batch statistics and metrics are combined over the replicas with rows only, so a nan from a
     # group without rows does not reach them.
+    kinds = () if own.graph is None else own.graph.types
+    combined = {
+        number
+        for number, kind in enumerate(kinds)
+        if issubclass(kind, nnx.BatchStat) or graph_rules.is_metric(kind)
+    }
     for number, result in enumerate(found[: traced.num_graph]):
-        if result.nan is not None and (takes_part or not _is_combined(own, number)):
+        if result.nan is not None and (takes_part or number not in combined):
             target = _name(own, traced, number)
             raise NoRowsError(_message(result.nan, target, replicas, rows, whole.step))
 
@@ -90,15 +96,6 @@ def _starting_value(operand: Any, variable: Any, own: Signature, num_replicas: i
     # What is computed from an array without elements does not depend on data, so it is known.
     shape = slot.local_shape(num_replicas)
     return nothing(shape, variable.aval.dtype) if math.prod(shape) == 0 else UNKNOWN
-
-
-def _is_combined(signature: Signature, number: int) -> bool:
-    """Whether a variable is combined from only those replicas that have rows."""
-    graph = signature.graph
-    if graph is None or number >= len(graph.types):
-        return False
-    kind = graph.types[number]
-    return issubclass(kind, nnx.BatchStat) or graph_rules.is_metric(kind)
 
 
 def _name(signature: Signature, traced: TracedStep, number: int) -> str:
@@ -142,8 +139,8 @@ def _list_remedies(rows: Sequence[int]) -> str:
     balanced = [size + (number < longer) for number in range(count)]
     return (
         "Where a dataset has divided this batch: InputOptions(balance_rows=True) divides it into "
-        f"{', '.join(map(str, balanced))} rows, and no replica is without. Or {REMEDIES[0].lower()}"
-        f"{REMEDIES[1:]}"
+        f"{', '.join(map(str, balanced))} rows, so that every replica has rows. Or "
+        f"{REMEDIES[0].lower()}{REMEDIES[1:]}"
     )
 
 
@@ -160,12 +157,8 @@ def replicas_with_rows(signature: Signature, num_replicas: int) -> tuple[bool, .
     ]
     if not given:
         return None
-    has = tuple(map(_has_rows, zip(*given, strict=True)))
+    has = tuple(any(math.prod(s) > 0 for s in shapes) for shapes in zip(*given, strict=True))
     return None if all(has) else has
-
-
-def _has_rows(shapes: Iterable[tuple[int, ...]]) -> bool:
-    return any(math.prod(s) > 0 for s in shapes)
 
 
 def place_of(replica: int, layout: ReplicaMesh) -> dict[str, int]:

@@ -37,8 +37,8 @@ _REMEDIES = {
         "jaxdist.get_replica_context().all_reduce('sum', number)."
     ),
     Role.RANDOM: (
-        "Return a key that is the same on all replicas, and make the key of each from it in the "
-        "step: own = jax.random.fold_in(key, "
+        "Return a key that is the same on all replicas, and derive the key of each replica from it "
+        "in the step: own = jax.random.fold_in(key, "
         "jaxdist.get_replica_context().replica_id_in_sync_group)."
     ),
 }

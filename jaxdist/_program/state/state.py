@@ -26,11 +26,11 @@ from jaxdist.errors import StateDivergenceError, StateDivergenceWarning
 _TRAINED = (nnx.Param, nnx.OptState)
 
 _OTHER_STATE = (
-    "State that is not trained has one of these ways: nnx.BatchStat for what is averaged over the "
-    "replicas, nnx.metrics.MetricState for what is added up over them, all_reduce or all_gather "
-    "of the value before it is written, or a result of the step (a PerReplica) for what belongs "
-    "to each replica. Where a value is the same on all replicas for a reason that the trace does "
-    "not show, say so with jaxdist.assume_replicated(value)."
+    "For state that is not trained, use one of these: nnx.BatchStat for values that are averaged "
+    "over the replicas, nnx.metrics.MetricState for values that are added up over them, "
+    "all_reduce or all_gather of the value before it is written, or a result of the step (a "
+    "PerReplica) for a value of each replica. Where a value is the same on all replicas for a "
+    "reason that the trace does not show, say so with jaxdist.assume_replicated(value)."
 )
 
 
@@ -89,9 +89,26 @@ def find_combinations(
     if diverging:
         raise _diverging_variables_error(graph, diverging, num_replicas)
     if integers:
-        raise _integer_mean_error(integers, num_replicas)
+        raise StateDivergenceError(
+            f"strategy.run would average {len(integers)} batch statistic(s) of integers or "
+            f"booleans that are different on each of {num_replicas} replicas: "
+            f"{_list_names(integers)}.\n\n"
+            "Batch statistics are averaged over the replicas, and integers have no exact mean.\n\n"
+            "Keep them as floats, or make them the same on all replicas inside the step: "
+            "jaxdist.get_replica_context().all_reduce('sum', value)."
+        )
     if not_sums:
-        raise _metrics_without_rule_error(not_sums, num_replicas)
+        raise StateDivergenceError(
+            f"strategy.run cannot combine what {num_replicas} replicas put into "
+            f"{len(not_sums)} metric variable(s): {_list_names(not_sums)}.\n\n"
+            "A metric's variables grow by the sum of what the replicas add to them; the three of "
+            "nnx.metrics.Welford by what its update() makes of more values. The step does "
+            "something else with these: it sets them again (reset), or keeps a running value of "
+            "another kind.\n\n"
+            "Call reset() before strategy.run, use nnx.metrics.Average, Accuracy or Welford as "
+            "they are, or return the values and update the metric outside: "
+            "metric.update(values=strategy.gather(values, 0))."
+        )
     _check_metrics_are_apart(graph, grown, found, num_replicas)
     return tuple(found)
 
@@ -108,11 +125,21 @@ def _check_metrics_are_apart(
     how the results depend on it.
     """
     group = {n: c.numbers for c in found for n in c.numbers if n in grown}
-    for source, results in grown.items():
-        own = group.get(source, (source,))
+    for number, results in grown.items():
+        own, source = group.get(number, (number,)), graph.name(number)
         for n in group:
             if n not in own and results[n] is not Dependence.FREE:
-                raise _metric_of_metric_error(graph.name(n), graph.name(source), num_replicas)
+                raise StateDivergenceError(
+                    f"strategy.run cannot combine what {num_replicas} replicas put into the "
+                    f"metric variable {graph.name(n)}: the amount that each adds depends on "
+                    f"another metric variable, {source}.\n\n"
+                    "A metric's variables grow by the sum of what the replicas add to them. What "
+                    f"{source} holds would be added {num_replicas} times, once by each "
+                    "replica.\n\n"
+                    f"Add amounts that come from the rows alone, and compute with {source} where "
+                    "the metric is read (in compute()). A value that no step changes, such as a "
+                    "weight or a threshold, belongs in an nnx.Variable."
+                )
 
 
 def _find_moments(
@@ -139,50 +166,12 @@ def _is_closed_over_array(operand: Any) -> bool:
 
 def _input_variable(traced: TracedStep, number: int) -> Any:
     """Return the input of the traced step that holds argument leaf `number`."""
-    for operand, variable in zip(traced.operands, traced.jaxpr.invars, strict=True):
-        if type(operand) is Argument and operand == number:
-            return variable
-    return None
+    pairs = zip(traced.operands, traced.jaxpr.invars, strict=True)
+    return next((v for o, v in pairs if type(o) is Argument and o == number), None)
 
 
 def _has_mean(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.inexact))
-
-
-def _integer_mean_error(names: Sequence[str], num_replicas: int) -> StateDivergenceError:
-    return StateDivergenceError(
-        f"strategy.run would average {len(names)} batch statistic(s) of integers or booleans that "
-        f"are different on each of {num_replicas} replicas: {_list_names(names)}.\n\n"
-        "Batch statistics are averaged over the replicas, and integers have no exact mean.\n\n"
-        "Keep them as floats, or make them the same on all replicas inside the step: "
-        "jaxdist.get_replica_context().all_reduce('sum', value)."
-    )
-
-
-def _metrics_without_rule_error(names: Sequence[str], num_replicas: int) -> StateDivergenceError:
-    return StateDivergenceError(
-        f"strategy.run cannot bring together what {num_replicas} replicas put into "
-        f"{len(names)} metric variable(s): {_list_names(names)}.\n\n"
-        "A metric's variables grow by the sum of what the replicas add to them; the three of "
-        "nnx.metrics.Welford by what its update() makes of more values. The step does something "
-        "else with these: it sets them again (reset), or keeps a running value of another kind.\n\n"
-        "Call reset() before strategy.run, use nnx.metrics.Average, Accuracy or Welford as they "
-        "are, or return the values and update the metric outside: "
-        "metric.update(values=strategy.gather(values, 0))."
-    )
-
-
-def _metric_of_metric_error(name: str, source: str, num_replicas: int) -> StateDivergenceError:
-    return StateDivergenceError(
-        f"strategy.run cannot bring together what {num_replicas} replicas put into the metric "
-        f"variable {name}: the amount that each adds depends on another metric variable, "
-        f"{source}.\n\n"
-        "A metric's variables grow by the sum of what the replicas add to them. What "
-        f"{source} holds would be added {num_replicas} times, once by each replica.\n\n"
-        f"Add amounts that come from the rows alone, and compute with {source} where the metric "
-        "is read (in compute()). A value that no step changes, such as a weight or a threshold, "
-        "belongs into an nnx.Variable."
-    )
 
 
 def _diverging_variables_error(
@@ -236,14 +225,14 @@ def check_functional_state(
         raise StateDivergenceError(
             f"strategy.run would return state that is different on each of {num_replicas} "
             f"replicas: {_list_names(names)}.\n\n"
-            f"{certain[0].argument} went in the same on all replicas, and comes back with the same "
+            f"{certain[0].argument} is passed in equal on all replicas and returned with the same "
             "structure, so it is state. State must be the same on all replicas.\n\n"
             f"{remedy(leaves)}"
         )
     for r in found:
         warnings.warn(
-            f"{where}: {r.argument} went into strategy.run the same on all replicas and "
-            f"comes back with the same structure but different on each of {num_replicas} "
+            f"{where}: {r.argument} is passed to strategy.run equal on all replicas and "
+            f"returned with the same structure, but different on each of {num_replicas} "
             f"({_list_names([name for name, _ in r.leaves])}).\n\nIf it is state, this is a bug. "
             f"{remedy(r.leaves)}\n\nIf it is "
             "meant, silence this with warnings.filterwarnings('ignore', "
@@ -277,7 +266,7 @@ def _find_returned_arguments(
             certain = name in given_away or in_state
             # A single array matches the structure of any other one, so look at how it is computed.
             if len(leaves) == 1 and names:
-                is_bare = treedef == _LEAF
+                is_bare = treedef == jax.tree.structure(0)
                 # Data added to a bare array do not prove an optimizer, unless the array
                 # is certainly state.
                 needed = Part.MOVED if certain or not is_bare else Part.UPDATED
@@ -287,9 +276,6 @@ def _find_returned_arguments(
             if names and (certain or has_batch):
                 found.append(_ReturnedArgument(name, tuple(names), certain))
     return found
-
-
-_LEAF = jax.tree.structure(0)
 
 
 def _parts_of_result(template: Any) -> list[Any]:
@@ -344,12 +330,12 @@ def _find_diverging_leaves(
 def _holds_state_class(argument: Any) -> bool:
     """Whether a pytree contains a node of a registered class, or an optimizer's named tuple."""
     # By the name: optax's named tuples (AdamState) have no common base class.
-    if isinstance(argument, tuple) and hasattr(argument, "_fields"):
-        return type(argument).__name__.endswith("State") or any(map(_holds_state_class, argument))
-    if isinstance(argument, (tuple, list)):
-        return any(map(_holds_state_class, argument))
-    if isinstance(argument, dict):
-        return any(map(_holds_state_class, argument.values()))
+    is_named = isinstance(argument, tuple) and hasattr(argument, "_fields")
+    if is_named and type(argument).__name__.endswith("State"):
+        return True
+    if isinstance(argument, (tuple, list, dict)):
+        inside = argument.values() if isinstance(argument, dict) else argument
+        return any(map(_holds_state_class, inside))
     return argument is not None and not jax.tree_util.all_leaves([argument])
 
 

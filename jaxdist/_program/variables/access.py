@@ -1,4 +1,4 @@
-"""Reads and changes variables inside a step."""
+"""Reads and changes variables inside a step; aggregates the values that replicas assign."""
 
 import abc
 import dataclasses
@@ -6,16 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from jaxdist import _compat
-from jaxdist._called import called, refuse
+from jaxdist import _collectives, _compat
+from jaxdist._called import call_as, called, refuse
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.variables.in_step import (
-    aggregate_value,
-    cast_own_value,
-    collect_rows,
-    read_aggregated,
-)
 from jaxdist._replica import Frame, enter_frame, innermost_explicit_frame
 from jaxdist._typing import PyTree
 from jaxdist._values import (
@@ -26,12 +21,120 @@ from jaxdist._values import (
     Scatter,
     Stop,
     Variable,
+    VariableAggregation,
+    cast_to_variable,
+    check_can_combine,
+    check_can_scatter,
+    get_own_value,
     get_own_values,
     has_any_variable,
     is_variable,
+    make_ambiguous_sum_error,
     stops,
 )
-from jaxdist.errors import ArgumentError, MixedStrategyError
+from jaxdist.errors import MixedStrategyError
+
+
+def aggregate_value(
+    variable: Variable, change: Change, value: Any, layout: ReplicaMesh, *, in_merge: bool
+) -> Any:
+    """Return the value to assign or add to the copy of one replica, after aggregation."""
+    is_own = not in_merge or isinstance(value, PerReplica)
+    given = cast_own_value(variable, change, value, layout)
+    if layout.num_replicas == 1:
+        return given
+    if variable.home.per_replica:
+        return given if is_own else _share_of_copy(variable, change, given, layout)
+    if not is_own:
+        return given
+    # A variable of no strategy is one variable for all replicas, so each replica's addition counts.
+    if variable.home.layout is None:
+        if change is Change.ASSIGN:
+            return given
+        # Each replica adds the same constant, so its sum needs no collective.
+        if not isinstance(given, jax.core.Tracer):
+            return given * layout.num_replicas
+        return _collectives.sum_over_replicas(given, layout.replica_axes)
+    return _aggregate_mirrored(variable, change, given, layout)
+
+
+@called(lambda change: change.value)
+def cast_own_value(variable: Variable, change: Change, value: Any, layout: ReplicaMesh) -> Any:
+    """Return the value for the copy of one replica, in the dtype of the variable."""
+    if isinstance(value, PerReplica):
+        value = jnp.asarray(get_own_value(value, layout))
+    return cast_to_variable(variable, value)
+
+
+def _share_of_copy(variable: Variable, change: Change, given: Any, layout: ReplicaMesh) -> Any:
+    """Return one replica's share of a value that a merge function assigns to all copies."""
+    if variable.aggregation is not VariableAggregation.SUM:
+        return given
+    if change is not Change.ASSIGN:
+        raise make_ambiguous_sum_error(variable, change)
+    count = layout.num_replicas
+    # The sum over the copies must be the value, as in TensorFlow: each copy gets a part.
+    if jnp.issubdtype(variable.dtype, jnp.inexact):
+        return (given / count).astype(variable.dtype)
+    # The first replicas hold the remainder of an integer division.
+    more = jax.lax.axis_index(layout.replica_axes) < given % count
+    return given // count + more.astype(variable.dtype)
+
+
+@called(lambda variable, change: f"Variable {variable.label!r}.{change.value}")
+def _aggregate_mirrored(variable: Variable, change: Change, given: Any, layout: ReplicaMesh) -> Any:
+    """Return the aggregate of the values that all replicas assign to a mirrored variable."""
+    how = variable.aggregation
+    is_constant = not isinstance(given, jax.core.Tracer)
+    if how is VariableAggregation.SUM and is_constant:
+        raise refuse(
+            f"{given!r} inside a replica, and the variable has VariableAggregation.SUM.",
+            "The sum is over a value that each replica computes. A constant is not computed, and "
+            f"whether {layout.num_replicas} times the constant is meant is unknown.",
+            "Use VariableAggregation.MEAN or ONLY_FIRST_REPLICA for constants, or let each "
+            "replica compute its part (jnp.asarray(value) inside the step).",
+        )
+    if is_constant or how is VariableAggregation.NONE:
+        return given
+    return aggregate(given, how, layout)
+
+
+def collect_rows(
+    variable: Variable, kind: Scatter, slices: IndexedSlices, layout: ReplicaMesh, *, in_merge: bool
+) -> IndexedSlices:
+    """Return the rows to apply to a mirrored variable, collected from all replicas."""
+    check_can_scatter(variable, kind, of_replicas=not in_merge)
+    how = variable.aggregation
+    if variable.home.layout is None:
+        # It is one variable for all replicas, so each replica's rows are applied.
+        how = VariableAggregation.NONE if kind.is_choice else VariableAggregation.SUM
+    if in_merge or layout.num_replicas == 1 or how is VariableAggregation.NONE:
+        return slices
+    values, indices = jnp.asarray(slices.values), jnp.asarray(slices.indices)
+    if how is VariableAggregation.ONLY_FIRST_REPLICA:
+        return type(slices)(aggregate(values, how, layout), aggregate(indices, how, layout))
+    if how is VariableAggregation.MEAN:
+        values = values / layout.num_replicas
+    axes = layout.replica_axes
+    return type(slices)(
+        _collectives.gather_over_replicas(values, 0, axes),
+        _collectives.gather_over_replicas(indices, 0, axes),
+    )
+
+
+def aggregate(own: Any, how: VariableAggregation, layout: ReplicaMesh) -> Any:
+    """Return the aggregated value of all replicas; this is an all-reduce."""
+    axes = layout.replica_axes
+    if how is VariableAggregation.ONLY_FIRST_REPLICA:
+        # A sum over replicas where all but the first hold 0 is a broadcast.
+        is_first = jax.lax.axis_index(axes) == 0
+        # `psum` does not sum booleans.
+        numbers = own.astype(jnp.int8) if own.dtype == jnp.bool_ else own
+        first = jnp.where(is_first, numbers, jnp.zeros_like(numbers))
+        return jax.lax.psum(first, axes).astype(own.dtype)
+    if how is VariableAggregation.SUM:
+        return _collectives.sum_over_replicas(own, axes)
+    return _collectives.mean_over_replicas(own, axes)
 
 
 class StepAccess(abc.ABC):
@@ -57,7 +160,16 @@ class StepAccess(abc.ABC):
         # As in TensorFlow, no gradient flows through an assignment.
         own = jax.lax.stop_gradient(value)
         if _compat.is_mapped(own):
-            raise _mapped_value_error(variable, what)
+            raise call_as(
+                f"Variable {variable.label!r}.{what}",
+                refuse,
+                f"a value that jax.vmap maps over, and the variable is one {variable.dtype}"
+                f"{list(variable.shape)}.",
+                "Under vmap there is one value for each example, and the variable has room for "
+                "one.",
+                "Return the value from the mapped function, combine it (value.mean(axis=0)), and "
+                "assign that outside jax.vmap.",
+            )
         self._write(variable, what, own)
 
     @abc.abstractmethod
@@ -75,7 +187,8 @@ class StepAccess(abc.ABC):
         own = self._own(variable)
         # As in TensorFlow: such a variable has one value across replicas only after aggregation.
         if self._in_merge and variable.home.per_replica:
-            return read_aggregated(variable, own, self._layout)
+            check_can_combine(variable, "read")
+            return aggregate(own, variable.aggregation, self._layout)
         return own
 
     def update(self, variable: Variable, change: Change, value: Any, *, read_value: bool) -> Any:
@@ -91,11 +204,7 @@ class StepAccess(abc.ABC):
 
     def own_copies(self) -> "OwnCopies":
         """Return an access object that changes each replica's copy without aggregation."""
-        return OwnCopies(self)
-
-    def update_own(self, variable: Variable, change: Change, value: Any) -> None:
-        """Change this replica's copy only, without aggregation."""
-        self.change_own(variable, change, cast_own_value(variable, change, value, self._layout))
+        return OwnCopies(self, self._layout)
 
     def change_own(self, variable: Variable, kind: Change | Scatter, given: Any) -> None:
         """Change this replica's copy by a value of the variable's dtype, or by rows."""
@@ -114,8 +223,8 @@ class StepAccess(abc.ABC):
 class OwnCopies:
     """The access object for a function that `StrategyExtended.update` calls: one copy at a time."""
 
-    def __init__(self, step: StepAccess) -> None:
-        self._step = step
+    def __init__(self, step: StepAccess, layout: ReplicaMesh) -> None:
+        self._step, self._layout = step, layout
 
     def own_copies(self) -> "OwnCopies":
         """Return this object."""
@@ -131,7 +240,8 @@ class OwnCopies:
 
     def update(self, variable: Variable, change: Change, value: Any, *, read_value: bool) -> Any:
         """Change this replica's copy."""
-        self._step.update_own(variable, change, value)
+        given = cast_own_value(variable, change, value, self._layout)
+        self._step.change_own(variable, change, given)
         return self.read(variable) if read_value else None
 
     def scatter(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
@@ -144,31 +254,15 @@ def check_same_strategy(variable: Variable, layout: ReplicaMesh) -> None:
     # A variable without a strategy can be used in steps of all strategies.
     home = variable.home.layout
     if home is not None and home != layout:
-        raise _other_strategy_error(variable, home, layout)
-
-
-def _other_strategy_error(
-    variable: Variable, home: ReplicaMesh, layout: ReplicaMesh
-) -> MixedStrategyError:
-    return MixedStrategyError(
-        f"Variable {variable.label!r} was used in a step of another strategy. "
-        f"It is on {[str(d) for d in home.devices][:4]} ({home.num_replicas} replicas); the step "
-        f"runs on {[str(d) for d in layout.devices][:4]} ({layout.num_replicas} replicas).\n\n"
-        "A variable belongs to the strategy in whose scope it was made.\n\nRun the step with that "
-        "strategy, or make a variable in this one's scope: Variable(other.read_value())."
-    )
-
-
-@called(lambda variable, what: f"Variable {variable.label!r}.{what}")
-def _mapped_value_error(variable: Variable, what: str) -> ArgumentError:
-    """Return the error for an assignment of a value that `jax.vmap` maps over."""
-    return refuse(
-        f"a value that jax.vmap maps over, and the variable is one {variable.dtype}"
-        f"{list(variable.shape)}.",
-        "Under vmap there is one value for each example, and the variable has room for one.",
-        "Return the value from the mapped function, combine it (value.mean(axis=0)), and assign "
-        "that outside jax.vmap.",
-    )
+        raise MixedStrategyError(
+            f"Variable {variable.label!r} was used in a step of another strategy. "
+            f"It is on {[str(d) for d in home.devices][:4]} ({home.num_replicas} replicas); the "
+            f"step runs on {[str(d) for d in layout.devices][:4]} ({layout.num_replicas} "
+            "replicas).\n\n"
+            "A variable belongs to the strategy in whose scope it was made.\n\n"
+            "Run the step with that strategy, or make a variable in this one's scope: "
+            "Variable(other.read_value())."
+        )
 
 
 def variables_as_values(value: PyTree) -> PyTree:
@@ -179,12 +273,12 @@ def variables_as_values(value: PyTree) -> PyTree:
     leaves, treedef = jax.tree.flatten(value, is_leaf=stops(Stop.READ))
     if not any(map(is_variable, leaves)):
         return value
-    return treedef.unflatten(
-        [_value_on_replicas(leaf) if is_variable(leaf) else leaf for leaf in leaves]
-    )
+    return treedef.unflatten(map(_value_on_replicas, leaves))
 
 
-def _value_on_replicas(variable: Variable) -> Any:
+def _value_on_replicas(variable: Any) -> Any:
+    if not is_variable(variable):
+        return variable
     frame = innermost_explicit_frame()
     if frame is None or frame.variables is None:
         return variable.distributed

@@ -1,7 +1,7 @@
 """Variables of a step as inputs and results of its program; see Note [Lifted variables]."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxdist import _compat
@@ -87,15 +87,17 @@ def lift(
     """
     layout = strategy.layout
     lifting = Lifting(layout, refs=known.refs)
-    touched: tuple[Variable, ...] = ()
+    touched: dict[int, Variable] = {}
     for _ in range(MAX_TRACES):
-        asked = dataclasses.replace(signature, lifting=lifting)
+        lifted = dataclasses.replace(signature, lifting=lifting)
         if signature.uneven:
-            own, traces, groups = traces_of_groups(fn, asked, strategy)
+            own, traces, groups = traces_of_groups(fn, lifted, strategy)
         else:
-            trace_so = choose_trace(asked, layout)
-            own, traces, groups = [asked], [trace_so(fn, asked, strategy)], None
-        written, touched = _merge_variables(traces)
+            trace_step = choose_trace(lifted, layout)
+            own, traces, groups = [lifted], [trace_step(fn, lifted, strategy)], None
+        # What any of the traces assigns, and what any of them uses.
+        written = {id(v): v for t in traces for v in t.written}
+        touched = {id(v): v for t in traces for v in t.touched}
         need_refs = lifting.refs.union(*(t.need_refs for t in traces))
         if need_refs == lifting.refs and all(
             len(t.touched) == len(touched) and len(t.written) == len(written) for t in traces
@@ -103,9 +105,9 @@ def lift(
             break
         # Replicas with other shapes use other variables, or a variable must be a ref from the
         # start: trace again with all of them.
-        lifting = Lifting(layout, touched, frozenset(map(id, written)), need_refs)
+        lifting = Lifting(layout, tuple(touched.values()), frozenset(written), need_refs)
     else:
-        names = sorted({v.label for v in touched})
+        names = sorted({v.label for v in touched.values()})
         raise ContextError(
             f"strategy.run traced {getattr(fn, '__name__', fn)!s} {MAX_TRACES} times, and it used "
             f"other variables, or used them in another way, every time; last {names[:5]}.\n\n"
@@ -130,30 +132,19 @@ def lift(
 def _check_merge_calls(traces: Sequence[TracedStep], groups: Groups) -> None:
     if len({len(t.merge_calls) for t in traces}) == 1:
         return
-    listed = groups.describe(
-        [f"{len(t.merge_calls)}, at {list(t.merge_calls)[:5]}" for t in traces]
-    )
+    calls = [f"{len(t.merge_calls)}, at {list(t.merge_calls)[:5]}" for t in traces]
     raise DivergentCollectiveError(
         "strategy.run: some replicas made a different number of merge_calls.\n"
-        f"{listed}\n\n"
-        "A merge function runs for all replicas, so all of them must come to it.\n\n"
-        "Call merge_call outside of the condition, with what the condition decides as argument."
+        f"{groups.describe(calls)}\n\n"
+        "A merge function runs for all replicas, so all of them must reach it.\n\n"
+        "Call merge_call outside of the condition, and pass what the condition decides."
     )
-
-
-def _merge_variables(
-    traces: Sequence[TracedStep],
-) -> tuple[tuple[Variable, ...], tuple[Variable, ...]]:
-    """Return the variables that any of the traces assigns, and those that any of them uses."""
-    written = {id(v): v for t in traces for v in t.written}
-    touched = {id(v): v for t in traces for v in t.touched}
-    return tuple(written.values()), tuple(touched.values())
 
 
 def _make_lifted(
     signature: Signature,
-    written: tuple[Variable, ...],
-    touched: tuple[Variable, ...],
+    written: Mapping[int, Variable],
+    touched: Mapping[int, Variable],
     refs: frozenset[int],
     known: LiftedVariables,
 ) -> LiftedVariables:
@@ -164,14 +155,15 @@ def _make_lifted(
     after = len(signature.graph.paths) if signature.graph else 0
     if not touched:
         return NO_VARIABLES
-    ids = frozenset(map(id, written))
-    read_only = tuple(v for v in touched if id(v) not in ids)
+    read_only = {i: v for i, v in touched.items() if i not in written}
     same = (
-        ids == frozenset(map(id, known.written))
-        and frozenset(map(id, read_only)) == frozenset(map(id, known.read_only))
+        written.keys() == set(map(id, known.written))
+        and read_only.keys() == set(map(id, known.read_only))
         and (after, refs) == (known.after, known.refs)
     )
-    return known if same else LiftedVariables(written, read_only, after, refs)
+    if same:
+        return known
+    return LiftedVariables(tuple(written.values()), tuple(read_only.values()), after, refs)
 
 
 def _add_inputs(
@@ -229,12 +221,7 @@ def _extend_signature(
     after = found.after
     written = [_slot_of_variable(v, layout) for v in found.written]
     read_only = [_slot_of_variable(v, layout) for v in found.read_only]
-    inputs = (
-        *signature.inputs[:after],
-        *written,
-        *signature.inputs[after:],
-        *read_only,
-    )
+    inputs = (*signature.inputs[:after], *written, *signature.inputs[after:], *read_only)
     uneven = tuple((n if n < after else n + len(written), shapes) for n, shapes in signature.uneven)
     return dataclasses.replace(signature, inputs=inputs, uneven=uneven, lifting=None)
 
@@ -262,7 +249,7 @@ def check_equal(variables: Sequence[Variable], differs: Sequence[bool], num_repl
         f"strategy.run would leave {len(names)} variable(s) with a different value on each of "
         f"{num_replicas} replicas: {', '.join(names[:10])}.\n\n"
         "Each of them is mirrored and has VariableAggregation.NONE (or belongs to no strategy), so "
-        "all replicas must assign the same value, and that these are the same is not proved.\n\n"
+        "all replicas must assign the same value, and jaxdist cannot prove that they do.\n\n"
         "All-reduce what is assigned (jaxdist.get_replica_context().all_reduce('mean', value)), "
         "make the variable with aggregation=VariableAggregation.MEAN, SUM or ONLY_FIRST_REPLICA, "
         "or give every replica its own: synchronization=VariableSynchronization.ON_READ. Where "

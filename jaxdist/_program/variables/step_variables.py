@@ -195,7 +195,11 @@ def remove_refs(traced: Any, names: Sequence[str]) -> Any:
     Raises:
         ContextError: A variable would be changed twice, or an operation would read an old value.
     """
-    if _has_recomputed_refs(traced.jaxpr):
+    # An operation that is recomputed for a gradient takes a ref.
+    if any(
+        e.params.get("differentiated") and any(map(_compat.is_ref, e.invars))
+        for e in iterate_equations(traced.jaxpr)
+    ):
         raise ContextError(
             f"A step assigns variables inside jax.checkpoint (remat), under jax.grad; it assigns "
             f"{list(names)[:5]}.\n\n"
@@ -215,14 +219,6 @@ def remove_refs(traced: Any, names: Sequence[str]) -> Any:
     return dataclasses.replace(traced, closed=_compat.discharge_refs(traced.closed))
 
 
-def _has_recomputed_refs(jaxpr: Any) -> bool:
-    """Whether an operation that is recomputed for a gradient takes a ref."""
-    return any(
-        e.params.get("differentiated") and any(_compat.is_ref(v) for v in e.invars)
-        for e in iterate_equations(jaxpr)
-    )
-
-
 def _has_changing_condition(jaxpr: Any) -> bool:
     """Whether a `while` reads a ref in its condition and changes it in its body."""
     for e in iterate_equations(jaxpr):
@@ -232,11 +228,8 @@ def _has_changing_condition(jaxpr: Any) -> bool:
             of_condition, of_body, _ = loop.split(e.invars)
             inner = open_jaxpr(loop.body)
             # Not strict: the inputs of the body also contain the carried values.
-            given = [p for p in zip(of_body, inner.invars, strict=False) if _is_ref(p[0])]
-            if any(v in of_condition and _compat.has_write_to(inner, w) for v, w in given):
-                return True
+            for given, own in zip(of_body, inner.invars, strict=False):
+                is_ref = not isinstance(given, Literal) and _compat.is_ref(given)
+                if is_ref and given in of_condition and _compat.has_write_to(inner, own):
+                    return True
     return False
-
-
-def _is_ref(atom: Any) -> bool:
-    return not isinstance(atom, Literal) and _compat.is_ref(atom)

@@ -1,4 +1,4 @@
-"""What a dataset attaches to a `PerReplica`: shapes of all replicas, and uneven steps ahead."""
+"""Attaches shapes of all replicas, and uneven steps ahead, to the `PerReplica` of a dataset."""
 
 import dataclasses
 import json
@@ -121,16 +121,14 @@ def find_shapes(name: object, value: PerReplica, layout: ReplicaMesh) -> AgreedS
     known = agreed_shapes(value)
     if known is not None:
         return known
-    purpose = f"the shapes of {name}"
+    call, purpose = f"The call with {name}", f"the shapes of {name}"
     seconds = layout.timeout_seconds
-    texts = _processes.exchange(
-        f"The call with {name}", _CHANNEL, json.dumps(own), seconds, purpose
-    )
-    said = [json.loads(text) for text in texts]
-    left = {process: iter(one) for process, one in enumerate(said)}
+    texts = _processes.exchange(call, _CHANNEL, json.dumps(own), seconds, purpose)
+    reported = [json.loads(text) for text in texts]
+    left = {process: iter(one) for process, one in enumerate(reported)}
     everyone = [next(left[process]) for process in layout.replica_owners]
-    _check_alike(name, said, layout)
-    if any(one is None for one in everyone):
+    _check_alike(name, reported, layout)
+    if None in everyone:
         return None
     shapes = tuple(tuple(shape) for shape, _ in everyone)
     mark_with_shapes(value, shapes)
@@ -166,11 +164,10 @@ def _describe(array: Any) -> tuple[tuple[int, ...], str] | None:
     return ((), type(array).__name__) if isinstance(array, (bool, int, float, complex)) else None
 
 
-def _check_alike(name: object, said: Sequence[Sequence[Any]], layout: ReplicaMesh) -> None:
+def _check_alike(name: object, reported: Sequence[Sequence[Any]], layout: ReplicaMesh) -> None:
     """Raise if values of other processes differ from those of process 0 in rank or dtype."""
-    kinds = [sorted({_get_kind(one) for one in own}) for own in said]
-    nothing: list[str] = []
-    first = next((k for k in kinds if k), nothing)
+    kinds = [sorted(set(map(_get_kind, own))) for own in reported]
+    first: list[str] = next(filter(None, kinds), [])
     odd = [p for p, k in enumerate(kinds) if k and k != first]
     if not odd:
         return

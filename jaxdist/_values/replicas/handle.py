@@ -14,12 +14,12 @@ from jaxdist.errors import ReplicaValueError
 class Handle(PerReplica):
     """A `PerReplica` in a merge function: it holds the traced value of each replica."""
 
-    __slots__ = ("_layout",)
+    __slots__ = ("layout",)
 
     def __init__(self, local: Any, layout: ReplicaMesh) -> None:
         # The trace sees one replica, so there is one value, whatever the number of replicas.
         super().__init__((local,))
-        self._layout = layout
+        self.layout = layout
 
     @property
     def local(self) -> Any:
@@ -27,15 +27,10 @@ class Handle(PerReplica):
         return self._data[0]
 
     @property
-    def layout(self) -> ReplicaMesh:
-        """The mesh of the strategy."""
-        return self._layout
-
-    @property
     def array(self) -> jax.Array:
         """The values of all replicas as one array, as in a `PerReplica`; runs an all-gather."""
         return jax.lax.all_gather(
-            self.local, self._layout.replica_axes, axis=0, tiled=self.local.ndim > 0
+            self.local, self.layout.replica_axes, axis=0, tiled=self.local.ndim > 0
         )
 
     @property
@@ -51,11 +46,11 @@ class Handle(PerReplica):
     @property
     def values(self) -> tuple[Any, ...]:
         """The values of all replicas; runs an all-gather, of `R` times the bytes."""
-        stacked = jax.lax.all_gather(self.local, self._layout.replica_axes, axis=0)
-        return tuple(stacked[i] for i in range(self._layout.num_replicas))
+        stacked = jax.lax.all_gather(self.local, self.layout.replica_axes, axis=0)
+        return tuple(stacked[i] for i in range(self.layout.num_replicas))
 
     def __repr__(self) -> str:
-        return f"PerReplica(traced {self.local!r} on {self._layout.num_replicas} replicas)"
+        return f"PerReplica(traced {self.local!r} on {self.layout.num_replicas} replicas)"
 
 
 def get_own_value(value: PerReplica, layout: ReplicaMesh) -> Any:

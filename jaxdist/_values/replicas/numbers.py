@@ -21,8 +21,10 @@ def check_integers(name: object, replica: int, value: Any) -> None:
         return
     # Checked in NumPy, where nothing is lost: JAX would silently truncate a list to 32 bits.
     held = np.asarray(value)
-    if held.size and (held.dtype.kind in "iu" or _are_integers(held)):
-        bounds = np.iinfo(_integer_dtype())
+    # Integers beyond 64 bits become an object array.
+    is_large = held.dtype == object and all(isinstance(n, int) for n in held.flat)
+    if held.size and (held.dtype.kind in "iu" or is_large):
+        bounds = np.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
         outside = [n for n in (held.min(), held.max()) if not bounds.min <= n <= bounds.max]
         if outside:
             raise ReplicaValueError(
@@ -42,25 +44,11 @@ def suggest_cast(name: str, dtypes: Iterable[Any]) -> str:
 
 def explain_too_large(number: int, bounds: "np.iinfo[Any]") -> str:
     """Return the end of an error for a Python integer outside of these bounds."""
+    helps = not jax.config.read("jax_enable_x64") and -(1 << 63) <= number < 1 << 63
+    wider = ", or turn on 64 bits: jax.config.update('jax_enable_x64', True)" * helps
     return (
         f"{bounds.dtype} ends at {bounds.min} and {bounds.max}.\n\n"
         "Python integers are exact here, or an error; arrays of integers wrap around, as those "
         "of JAX and NumPy do.\n\n"
-        f"Pass floats{suggest_64_bits(number)}."
+        f"Pass floats{wider}."
     )
-
-
-def suggest_64_bits(number: int) -> str:
-    """Return the second remedy, 64 bits, if it helps for this number; else an empty string."""
-    if jax.config.read("jax_enable_x64") or not -(1 << 63) <= number < 1 << 63:
-        return ""
-    return ", or turn on 64 bits: jax.config.update('jax_enable_x64', True)"
-
-
-def _are_integers(held: np.ndarray) -> bool:
-    # Integers beyond 64 bits become an object array.
-    return held.dtype == object and all(isinstance(n, int) for n in held.flat)
-
-
-def _integer_dtype() -> Any:
-    return jax.dtypes.canonicalize_dtype(np.int64)

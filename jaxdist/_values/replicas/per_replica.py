@@ -154,27 +154,22 @@ class PerReplica(DistributedValues):
                 "Pass jax.device_put(x, strategy.per_replica_sharding), or PerReplica([...]) with "
                 "one value for each replica.",
             )
-        form = Form.SCALARS if as_flag("scalars", scalars) else Form.ROWS
+        scalars = as_flag("scalars", scalars)
         as_integer("replicas_per_shard", replicas_per_shard, least=1)
         num_rows = array.shape[0] if array.shape else 0
         if num_rows % replicas_per_shard or replicas_per_shard > max(num_rows, MAX_PER_SHARD):
+            # Some examples, not all divisors.
+            fitting = [n for n in (1, 2, 4, 8, 16) if num_rows % n == 0]
             raise refuse(
                 f"replicas_per_shard={replicas_per_shard} and an array of {num_rows} rows, "
                 f"{array.dtype}{[*array.shape]}.",
                 "The rows are split over the shards, and those of a shard over its replicas, so "
                 "replicas_per_shard divides their number.",
-                f"Pass {_suggest_divisors(num_rows)}, or leave it out.",
+                f"Pass {' or '.join(map(str, fitting))}, or leave it out.",
                 kind=ReplicaValueError,
             )
-        return hold_global(
-            copy_if_writable(array),
-            scalars=form is Form.SCALARS,
-            replicas_per_shard=replicas_per_shard,
-        )
-
-    @property
-    def _held(self) -> "Storage":
-        return self._flat[1]
+        held = copy_if_writable(array)
+        return hold_global(held, scalars=scalars, replicas_per_shard=replicas_per_shard)
 
     @property
     def _data(self) -> Any:
@@ -209,9 +204,9 @@ class PerReplica(DistributedValues):
         """
         if self._form is Form.LOCAL:
             raise ReplicaValueError(
-                f"PerReplica.array was read, and there is no such array: {self!r}.\n\n"
-                "Values that are on no devices yet, or have different shapes, are not one array."
-                "\n\nUse .values, or strategy.gather(value, axis=0)."
+                f"PerReplica.array was read, and the values are not one array: {self!r}.\n\n"
+                "Values that are not on devices yet, or have different shapes, are stored one by "
+                "one.\n\nUse .values, or strategy.gather(value, axis=0)."
             )
         return self._data
 
@@ -242,7 +237,11 @@ class PerReplica(DistributedValues):
         if self._form is Form.SCALARS:
             # Iterating over a shard slices it on the device; a single scalar needs only a reshape.
             return tuple(row for s in shards for row in (s if s.size > 1 else (s.reshape(()),)))
-        return shards if self._held[1] == 1 else _split_shards(shards, self._held[1])
+        count = self._flat[1][1]
+        if count == 1:
+            return shards
+        rows = shards[0].shape[0] // count
+        return tuple(s[i * rows : (i + 1) * rows] for s in shards for i in range(count))
 
     def __repr__(self) -> str:
         # The repr must never fail: error messages and debuggers print tracers and donated arrays.
@@ -288,45 +287,20 @@ def _take_snapshot(value: Any) -> Any:
 MAX_PER_SHARD = 1 << 16
 
 
-def _suggest_divisors(num_rows: int) -> str:
-    # Some examples for an error message, not all divisors.
-    fitting = [n for n in (1, 2, 4, 8, 16) if num_rows % n == 0]
-    return " or ".join(map(str, fitting))
-
-
-def _split_shards(shards: Sequence[jax.Array], count: int) -> tuple[jax.Array, ...]:
-    """Split shards that hold the rows of several replicas into the values of each replica."""
-    rows = shards[0].shape[0] // count
-    return tuple(s[i * rows : (i + 1) * rows] for s in shards for i in range(count))
-
-
 def shards_by_replica(array: jax.Array) -> tuple[jax.Array, ...]:
     """Return the shards of an array along dim 0, in row order, without a copy."""
     sharding = array.sharding
-    shards = array.addressable_shards
-    if isinstance(sharding, NamedSharding) and (
-        _spans_logical(sharding) or _is_empty_and_split(array, sharding)
-    ):
-        pieces = _assemble_values(array, sharding)
-    else:
-        # Devices of one replica may hold equal copies; the first shard with a start is enough.
-        first: dict[int, jax.Array] = {}
-        for shard in shards:
-            start = shard.index[0].start or 0
-            if start not in first:
-                first[start] = shard.data
-        pieces = [first[start] for start in sorted(first)]
-    return tuple(pieces)
-
-
-def _spans_logical(sharding: NamedSharding) -> bool:
-    """Whether a dim other than dim 0 is sharded, so that a local value has several shards."""
-    return any(entry is not None for entry in tuple(sharding.spec)[1:])
-
-
-def _is_empty_and_split(array: jax.Array, sharding: NamedSharding) -> bool:
-    """Whether an array without elements is sharded on dim 0: its shards may share one start."""
-    return not array.size and bool(tuple(sharding.spec)[:1])
+    if isinstance(sharding, NamedSharding):
+        lead, rest = tuple(sharding.spec)[:1], tuple(sharding.spec)[1:]
+        # A local value has several shards if another dim is sharded. The shards of an array
+        # without elements may share one start.
+        if any(entry is not None for entry in rest) or (lead and not array.size):
+            return tuple(_assemble_values(array, sharding))
+    # Devices of one replica may hold equal copies; the first shard with a start is enough.
+    first: dict[int, jax.Array] = {}
+    for shard in array.addressable_shards:
+        first.setdefault(shard.index[0].start or 0, shard.data)
+    return tuple(first[start] for start in sorted(first))
 
 
 def _fix_empty_shard(part: jax.Array, sharding: NamedSharding, shape: tuple[int, ...]) -> jax.Array:
@@ -366,8 +340,9 @@ def _format_value(value: Any) -> str:
 
 def _flatten_with_keys(value: PerReplica) -> tuple[Sequence[tuple[Any, Any]], Storage]:
     if value._form is Form.LOCAL:
-        return [(GetAttrKey(f"values[{i}]"), v) for i, v in enumerate(value._data)], value._held
-    return [(GetAttrKey("array"), value._data)], value._held
+        keyed = [(GetAttrKey(f"values[{i}]"), v) for i, v in enumerate(value._data)]
+        return keyed, value._flat[1]
+    return [(GetAttrKey("array"), value._data)], value._flat[1]
 
 
 # Without the checks of `__init__`, which JAX's placeholders would not pass. A global, since

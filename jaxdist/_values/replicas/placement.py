@@ -61,13 +61,13 @@ def placement_of_sharding(sharding: Any, ndim: int, layout: ReplicaMesh) -> Plac
             return Placement(Kind.PER_REPLICA, layout.per_replica)
         return mirrored if here else None
     if not isinstance(sharding, NamedSharding):
-        return mirrored if _is_equivalent(sharding, layout.replicated, ndim) else None
+        return mirrored if sharding.is_equivalent_to(layout.replicated, ndim) else None
     # The same devices in another order hold other rows.
     if tuple(sharding.mesh.devices.ravel()) != tuple(layout.mesh.devices.ravel()):
         return None
-    if _is_equivalent(sharding, layout.replicated, ndim):
+    if sharding.is_equivalent_to(layout.replicated, ndim):
         return mirrored
-    if ndim and _is_equivalent(sharding, layout.per_replica, ndim):
+    if ndim and sharding.is_equivalent_to(layout.per_replica, ndim):
         return Placement(Kind.PER_REPLICA, layout.per_replica)
     # Arrays may also be sharded over the logical axes. Their kind depends on the replica axes.
     if sharding.mesh.axis_names == layout.mesh.axis_names:
@@ -90,10 +90,6 @@ def _is_split_over_replicas(sharding: Any, layout: ReplicaMesh) -> bool:
         return False
     used = Placement(Kind.MIRRORED, sharding).manual_spec(layout)
     return used[0] == layout.replica_spec[0]
-
-
-def _is_equivalent(sharding: Any, other: NamedSharding, ndim: int) -> bool:
-    return sharding.is_equivalent_to(other, ndim)
 
 
 def placement_of(leaf: Any, layout: ReplicaMesh) -> Placement:
@@ -162,7 +158,8 @@ def place_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) -> P
     """Return `value` as one global array over this mesh; errors call it `str(name)`."""
     if layout.is_shared:
         value = take_own(value, layout)
-    if _is_abstract(value):
+    held = (value.array,) if value.is_global else value.values
+    if all(isinstance(x, jax.ShapeDtypeStruct) for x in held):
         return _merge_shapes(name, value, layout)
     if layout.described is not None and not isinstance(value.values[0], jax.core.Tracer):
         call_as(f"A PerReplica of arrays ({name})", layout.check_can_run)
@@ -172,8 +169,10 @@ def place_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) -> P
     if isinstance(array, jax.core.Tracer):
         _check_rows(name, array, layout)
         return value
+    # Virtual replicas may share one device, which has all of the array then.
+    one = layout.device_set if layout.num_virtual is not None and layout.num_places == 1 else None
     if isinstance(array, jax.Array) and (
-        len(array.sharding.device_set) > 1 or _is_on_single_device(array, layout)
+        len(array.sharding.device_set) > 1 or array.sharding.device_set == one
     ):
         found = placement_of_sharding(array.sharding, array.ndim, layout)
         if found is None:
@@ -193,11 +192,6 @@ def place_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) -> P
     )
 
 
-def _is_abstract(value: PerReplica) -> bool:
-    held = (value.array,) if value.is_global else value.values
-    return bool(held) and all(isinstance(x, jax.ShapeDtypeStruct) for x in held)
-
-
 def _merge_shapes(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
     """Return a `PerReplica` of shapes (without arrays) as one global shape."""
     if value.is_global:
@@ -211,7 +205,7 @@ def _merge_shapes(name: object, value: PerReplica, layout: ReplicaMesh) -> PerRe
             f"{name} is a PerReplica of {len(value.values)} jax.ShapeDtypeStruct(s), and the "
             f"strategy has {layout.num_replicas} replicas.\n\n"
             "There is one shape for each replica, the same for all.\n\n"
-            f"Give {layout.num_replicas} equal ones, or the global one: "
+            f"Pass {layout.num_replicas} equal ones, or the global one: "
             "PerReplica.of_global(jax.ShapeDtypeStruct((replicas * rows, ...), dtype))."
         )
     rows, rest = (local.shape[0], local.shape[1:]) if local.shape else (1, ())
@@ -219,12 +213,6 @@ def _merge_shapes(name: object, value: PerReplica, layout: ReplicaMesh) -> PerRe
     return PerReplica.of_global(
         whole, scalars=not local.shape, replicas_per_shard=layout.replicas_per_place
     )
-
-
-def _is_on_single_device(array: jax.Array, layout: ReplicaMesh) -> bool:
-    """Whether the strategy has virtual replicas on one device, and `array` is on that device."""
-    is_one = layout.num_virtual is not None and layout.num_places == 1
-    return is_one and array.sharding.device_set == layout.device_set
 
 
 def check_global(name: str, value: PerReplica, layout: ReplicaMesh) -> Any:
@@ -282,15 +270,11 @@ def _place_values(name: object, value: PerReplica, layout: ReplicaMesh) -> PerRe
     is_inside = _compat.is_inside_trace()
     if is_inside and layout.is_shared:
         return _place_on_devices(name, value, layout, is_traced=True)
-    if is_inside and not any(map(_is_tracer, value.values)):
+    if is_inside and not any(isinstance(x, jax.core.Tracer) for x in value.values):
         # Otherwise the trace would stage the copies to the devices as operations of the step.
         with jax.ensure_compile_time_eval():
             return _place_on_devices(name, value, layout)
     return _place_on_devices(name, value, layout)
-
-
-def _is_tracer(value: Any) -> bool:
-    return isinstance(value, jax.core.Tracer)
 
 
 @_compat.outside_of_meshes
@@ -381,7 +365,7 @@ def _as_array(name: object, replica: int, value: Any) -> Any:
 
 def _join_on_devices(rows: list[Any], layout: ReplicaMesh, *, is_traced: bool) -> jax.Array:
     # Tracers have no buffers to put together; in a trace the constraint places the rows.
-    if is_traced or any(map(_is_tracer, rows)):
+    if is_traced or any(isinstance(x, jax.core.Tracer) for x in rows):
         place = make_auto_sharding(layout.per_replica)
         return jax.lax.with_sharding_constraint(jax.numpy.concatenate(rows), place)
     local = rows[0].shape

@@ -4,7 +4,9 @@
 (turns them into pytree nodes) before a step or a collective, and closes them again in its results.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,19 +16,17 @@ from jaxdist._values.sharded.sharded import is_sharded
 from jaxdist.errors import ArgumentTypeError
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Opened:
     """A container as a pytree node.
 
     Unflattening returns another `Opened`, or the container itself if `rebuilds` is set.
     """
 
-    __slots__ = ("keys", "kind", "rebuilds", "values")
-
-    def __init__(
-        self, kind: type, keys: tuple[Any, ...] | None, values: Iterable[Any], *, rebuilds: bool
-    ) -> None:
-        self.kind, self.keys, self.rebuilds = kind, keys, rebuilds
-        self.values = tuple(values)
+    kind: type
+    keys: tuple[Any, ...] | None
+    values: Sequence[Any]
+    rebuilds: bool
 
     def close(self) -> Any:
         """Return the container in its own type."""
@@ -72,23 +72,21 @@ def open_containers(
         if must_open is not None and not must_open(leaf):
             return leaf
         is_mapping = isinstance(leaf, Mapping)
-        pairs = list(leaf.items()) if is_mapping else list(enumerate(leaf))
-        inner = [
-            open_containers(
-                v, f"{own}[{k!r}]", is_leaf=is_leaf, must_open=must_open, rebuilds=rebuilds
-            )
-            for k, v in pairs
-        ]
+        again = functools.partial(
+            open_containers, is_leaf=is_leaf, must_open=must_open, rebuilds=rebuilds
+        )
+        pairs = list(leaf.items() if is_mapping else enumerate(leaf))
+        inner = tuple(again(v, f"{own}[{k!r}]") for k, v in pairs)
         keys = tuple(k for k, _ in pairs) if is_mapping else None
         _check_rebuilds(leaf, own)
-        return Opened(type(leaf), keys, inner, rebuilds=rebuilds)
+        return Opened(type(leaf), keys, inner, rebuilds)
 
     return treedef.unflatten([open_one(leaf, name + keystr(path)) for path, leaf in leaves])
 
 
 def close_containers(tree: Any) -> Any:
     """Return `tree` with its containers in their own types again."""
-    return jax.tree.map(_close, tree, is_leaf=lambda x: _is_opened(x) or is_sharded(x))
+    return jax.tree.map(_close, tree, is_leaf=lambda x: isinstance(x, Opened) or is_sharded(x))
 
 
 def rebuild_on_unflatten(tree: Any, whole: type) -> Any:
@@ -98,22 +96,19 @@ def rebuild_on_unflatten(tree: Any, whole: type) -> Any:
     """
 
     def of_leaf(leaf: Any) -> Any:
-        if not _is_opened(leaf):
+        if not isinstance(leaf, Opened):
             return leaf
-        values = [rebuild_on_unflatten(v, whole) for v in leaf.values]
+        values = tuple(rebuild_on_unflatten(v, whole) for v in leaf.values)
         return Opened(leaf.kind, leaf.keys, values, rebuilds=True)
 
     return jax.tree.map(of_leaf, tree, is_leaf=lambda x: isinstance(x, (Opened, whole)))
 
 
 def _close(leaf: Any) -> Any:
-    if not _is_opened(leaf):
+    if not isinstance(leaf, Opened):
         return leaf
-    return Opened(leaf.kind, leaf.keys, map(close_containers, leaf.values), rebuilds=True).close()
-
-
-def _is_opened(x: Any) -> bool:
-    return isinstance(x, Opened)
+    values = tuple(map(close_containers, leaf.values))
+    return dataclasses.replace(leaf, values=values).close()
 
 
 def _check_rebuilds(container: Any, name: str) -> None:
@@ -121,43 +116,38 @@ def _check_rebuilds(container: Any, name: str) -> None:
     # A constructor of a user's class may raise anything.
     kind = type(container)
     given = dict(container) if isinstance(container, Mapping) else list(container)
+    builtin, cause = type(given).__name__, None
     try:
-        rebuilt = kind(given)
-        is_whole = len(rebuilt) == len(container)
+        count = len(kind(given))
+        found = f"it has {count} entries, not {len(container)}"
     except Exception as error:
-        raise ArgumentTypeError(_cannot_rebuild(kind, name, given, repr(error))) from error
-    if not is_whole:
-        found = f"it has {len(rebuilt)} entries, not {len(container)}"
-        raise ArgumentTypeError(_cannot_rebuild(kind, name, given, found))
-
-
-def _cannot_rebuild(kind: type, name: str, given: Any, found: str) -> str:
-    builtin = "dict" if isinstance(given, dict) else "list"
-    return (
-        f"{name} is a {kind.__name__}, which cannot be made of its values again: "
+        count, found, cause = None, repr(error), error
+    if count == len(container):
+        return
+    raise ArgumentTypeError(
+        f"{name} is a {kind.__name__}, which cannot be rebuilt from its values: "
         f"{kind.__name__}({builtin}) gave {found}.\n\n"
         "JAX does not know the class. A mapping, list or tuple of another class goes through a "
         f"step as its own type: {kind.__name__} is called with a {builtin} of the values.\n\n"
         f"Use {builtin}(value), or register the class: "
         f"jax.tree_util.register_pytree_node({kind.__name__}, flatten, unflatten)."
-    )
+    ) from cause
 
 
-def _flatten_with_keys(node: Opened) -> tuple[list[tuple[Any, Any]], Any]:
-    if node.keys is None:
-        paths: list[Any] = [SequenceKey(i) for i in range(len(node.values))]
-    else:
-        paths = [DictKey(k) for k in node.keys]
-    return list(zip(paths, node.values, strict=True)), (node.kind, node.keys, node.rebuilds)
-
-
-def _flatten(node: Opened) -> tuple[tuple[Any, ...], Any]:
+def _flatten(node: Opened) -> tuple[Sequence[Any], Any]:
     return node.values, (node.kind, node.keys, node.rebuilds)
 
 
-def _rebuild(how: Any, values: Iterable[Any]) -> Any:
+def _flatten_with_keys(node: Opened) -> tuple[list[tuple[Any, Any]], Any]:
+    values, how = _flatten(node)
+    if node.keys is None:
+        return [(SequenceKey(i), v) for i, v in enumerate(values)], how
+    return [(DictKey(k), v) for k, v in zip(node.keys, values, strict=True)], how
+
+
+def _rebuild(how: Any, values: Any) -> Any:
     kind, keys, rebuilds = how
-    node = Opened(kind, keys, values, rebuilds=rebuilds)
+    node = Opened(kind, keys, tuple(values), rebuilds)
     return node.close() if rebuilds else node
 
 

@@ -44,11 +44,18 @@ def place_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharded:
             "Its virtual replicas share devices, and a piece is on the device of one replica.\n\n"
             "Pass the whole array, value.whole(), or make the strategy without deterministic."
         )
-    _check_axes(name, value, layout)
+    unknown = [a for a in value.axes or () if a not in layout.replica_axes]
+    if unknown:
+        raise ReplicaValueError(
+            f"{name} is cut over the axes {value.axes}: {value!r}; the replica axes of this "
+            f"strategy are {layout.replica_axes}.\n\n"
+            "An array in pieces stays with the strategy that cut it.\n\n"
+            "Cut it again: jaxdist.partition.place(strategy, state, rules)."
+        )
     count = cut.pieces(layout)
     if not hasattr(array, "ndim"):
         raise ReplicaValueError(
-            f"{name} is a Sharded that holds a {type(array).__name__}, {array!r}, in the place of "
+            f"{name} is a Sharded that holds a {type(array).__name__}, {array!r}, instead of "
             "an array.\n\n"
             "A function of pytrees put it there: jax.tree.map goes into a Sharded and takes the "
             "piece for a leaf.\n\n"
@@ -60,10 +67,10 @@ def place_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharded:
     fits = cut.dim < array.ndim and array.shape[cut.dim] >= cut.size
     if not fits or (array.shape[cut.dim] > cut.size and not value.has_padding):
         raise ReplicaValueError(
-            f"{name} is {array.dtype}{list(array.shape)}, in a node that says that it is cut along "
+            f"{name} is {array.dtype}{list(array.shape)}, in a node that declares a cut along "
             f"dim {cut.dim} of {cut.size} elements.\n\n"
-            "A function of pytrees put it there, as jax.tree.map goes into a Sharded. The state "
-            "of an optimizer with other shapes than the parameters (adafactor) is made so.\n\n"
+            "A function of pytrees put it there: jax.tree.map goes into a Sharded. Optimizers "
+            "whose state has other shapes than the parameters (adafactor) do this.\n\n"
             "Call the function on whole arrays, jaxdist.partition.gather(tree). Let sharded_update "
             "make and cut such a state: tx = jaxdist.sharded_update(tx)."
         )
@@ -120,17 +127,6 @@ def find_layout_of_pieces(tree: Any) -> ReplicaMesh | None:
         if axes and isinstance(sharding.mesh, Mesh):
             return ReplicaMesh(sharding.mesh, axes)
     return None
-
-
-def _check_axes(name: object, value: Sharded, layout: ReplicaMesh) -> None:
-    unknown = [a for a in value.axes or () if a not in layout.replica_axes]
-    if unknown:
-        raise ReplicaValueError(
-            f"{name} is cut over the axes {value.axes}: {value!r}; the replica axes of this "
-            f"strategy are {layout.replica_axes}.\n\n"
-            "An array in pieces stays with the strategy that cut it.\n\n"
-            "Cut it again: jaxdist.partition.place(strategy, state, rules)."
-        )
 
 
 def _pad(array: Any, cut: Cut, pieces: int) -> Any:

@@ -73,16 +73,8 @@ def take_mean(x: Any, *, divisor: int, others: tuple[str, ...]) -> Any:
     return x / divisor if divisor > 1 else x
 
 
-def _transpose_open(ct: Any, *_: Any, name: str, **params: Any) -> list[Any]:
-    return [PIECE.bind(ct, **params)]
-
-
-def _transpose_piece(ct: Any, *_: Any, **params: Any) -> list[Any]:
-    return [OPEN.bind(ct, name="", **params)]
-
-
-ad.deflinear2(OPEN, _transpose_open)
-ad.deflinear2(PIECE, _transpose_piece)
+ad.deflinear2(OPEN, lambda ct, *_, name, **params: [PIECE.bind(ct, **params)])
+ad.deflinear2(PIECE, lambda ct, *_, **params: [OPEN.bind(ct, name="", **params)])
 
 
 # Returns its operand, an array in pieces that was passed to `all_reduce`. The array is the same for

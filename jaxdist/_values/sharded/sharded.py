@@ -17,12 +17,7 @@ from jaxdist._values.arithmetic import Arithmetic
 from jaxdist._values.arrays import compute_auto, copy_if_writable, refuse_ref, view_on
 from jaxdist._values.sharded.cuts import Cut
 from jaxdist._values.sharded.piece_marks import OPEN, PIECE
-from jaxdist.errors import (
-    ArgumentError,
-    MissingNameError,
-    ReplicaValueError,
-    ShapeError,
-)
+from jaxdist.errors import ArgumentError, MissingNameError, ReplicaValueError, ShapeError
 
 # Methods and properties for computing with an array. `devices` is left out: `held` has it.
 _ARRAY_NAMES = frozenset(
@@ -126,10 +121,13 @@ class Sharded(Arithmetic):
         # In a step, the constructor declares a piece (see Note [Pieces in a trace]). Nodes that
         # functions of pytrees rebuild come from `make_undeclared`, which does not.
         layout = _find_layout()
-        self._held = (
-            copy_if_writable(array) if layout is None else _declare_any(array, self.cut, layout)
-        )
-        self._has_padding = is_longer(array, self.cut)
+        if layout is None:
+            array = copy_if_writable(array)
+        # JAX rebuilds structures with placeholders, such as numbers, in place of arrays.
+        elif rank is not None:
+            array = declare_piece(array, self.cut, layout)
+        self._held: Any = array
+        self._has_padding = is_longer(given, self.cut)
 
     @property
     def array(self) -> Any:
@@ -241,7 +239,7 @@ class Sharded(Arithmetic):
                     f"a piece of {self.cut.rows(pieces)} of the {self.size} elements of dim "
                     f"{self.dim}.\n\n"
                     "Inside a step a replica has one piece of the array.\n\n"
-                    "Bring the pieces together: jaxdist.partition.gather(value)."
+                    "Gather the pieces: jaxdist.partition.gather(value)."
                 )
             return self.array
         array = self._held
@@ -282,16 +280,12 @@ class Sharded(Arithmetic):
     def __getattr__(self, name: str) -> Any:
         if name in _ARRAY_NAMES:
             return getattr(self._operand(), name)
-        if name == "sharding" and not isinstance(self._held, jax.core.Tracer):
-            return self._find_sharding()
-        raise MissingNameError(
-            f"Sharded has no attribute {name!r}; the one array has it: "
-            "jaxdist.partition.gather(value) inside a step, value.whole() outside, and "
-            "np.asarray(value) for functions of NumPy."
-        )
-
-    def _find_sharding(self) -> Any:
-        """Return the sharding of the one array; an `AttributeError` where padding is needed."""
+        if name != "sharding" or isinstance(self._held, jax.core.Tracer):
+            raise MissingNameError(
+                f"Sharded has no attribute {name!r}; the one array has it: "
+                "jaxdist.partition.gather(value) inside a step, value.whole() outside, and "
+                "np.asarray(value) for functions of NumPy."
+            )
         if not self._has_padding:
             return self._held.sharding
         raise MissingNameError(
@@ -309,7 +303,7 @@ class Sharded(Arithmetic):
             raise refuse_type(
                 f"{self!r} inside a step.",
                 "A step is traced, and NumPy needs numbers.",
-                "Use jax.numpy, which brings the pieces together: jnp.asarray(value).",
+                "Use jax.numpy, which gathers the pieces: jnp.asarray(value).",
             )
         host = np.asarray(operand, dtype=dtype)
         return host.copy() if copy else host
@@ -369,14 +363,6 @@ def _find_layout() -> ReplicaMesh | None:
     """Return the mesh of the step that is being traced around the caller, or None."""
     here = get_call_context()
     return here.layout if here.in_replica else None
-
-
-def _declare_any(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
-    """Return the array of which `array` is the piece; objects without dims stay as they are."""
-    # JAX rebuilds structures with placeholders, such as numbers, in place of arrays.
-    if not hasattr(array, "ndim"):
-        return array
-    return declare_piece(array, cut, layout)
 
 
 def declare_piece(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
@@ -447,7 +433,7 @@ def gather_whole(value: Sharded, layout: ReplicaMesh, dtype: Any = None) -> Any:
     if cut.dim >= held.ndim or held.shape[cut.dim] != cut.size:
         raise ReplicaValueError(
             f"An array in pieces was used in a step as {held.dtype}{list(held.shape)}, in a node "
-            f"that says that it is cut along dim {cut.dim}.\n\n"
+            f"that declares a cut along dim {cut.dim}.\n\n"
             f"Dim {cut.dim} of the array has {cut.size} elements. A scan, vmap or index along "
             "that dim would take a part of each piece.\n\n"
             "Cut another dim (partition.Shard(dim), counted in the whole array), or gather it "

@@ -14,7 +14,7 @@ from jaxdist._values.indexed_slices import IndexedSlices
 from jaxdist._values.replicas.binding import current_binding
 from jaxdist._values.replicas.per_replica import Form, PerReplica
 from jaxdist._values.replicas.placement import place_per_replica
-from jaxdist._values.variable.checks import cast_to_variable, check_fits, parameter_name
+from jaxdist._values.variable.checks import cast_to_variable, check_value, parameter_name
 from jaxdist._values.variable.placement import VariablePlacement
 from jaxdist._values.variable.scatter import Scatter, check_can_scatter
 from jaxdist.errors import ArgumentError, ContextError, ReplicaValueError
@@ -40,7 +40,7 @@ class Across:
         home = variable.home
         # Every check comes before the assignment at the end, so that an error changes no copy.
         if read_value and home.per_replica:
-            check_can_combine(variable, "changed, and its new value asked for,")
+            check_can_combine(variable, "changed and read")
         _refuse_plain_jit(variable, change.value)
         is_for_each = isinstance(value, PerReplica)
         if is_for_each:
@@ -57,10 +57,9 @@ class Across:
             # A cast makes another array, which nobody else can write to.
             own = copy_if_writable(one) if one is value else one
             given = home.split_sum(own) if is_split else home.copy_to_all(own)
-        is_assigned = change is Change.ASSIGN
-        after = (
-            given if is_assigned else change.apply(view_auto(variable.one_copy), view_auto(given))
-        )
+        is_assigned, after = change is Change.ASSIGN, given
+        if not is_assigned:
+            after = change.apply(view_auto(variable.one_copy), view_auto(given))
         # XLA chooses the sharding of a sum, so the array is put back where the variable belongs.
         if home.sharding is not None and (is_for_each or not is_assigned):
             after = _put_back(home, after)
@@ -71,7 +70,6 @@ class Across:
             return home.combine(after, variable.aggregation)
         return after if home.store is None else variable.held
 
-    @called(lambda change: change.value)
     def _for_each_replica(self, variable: Any, change: Change, value: PerReplica) -> jax.Array:
         home = variable.home
         parameter = parameter_name()
@@ -86,7 +84,7 @@ class Across:
         count = home.layout.num_replicas
         rows = placed.array
         local = () if placed.form is Form.SCALARS else (rows.shape[0] // count, *rows.shape[1:])
-        check_fits(variable.label, parameter, rows, variable.shape, variable.dtype, local)
+        check_value(variable.label, parameter, rows, variable.shape, variable.dtype, local)
         rows = rows.astype(variable.dtype)
         if home.per_replica:
             return rows
@@ -94,8 +92,8 @@ class Across:
             raise ReplicaValueError(
                 f"{label} is a PerReplica of {count} values, and the variable is mirrored, with "
                 "VariableAggregation.NONE.\n\n"
-                "A mirrored variable has one value; how to make one of several is what its "
-                "aggregation says.\n\n"
+                "A mirrored variable has one value; its aggregation says how to make one of "
+                "several.\n\n"
                 "Give it aggregation=VariableAggregation.MEAN (or SUM, ONLY_FIRST_REPLICA), "
                 "combine the values first (strategy.reduce('MEAN', value, axis=None)), or let "
                 "every replica have its own: synchronization=VariableSynchronization.ON_READ."
@@ -136,9 +134,9 @@ def check_can_combine(variable: Any, what: str) -> None:
     if variable.aggregation is not VariableAggregation.NONE:
         return
     raise ArgumentError(
-        f"Variable {variable.label!r} was {what} across replicas, and it has a value of its own "
+        f"Variable {variable.label!r} was {what} across replicas, and it has its own value "
         "on each, with VariableAggregation.NONE.\n\n"
-        "How to make one value of several is what the aggregation says.\n\n"
+        "The aggregation says how to make one value of several.\n\n"
         "Give it an aggregation (SUM, MEAN, ONLY_FIRST_REPLICA), or take the values one by one: "
         "variable.values. To assign without reading, pass read_value=False."
     )

@@ -1,5 +1,6 @@
 """Checks of arguments that methods of variables share: `name`, `use_locking` and an index."""
 
+import contextlib
 import operator
 from typing import Any
 
@@ -9,10 +10,11 @@ import numpy as np
 from jaxdist._called import call_as, name_call, refuse, refuse_type
 from jaxdist._validate import as_array, check_instance, log_without_effect, show
 from jaxdist._values.replicas.per_replica import PerReplica
+from jaxdist.errors import ArgumentTypeError, JaxdistError
 
 _INDICES = (
-    "An index is what an array of JAX takes: integers, slices, None, ..., arrays of integers or of "
-    "bool, or a tuple of these."
+    "An index is one that an array of JAX accepts: integers, slices, None, ..., arrays of integers "
+    "or of bool, or a tuple of these."
 )
 
 
@@ -21,19 +23,23 @@ def name_method(label: str) -> str:
     return f"Variable {label!r}.{name_call()}"
 
 
+def refuse_in_method(
+    label: str, found: str, rule: str, remedy: str, kind: type[JaxdistError] = ArgumentTypeError
+) -> JaxdistError:
+    """Return the error of a method of a variable that got a wrong argument; see `refuse`."""
+    return call_as(name_method(label), refuse, found, rule, remedy, kind=kind)
+
+
 def check_name(label: str, name: Any, use_locking: Any = False) -> None:
     """Check `name` (a string) and `use_locking` (a bool); log once that they have no effect."""
     if name is None and use_locking is False:
         return
     caller = name_call()
     method = f"Variable {label!r}.{caller}"
-    if name is not None:
-        text = "a text or None; it has no effect"
-        call_as(method, check_instance, "name", name, str, text, "Leave name out.")
-    flag = "either True or False; it has no effect"
-    call_as(
-        method, check_instance, "use_locking", use_locking, bool, flag, "Leave use_locking out."
-    )
+    text, flag = "a text or None; it has no effect", "either True or False; it has no effect"
+    kinds, way = (str, type(None)), "Leave use_locking out."
+    call_as(method, check_instance, "name", name, kinds, text, "Leave name out.")
+    call_as(method, check_instance, "use_locking", use_locking, bool, flag, way)
     if name is not None:
         call_as(f"Variable.{caller}", log_without_effect, "name", "there are no operations to name")
     if use_locking:
@@ -55,17 +61,14 @@ def check_ids(name: str, ids: Any, table: Any) -> Any:
             "Outside of strategy.run rows are read for all replicas at once.",
             f"Call it in the function that strategy.run runs, with {name} as an argument.",
         )
-    found: Any = ids
     is_traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(ids))
-    if is_traced:
-        found = ids if hasattr(ids, "dtype") else as_array(name, ids)
-    else:
-        # Without this, the array of a list is a tracer in a traced function.
-        with jax.ensure_compile_time_eval():
-            given = ids if hasattr(ids, "dtype") else as_array(name, ids)
+    # Without this, the array of a list is a tracer in a traced function.
+    with contextlib.nullcontext() if is_traced else jax.ensure_compile_time_eval():
+        found: Any = ids if hasattr(ids, "dtype") else as_array(name, ids)
+    if not is_traced:
         # An empty list has no integers that would determine its dtype.
-        is_empty = isinstance(ids, (list, tuple)) and not given.size
-        found = np.asarray(given, np.int32) if is_empty else np.asarray(given)
+        is_empty = isinstance(ids, (list, tuple)) and not found.size
+        found = np.asarray(found, np.int32 if is_empty else None)
     if getattr(found.dtype, "kind", "") not in "iu":
         raise refuse_type(f"{name} of dtype {found.dtype}.", rule, f"Pass {name}.astype('int32').")
     if is_traced:
@@ -111,9 +114,7 @@ def _is_index(part: Any) -> bool:
     if part is None or part is Ellipsis:
         return True
     if isinstance(part, slice):
-        return all(
-            bound is None or _is_integer(bound) for bound in (part.start, part.stop, part.step)
-        )
+        return all(b is None or _is_integer(b) for b in (part.start, part.stop, part.step))
     kind = getattr(getattr(part, "dtype", None), "kind", None)
     return kind in ("i", "u", "b") if kind is not None else _is_integer(part)
 

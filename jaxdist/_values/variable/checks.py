@@ -13,7 +13,7 @@ from jaxdist._validate import as_array, is_array, show, spell_dtype
 from jaxdist._values.access import VariableAggregation, VariableSynchronization
 from jaxdist._values.arrays import copy_if_writable, refuse_ref
 from jaxdist._values.replicas.per_replica import PerReplica
-from jaxdist._values.variable.arguments import name_method
+from jaxdist._values.variable.arguments import name_method, refuse_in_method
 from jaxdist.errors import ArgumentError, ArgumentTypeError, InputContextError, ShapeError
 
 # From narrow to wide: a value may be cast to a later kind, not to an earlier one.
@@ -74,7 +74,7 @@ def check_may_make(name: str) -> None:
     if IN_DATASET_FUNCTION.get():
         raise refuse(
             "to create_per_worker_dataset.",
-            "Each worker calls it, again whenever it was lost, so it would make many.",
+            "Each worker calls it, and again after it was lost, so it would make many variables.",
             "Make the variable before, in strategy.scope().",
             kind=InputContextError,
         )
@@ -104,7 +104,7 @@ def make_initial_array(name: str, initial_value: Any, dtype: Any, shape: Any) ->
             "Make the variable before strategy.run or jax.jit, and use it in there.",
         )
     array: Any = as_array("initial_value", copy_if_writable(value) if is_array(value) else value)
-    chosen = None if dtype is None else _check_dtype(name, dtype)
+    chosen = None if dtype is None else _check_dtype(dtype)
     # A weakly typed variable would take the dtype of the first value added to it. `asarray` keeps
     # the weak type; the conversion drops it.
     if chosen is not None:
@@ -112,12 +112,11 @@ def make_initial_array(name: str, initial_value: Any, dtype: Any, shape: Any) ->
     if chosen is not None or getattr(array, "weak_type", False):
         array = jnp.asarray(array, dtype=chosen)
         array = jax.lax.convert_element_type(array, array.dtype)
-    _check_declared_shape(name, shape, tuple(array.shape))
+    _check_declared_shape(shape, tuple(array.shape))
     return array
 
 
-@called(lambda name: f"Variable {name!r}")
-def _check_dtype(name: str, dtype: Any) -> Any:
+def _check_dtype(dtype: Any) -> Any:
     chosen: Any = None
     try:
         chosen = jnp.dtype(spell_dtype(dtype))
@@ -134,8 +133,7 @@ def _check_dtype(name: str, dtype: Any) -> Any:
     return chosen
 
 
-@called(lambda name: f"Variable {name!r}")
-def _check_declared_shape(name: str, declared: Any, found: tuple[int, ...]) -> None:
+def _check_declared_shape(declared: Any, found: tuple[int, ...]) -> None:
     if declared is None:
         return
     if not isinstance(declared, (tuple, list)) or not all(isinstance(d, int) for d in declared):
@@ -158,19 +156,13 @@ def cast_to_variable(variable: Any, value: Any) -> jax.Array | np.ndarray:
     home = variable.home
     is_array = hasattr(value, "dtype") and hasattr(value, "shape")
     if is_array and _compat.is_mutable(value):
-        given = f"{name_call()} was given {parameter_name()}"
-        refuse_ref(f"Variable {variable.label!r}.{given}", value)
+        refuse_ref(f"{name_method(variable.label)} was given {parameter_name()}", value)
     array = value if is_array else _as_array(variable, value)
     if array.dtype == home.dtype and array.shape == home.shape:
         return array
-    check_fits(variable.label, parameter_name(), array, home.shape, home.dtype)
+    check_value(variable.label, parameter_name(), array, home.shape, home.dtype)
     if jnp.issubdtype(home.dtype, np.integer):
-        call_as(
-            name_method(variable.label),
-            _integers.check_fits,
-            parameter_name(),
-            array,
-        )
+        call_as(name_method(variable.label), _integers.check_fits, parameter_name(), array)
     return array if array.dtype == home.dtype else array.astype(home.dtype)
 
 
@@ -179,12 +171,7 @@ def parameter_name() -> str:
     return "delta" if name_call().endswith(("_add", "_sub")) else "value"
 
 
-def check_value(name: str, given: Any, shape: tuple[int, ...], dtype: Any) -> None:
-    """Raise if an array cannot be assigned to a variable of this shape and dtype."""
-    check_fits(name, parameter_name(), given, shape, dtype)
-
-
-def check_fits(
+def check_value(
     name: str,
     parameter: str,
     given: Any,
@@ -199,9 +186,8 @@ def check_fits(
     """
     found = tuple(given.shape) if given_shape is None else given_shape
     if found != shape:
-        raise call_as(
-            name_method(name),
-            refuse,
+        raise refuse_in_method(
+            name,
             f"{parameter}={given.dtype}{list(found)}, and what it changes is {dtype}{list(shape)}.",
             "A new value has the shape of the old one; nothing is broadcast.",
             f"Pass jnp.broadcast_to({parameter}, {list(shape)}) if that is what is meant.",
@@ -210,18 +196,16 @@ def check_fits(
     if given.dtype == dtype or 0 < _cast_rank(given.dtype) <= _cast_rank(dtype):
         return
     if getattr(given.dtype, "kind", "") in "OSUMm":
-        raise call_as(
-            name_method(name),
-            refuse_type,
+        raise refuse_in_method(
+            name,
             f"{parameter} of dtype {given.dtype}.",
             "A variable holds arrays of numbers.",
             f"Pass an array of numbers, of dtype {dtype}.",
         )
     if jnp.issubdtype(given.dtype, np.complexfloating):
         raise call_as(name_method(name), _make_complex_error, parameter, given.dtype, dtype)
-    raise call_as(
-        name_method(name),
-        refuse_type,
+    raise refuse_in_method(
+        name,
         f"{parameter} of dtype {given.dtype}, and the variable is {dtype}.",
         "Values are cast where that loses no more than precision: integers to floats, not the "
         "other way.",
@@ -256,21 +240,20 @@ def _cast_rank(dtype: Any) -> int:
 def _as_array(variable: Any, value: Any) -> np.ndarray:
     array = np.asarray(value)
     if array.dtype == object or array.dtype.kind in "USO":
-        raise ArgumentTypeError(
-            f"{_describe(variable, value)}\n\n"
-            "A variable holds arrays of numbers.\n\nPass an array or a number."
+        raise refuse_in_method(
+            variable.label,
+            f"{parameter_name()}={show(value)}.",
+            "A variable holds arrays of numbers.",
+            "Pass an array or a number.",
         )
     # NumPy makes float64 of Python floats and int64 of integers; JAX has its own defaults.
     narrow = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
     if array.dtype.kind in "iu" and not np.array_equal(narrow, array):
-        raise ArgumentError(
-            f"{_describe(variable, value)}\n\n"
-            f"Integers in JAX are {narrow.dtype}, and it is beyond {narrow.dtype}.\n\n"
-            "Pass floats, or turn on 64 bits: jax.config.update('jax_enable_x64', True)."
+        raise refuse_in_method(
+            variable.label,
+            f"{parameter_name()}={show(value)}.",
+            f"Integers in JAX are {narrow.dtype}, and it is beyond {narrow.dtype}.",
+            "Pass floats, or turn on 64 bits: jax.config.update('jax_enable_x64', True).",
+            kind=ArgumentError,
         )
     return narrow
-
-
-def _describe(variable: Any, value: Any) -> str:
-    given = f"{name_call()} was given {parameter_name()}={show(value)}"
-    return f"Variable {variable.label!r}.{given}."

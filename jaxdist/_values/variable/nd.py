@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._called import call_as, name_call, refuse, refuse_type
+from jaxdist._called import call_as, name_call
 from jaxdist._validate import as_array, show
 from jaxdist._values.indexed_slices import as_indexed_slices
 from jaxdist._values.replicas.per_replica import PerReplica
-from jaxdist._values.variable.arguments import name_method
-from jaxdist._values.variable.checks import check_fits, parameter_name
+from jaxdist._values.variable.arguments import name_method, refuse_in_method
+from jaxdist._values.variable.checks import check_value, parameter_name
 from jaxdist.errors import ArgumentError, ShapeError
 
 
@@ -35,7 +35,7 @@ def check_blocks(variable: Any, indices: Any, updates: Any) -> Blocks:
     lead, depth = tuple(places.shape[:-1]), int(places.shape[-1])
     values = call_as(name_method(variable.label), _as_values, variable, "updates", updates)
     wanted = (*lead, *variable.shape[depth:])
-    check_fits(variable.label, "updates", values, wanted, variable.dtype)
+    check_value(variable.label, "updates", values, wanted, variable.dtype)
     count = int(np.prod(lead))
     rows = jnp.asarray(values).astype(variable.dtype).reshape((count, *variable.shape[depth:]))
     return Blocks(rows, jnp.asarray(places).reshape((count, depth)))
@@ -68,7 +68,7 @@ def locate_elements(variable: Any, index: Any, value: Any) -> tuple[Any, Any]:
     name = f"{variable.label}[...]"
     parameter = parameter_name()
     given = call_as(name_method(name), _as_values, variable, parameter, value)
-    check_fits(name, parameter, given, tuple(numbers.shape), variable.dtype)
+    check_value(name, parameter, given, tuple(numbers.shape), variable.dtype)
     places: list[jax.Array] = []
     left = numbers
     for size in reversed(variable.shape[1:]):
@@ -99,9 +99,8 @@ def _as_values(variable: Any, name: str, value: Any) -> Any:
 
 def _check_places(variable: Any, indices: Any) -> Any:
     if isinstance(indices, PerReplica):
-        raise call_as(
-            name_method(variable.label),
-            refuse_type,
+        raise refuse_in_method(
+            variable.label,
             f"indices={show(indices)}.",
             "Outside of strategy.run indices are the same for all replicas.",
             f"Call {name_call()} in the function that strategy.run runs, where each replica has "
@@ -109,17 +108,15 @@ def _check_places(variable: Any, indices: Any) -> Any:
         )
     places = indices if hasattr(indices, "dtype") else np.asarray(indices)
     if not jnp.issubdtype(places.dtype, np.integer):
-        raise call_as(
-            name_method(variable.label),
-            refuse_type,
+        raise refuse_in_method(
+            variable.label,
             f"indices of dtype {places.dtype}.",
             "They are places in the variable: integers.",
             "Pass indices.astype('int32').",
         )
     if not places.ndim or not 0 < places.shape[-1] <= variable.ndim:
-        raise call_as(
-            name_method(variable.label),
-            refuse,
+        raise refuse_in_method(
+            variable.label,
             f"indices of shape {list(places.shape)}, and the variable is {variable.dtype}"
             f"{list(variable.shape)}.",
             "The last dim of indices is one place: up to as many numbers as the variable has dims.",
@@ -132,12 +129,12 @@ def _check_places(variable: Any, indices: Any) -> Any:
         found = np.asarray(places)
         wrong = ((found < 0) | (found >= sizes)).any(axis=-1)
         if wrong.any():
-            raise call_as(
-                name_method(variable.label),
-                refuse,
+            raise refuse_in_method(
+                variable.label,
                 f"indices with the place {found[wrong][0].tolist()}, and the variable is "
                 f"{variable.dtype}{list(variable.shape)}.",
                 "Places are numbered from 0.",
                 f"Pass places up to {(sizes - 1).tolist()}.",
+                kind=ArgumentError,
             )
     return places

@@ -106,9 +106,12 @@ class VariablePlacement:
             return (put if shared else jax.device_put)(value, self.sharding)
         # Only the copies of this process; other processes make theirs.
         value = _take_own_copy(value)
-        copies = PerReplica([value] * len(_list_copied(self.layout)))
-        mark_with_shapes(copies, (self.shape,) * self.layout.num_replicas)
-        return place_per_replica("value", copies, self.layout).array
+        return self._place_copies(self.layout, [value] * len(_list_copied(self.layout)))
+
+    def _place_copies(self, layout: ReplicaMesh, values: list[Any]) -> jax.Array:
+        copies = PerReplica(values)
+        mark_with_shapes(copies, (self.shape,) * layout.num_replicas)
+        return place_per_replica("value", copies, layout).array
 
     def bring_back(self, array: jax.Array) -> jax.Array:
         """Return the result of a step on the devices of the variable."""
@@ -159,14 +162,12 @@ class VariablePlacement:
         if layout is None:
             return jnp.asarray(value)
         count = layout.num_replicas
-        value = value if jnp.issubdtype(self.dtype, np.inexact) else _take_own_copy(value)
         if jnp.issubdtype(self.dtype, np.inexact):
             return self.copy_to_all((value / count).astype(self.dtype))
+        value = _take_own_copy(value)
         whole, rest = value // count, value % count
         shares = [(whole + (rest > r)).astype(self.dtype) for r in _list_copied(layout)]
-        copies = PerReplica(shares)
-        mark_with_shapes(copies, (self.shape,) * count)
-        return place_per_replica("value", copies, layout).array
+        return self._place_copies(layout, shares)
 
 
 def _own_memory(sharding: SingleDeviceSharding) -> SingleDeviceSharding:

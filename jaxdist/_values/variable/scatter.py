@@ -9,7 +9,7 @@ import numpy as np
 from jaxdist._called import called, refuse
 from jaxdist._values.access import VariableAggregation
 from jaxdist._values.indexed_slices import IndexedSlices, as_indexed_slices
-from jaxdist._values.variable.checks import check_fits
+from jaxdist._values.variable.checks import check_value
 from jaxdist._values.variable.nd import Blocks
 from jaxdist.errors import ArgumentError, UnsupportedError
 
@@ -35,15 +35,8 @@ class Scatter(enum.Enum):
         places = slices.indices
         is_nd = isinstance(slices, Blocks)
         at = before.at[tuple(places[:, k] for k in range(places.shape[1])) if is_nd else places]
-        change = {
-            Scatter.ADD: at.add,
-            Scatter.SUBTRACT: at.subtract,
-            Scatter.MULTIPLY: at.multiply,
-            Scatter.DIVIDE: at.divide,
-            Scatter.MIN: at.min,
-            Scatter.MAX: at.max,
-            Scatter.UPDATE: at.set,
-        }[self]
+        # JAX names its methods like the members, except for one.
+        change = at.set if self is Scatter.UPDATE else getattr(at, self.name.lower())
         # The division of integers gives floats; a variable keeps its dtype.
         after: jax.Array = change(slices.values, mode="drop", wrap_negative_indices=False)
         return after.astype(before.dtype)
@@ -62,7 +55,7 @@ def check_slices(variable: Any, kind: Scatter, given: Any) -> IndexedSlices:
             "\n\nIt changes rows of an array, and a scalar has no rows.\n\n"
             f"Use variable.{_OF_SCALARS.get(kind.value, 'assign')}."
         )
-    check_fits(
+    check_value(
         variable.label,
         "sparse_delta",
         slices.values,
@@ -78,15 +71,16 @@ def check_can_scatter(variable: Any, kind: Scatter, *, of_replicas: bool) -> Non
     if variable.home.per_replica:
         raise UnsupportedError(
             f"Variable {variable.label!r}.{kind.value}: the variable has its own value on each "
-            "replica (VariableSynchronization.ON_READ).\n\nRows of such variables are not changed "
-            "in place.\n\nAssign the whole: variable.assign(variable.value().at[indices].add(rows))"
+            "replica (VariableSynchronization.ON_READ).\n\n"
+            "Rows of such variables are not changed in place.\n\n"
+            "Assign the whole value: variable.assign(variable.value().at[indices].add(rows))."
         )
     combines = variable.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN)
     if of_replicas and kind.is_choice and combines:
         raise UnsupportedError(
             f"Variable {variable.label!r}.{kind.value} was called inside a replica, and the "
             f"variable has VariableAggregation.{variable.aggregation.name}.\n\n"
-            "Of several values for one row it takes one; there is no sum or mean of that.\n\n"
+            "It takes one of several values for a row, which has no sum or mean.\n\n"
             "Use VariableAggregation.NONE or ONLY_FIRST_REPLICA."
         )
 
@@ -107,7 +101,7 @@ def _check_rows(variable: Any, kind: Scatter, indices: Any) -> None:
             (
                 f"Pass indices from 0 to {count - 1}."
                 if count
-                else "Leave the call out, since there is no row to change."
+                else "Leave the call out: the variable has no rows."
             ),
         )
 

@@ -25,7 +25,7 @@ from jaxdist._values.replicas.per_replica import DistributedValues
 from jaxdist._values.replicas.placement import Kind, placement_of
 from jaxdist._values.variable.across import ACROSS
 from jaxdist._values.variable.arguments import check_name, get_elements
-from jaxdist._values.variable.blocks import BlockChanges
+from jaxdist._values.variable.blocks import BlockChanges, VariableSlice
 from jaxdist._values.variable.checks import (
     check_aggregation,
     check_may_make,
@@ -35,7 +35,6 @@ from jaxdist._values.variable.checks import (
 from jaxdist._values.variable.documented import DocumentedNames, ValueOperators
 from jaxdist._values.variable.placement import VariablePlacement
 from jaxdist._values.variable.scatter import RowChanges, Scatter, check_slices
-from jaxdist._values.variable.slices import VariableSlice
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 
 AUTO = VariableSynchronization.AUTO
@@ -138,17 +137,14 @@ class Variable(
         if name is not None:
             check_instance("name", name, str, "a text", "Pass for instance name='w'.")
         self._label = "Variable" if name is None else name
-        if here.in_step is not None:
+        in_step = here.in_step is not None
+        if in_step or current_binding() is not None:
+            place = "function run by strategy.run" if in_step else "jaxdist.function"
+            scope = ", inside `with strategy.scope():`" * in_step
             raise ContextError(
-                f"Variable {self._label!r} was made inside a function run by strategy.run.\n\n"
+                f"Variable {self._label!r} was made inside a {place}.\n\n"
                 "The function is traced once, and a variable is kept for many calls.\n\n"
-                "Make it before, inside `with strategy.scope():`, and use it in the function."
-            )
-        if current_binding() is not None:
-            raise ContextError(
-                f"Variable {self._label!r} was made inside a jaxdist.function.\n\n"
-                "The function is traced once, and a variable is kept for many calls.\n\n"
-                "Make it before, and use it in the function."
+                f"Make it before{scope}, and use it in the function."
             )
         check_modes(self._label, synchronization, aggregation, in_scope=here.strategy is not None)
         self._strategy = here.strategy
@@ -355,9 +351,7 @@ class Variable(
     @_compat.outside_of_meshes
     @called(lambda self: f"Variable {self._label!r}[index]")
     def __getitem__(self, index: Any) -> VariableSlice:
-        held = self.value()
-        elements = get_elements(held, index)
-        return VariableSlice(self, index, elements)
+        return VariableSlice(self, index, get_elements(self.value(), index))
 
     # Properties
 
@@ -487,19 +481,15 @@ def _value_for_jax(variable: Variable) -> Any:
             f"jax.{jacobian} was called with Variable {label!r} {variable.dtype}"
             f"{list(variable.shape)} as the argument that it differentiates.\n\n"
             "jax.jacrev, jax.jacfwd, jax.jacobian and jax.hessian put arrays into the structure "
-            "of their arguments, and what takes the place of a variable is an array. jax.grad, "
+            "of their arguments, where an array cannot replace a variable. jax.grad, "
             "jax.vjp and jax.jvp take a variable.\n\n"
-            f"Pass {_example_name(label)}.value() in its place."
+            f"Pass {label if label.isidentifier() else 'variable'}.value() in its place."
         )
     try:
         return variable.value()
     except ArgumentError:
         # It has no single value across replicas. Code that only needs the structure can continue.
         return NoValue(variable)
-
-
-def _example_name(label: str) -> str:
-    return label if label.isidentifier() else "variable"
 
 
 class NoValue:
@@ -555,7 +545,7 @@ class VariableRef:
 
 def get_arrays(variables: Sequence[Variable]) -> list[jax.Array]:
     """Return the arrays that hold the copies of these variables."""
-    # Asked once, not by the property of each variable: every step calls this.
+    # Checked once, not by the property of each variable: every step calls this.
     if current_binding() is not None:
         return [v.held for v in variables]
     return [v._held if v._home.store is None else v._home.bring(v._held) for v in variables]
