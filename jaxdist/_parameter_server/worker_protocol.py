@@ -1,10 +1,13 @@
 """The requests to workers, and their answers; and closures, as workers get them."""
 
 import enum
+import functools
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from jaxdist._parameter_server.transport.calls import Failure
 from jaxdist._parameter_server.transport.requests import Array, Reply, Request
@@ -71,6 +74,65 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     total: int
 
 
+class Lookup(msgspec.Struct, frozen=True, array_like=True):
+    """A program that computes which rows a closure reads, from the closure's other inputs.
+
+    Args:
+        exported: The program, as `jax.export` writes it.
+        inputs: Its inputs.
+    """
+
+    exported: Array
+    inputs: tuple[Input, ...]
+
+
+class TracedClosure(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A closure for arguments of one shape.
+
+    Args:
+        name: The name of the function, for messages.
+        exported: Its program, as `jax.export` writes it.
+        inputs: The inputs of the program.
+        updates: The changes that it sends.
+        num_results: How many results of the program are returned to the caller; they come last.
+        batches: How many batches it takes from each iterator.
+        digest: The digest of all of it; see `with_digest`.
+        num_replicas: On how many devices of a worker it runs.
+        lookup: Which rows of variables it reads; None if it reads none.
+        parts: For each shard of a table whose rows it reads or changes by their numbers, by the
+            name on the servers, which rows of the table these are.
+    """
+
+    name: str
+    exported: Array
+    inputs: tuple[Input, ...]
+    updates: tuple[Update, ...]
+    num_results: int
+    batches: tuple[int, ...]
+    digest: str = ""
+    num_replicas: int = 1
+    lookup: Lookup | None = None
+    parts: Mapping[str, Part] = {}
+
+    def with_digest(self) -> "TracedClosure":
+        """Return it with its digest, by which workers know it."""
+        content = msgspec.msgpack.encode(self, enc_hook=np.ndarray.tobytes)
+        digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+        return msgspec.structs.replace(self, digest=digest)
+
+    @functools.cached_property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the variables that it reads."""
+        return tuple(i.name for i in self.inputs if i.source is Source.VARIABLE)
+
+    @functools.cached_property
+    def variables(self) -> tuple[str, ...]:
+        """The names of all variables that it reads or changes."""
+        inputs = [*self.inputs, *(self.lookup.inputs if self.lookup else ())]
+        read = [i.name for i in inputs if i.source in (Source.VARIABLE, Source.ROWS)]
+        return tuple(dict.fromkeys([*read, *(u.name for u in self.updates)]))
+
+
 class WorkerInfo(Reply, frozen=True):
     """Who a worker is.
 
@@ -127,14 +189,12 @@ class Answer(Reply, frozen=True, kw_only=True):
     results: Sequence[Array] = ()
 
 
-class Load(Request[Answer], frozen=True, kw_only=True):
-    """Brings a closure to a worker. What it returns is known to the client only.
+class Load(Request[Answer], frozen=True):
+    """Brings a closure to a worker.
 
     Args:
         client: Whose closure it is.
-        name: As in `TracedClosure`, and so are those that are not named here.
-        program: The program, and `lookup_program` that of the lookup.
-        lookup: The inputs of the lookup.
+        closure: The closure.
         places: The number of the server of each variable.
         shapes: The batches that it takes, by iterator, as `describe_tree` describes them.
     """
@@ -142,18 +202,9 @@ class Load(Request[Answer], frozen=True, kw_only=True):
     method = "load"
 
     client: str
-    name: str
-    digest: str
-    program: Array
-    inputs: tuple[Input, ...]
-    updates: tuple[Update, ...]
-    num_results: int
-    batches: tuple[int, ...]
-    lookup: tuple[Input, ...] = ()
-    lookup_program: Array | None = None
+    closure: TracedClosure
     places: Mapping[str, int]
     shapes: Sequence[Any]
-    parts: Mapping[str, Part] = {}
 
 
 class Run(Request[Answer], frozen=True, kw_only=True):

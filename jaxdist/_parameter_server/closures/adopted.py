@@ -43,6 +43,7 @@ from flax import nnx
 from jaxdist import _compat
 from jaxdist._called import called
 from jaxdist._parameter_server.closures.inputs import StateLeaf, is_key, make_other_strategy_error
+from jaxdist._parameter_server.closures.recorder import list_optimizers
 from jaxdist._parameter_server.variables.ports import make_zero
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._program import WholeCall, find_closure_values, iterate_constants
@@ -179,10 +180,9 @@ def adopt_one(variable: Any, name: str, strategy: Any, *, is_state: bool) -> Sta
 
 def _find_optimizer_state(nodes: Sequence[Any]) -> set[int]:
     """Return the variables, by `id`, that are the state of an optimizer's transformation."""
-    optimizers = [x for _, x in nnx.iter_graph(list(nodes)) if isinstance(x, nnx.Optimizer)]
     return {
         id(x)
-        for optimizer in optimizers
+        for optimizer in list_optimizers(list(nodes))
         for _, x in nnx.iter_graph(optimizer.opt_state)
         if isinstance(x, nnx.Variable)
     }
@@ -273,23 +273,15 @@ def _list_children(value: Any) -> list[tuple[Any, Any]]:
     return [] if package in _CLOSED else list(getattr(value, "__dict__", {}).items())
 
 
-class CapturedConstants:
-    """The constants that a function had when it was traced.
+def list_constants(fn: Any) -> list[tuple[Any, Any]]:
+    """Return the variables that a trace of a function takes for constants, with their values."""
+    found = [(variable, _compat.get_held(variable)) for _, variable in find_variables(fn)]
+    return [(variable, held) for variable, held in found if _has_constants(held)]
 
-    Args:
-        fn: The function.
-    """
 
-    def __init__(self, fn: Any) -> None:
-        self._seen = [
-            (variable, held)
-            for _, variable in find_variables(fn)
-            if _has_constants(held := _compat.get_held(variable))
-        ]
-
-    def are_current(self) -> bool:
-        """Whether the variables still have these values."""
-        return all(_is_same(_compat.get_held(v), before) for v, before in self._seen)
+def are_current(constants: Sequence[tuple[Any, Any]]) -> bool:
+    """Whether variables still have the values that `list_constants` has found."""
+    return all(_is_same(_compat.get_held(v), before) for v, before in constants)
 
 
 def _has_constants(held: Any) -> bool:

@@ -9,7 +9,6 @@ transformation (`optimizer`). A parameter has no value in the closure after that
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from jaxdist import _compat
 from jaxdist._called import called
+from jaxdist._parameter_server.closures.adopted import adopt_captured
 from jaxdist._parameter_server.closures.exporter import ClosureExporter
 from jaxdist._parameter_server.closures.inputs import (
     StateLeaf,
@@ -30,7 +30,8 @@ from jaxdist._parameter_server.closures.inputs import (
     make_used_after_error,
 )
 from jaxdist._parameter_server.closures.recorder import UPDATED, Recorders
-from jaxdist._parameter_server.closures.traced import Structure, TracedClosure
+from jaxdist._parameter_server.closures.traced import Traced
+from jaxdist._parameter_server.protocol import as_array
 from jaxdist._parameter_server.variables.ports import (
     Addition,
     Port,
@@ -39,7 +40,7 @@ from jaxdist._parameter_server.variables.ports import (
     RowRead,
 )
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
-from jaxdist._parameter_server.worker_protocol import Part, Update
+from jaxdist._parameter_server.worker_protocol import Part, TracedClosure, Update
 from jaxdist._program import (
     ON_SERVERS,
     ForwardAnalysis,
@@ -118,9 +119,8 @@ def trace_closure(
     state: Sequence[StateLeaf],
     strategy: Any,
     platforms: Sequence[str],
-    move_captured: Callable[[Any], bool] = lambda _: False,
-    read: Callable[[Any], Any] = lambda leaf: leaf,
-) -> tuple[TracedClosure, Recorders]:
+    read: Callable[[Any], Any],
+) -> tuple[Traced, Recorders]:
     """Trace a call of a function that a coordinator schedules.
 
     Args:
@@ -128,8 +128,6 @@ def trace_closure(
         state: The variables of its NNX objects.
         strategy: The strategy of the servers.
         platforms: The platforms of the workers, as `jax.export` names them.
-        move_captured: Moves variables that the trace took for constants to the servers, and returns
-            whether there were any. See Note [Captured objects].
         read: Returns what is returned for each leaf of the function's result.
 
     Returns:
@@ -140,14 +138,15 @@ def trace_closure(
     while True:
         recorders = Recorders(strategy.layout)
         found = call.trace(templates, recorders.replace_in, read)
-        if not move_captured(found.closed):
+        # See Note [Captured objects].
+        if not adopt_captured(call.fn, found.closed, strategy):
             break
         call.draws.put_back()
     asked = tuple((found.options or {}).items())
     log_options_without_effect(asked, None, ON_SERVERS)
     inputs = TraceInputs(call, state, strategy.layout, found)
-    exporter = ClosureExporter(found, inputs, platforms)
-    return _Builder(state, strategy, found, inputs, recorders).build(exporter), recorders
+    builder = _Builder(state, strategy, found, inputs, recorders)
+    return builder.build(platforms), recorders
 
 
 class _Builder:
@@ -161,8 +160,8 @@ class _Builder:
         inputs: TraceInputs,
         recorders: Recorders,
     ) -> None:
-        self._state, self._strategy, self._layout = state, strategy, strategy.layout
-        self._found, self._recorders = found, recorders
+        self._state, self._strategy = state, strategy
+        self._found, self._inputs, self._recorders = found, inputs, recorders
         self._name = inputs.name
         self._origins = find_origins(found.closed)
         # The results of the trace: written variables, then state, then what the function returns.
@@ -172,7 +171,7 @@ class _Builder:
         # What the program returns, as pairs: a result, and the input to subtract from it.
         self._outputs: list[tuple[int, int | None]] = []
 
-    def build(self, exporter: ClosureExporter) -> TracedClosure:
+    def build(self, platforms: Sequence[str]) -> Traced:
         """Return the closure."""
         self._check_strategy()
         updates = [*self._find_written(), *self._find_changed_state()]
@@ -181,23 +180,21 @@ class _Builder:
             if is_key(aval) and not _compat.are_row_numbers(aval):
                 raise make_key_error(self._name)
             self._output(result)
+        exporter = ClosureExporter(self._found, self._inputs, platforms)
         inputs, exported = exporter.export_outputs(self._outputs)
-        lookup = exporter.export_lookup(self._origins)
-        parts = self._find_parts()
-        text = repr((inputs, updates, self._layout.num_replicas, lookup, parts)).encode()
-        return TracedClosure(
-            self._name,
-            exported,
-            hashlib.blake2b(exported + text, digest_size=16).hexdigest(),
-            tuple(inputs),
-            tuple(updates),
-            len(self._returned),
-            Structure(self._found.treedef, len(self._after)),
-            self._found.counts,
-            self._layout.num_replicas,
-            lookup,
-            parts,
+        lookup, parts = exporter.export_lookup(self._origins), self._find_parts()
+        closure = TracedClosure(
+            name=self._name,
+            exported=as_array(exported),
+            inputs=inputs,
+            updates=tuple(updates),
+            num_results=len(self._returned),
+            batches=self._found.counts,
+            num_replicas=self._strategy.layout.num_replicas,
+            lookup=lookup,
+            parts=parts,
         )
+        return Traced(closure.with_digest(), self._found.treedef, len(self._after))
 
     def _find_parts(self) -> dict[str, Part]:
         """Return the shards of tables whose rows the function reads or changes by numbers."""

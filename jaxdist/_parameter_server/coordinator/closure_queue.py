@@ -202,16 +202,6 @@ class ClosureQueue:
                 condition.notify_all()
         _ask_to_stop(running)
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether `stop` was called."""
-        return self._is_stopped
-
-    @property
-    def has_error(self) -> bool:
-        """Whether there is an error that nobody has raised yet."""
-        return self._error is not None
-
     # The methods below are called by a thread that has the lock.
 
     def _remove(self, item: Scheduled) -> None:

@@ -16,7 +16,7 @@ from jaxdist._parameter_server.coordinator.protocols import CoordinatedStrategy
 from jaxdist._parameter_server.coordinator.remote_value import ClosureResult, RemoteValue
 from jaxdist._parameter_server.coordinator.retries import read_wait_settings
 from jaxdist._parameter_server.coordinator.scheduled import Scheduled, Statistics
-from jaxdist._parameter_server.coordinator.workers import NewWorkers, Workers
+from jaxdist._parameter_server.coordinator.workers import Workers, add_new_workers
 from jaxdist._parameter_server.worker.worker_index import is_on_worker
 from jaxdist._program import is_unit
 from jaxdist._validate import check_call_arguments, check_callable, check_keys, show
@@ -86,12 +86,17 @@ class ClusterCoordinator:
         self._workers = Workers(strategy.links(), strategy._fence, read_wait_settings())
         self._queue = self._workers.queue
         doctor = ClosureDoctor(self._workers)
-        doctor.start()
+        doctor.thread.start()
         self._joining = strategy.joining()
         if self._joining.has_announcements:
-            new_workers = NewWorkers(self._workers, self._joining)
-            new_workers.start()
-            self._workers.others.append(new_workers.thread)
+            thread = threading.Thread(
+                target=add_new_workers,
+                args=(self._workers, self._joining),
+                name="jaxdist-new-workers",
+                daemon=True,
+            )
+            thread.start()
+            self._workers.others.append(thread)
         _OPEN.add(self._workers)
         weakref.finalize(self, doctor.messages.put, None)
 
@@ -259,14 +264,10 @@ class ClusterCoordinator:
         counts, pending = self._queue.read_counts()
         servers = self.strategy.report_of_servers()
         return Statistics(
-            scheduled=counts.scheduled,
-            applied=counts.applied - servers.lost,
+            **{**vars(counts), "applied": counts.applied - servers.lost},
             lost=servers.lost,
             lost_changes=servers.lost_changes,
-            failed=counts.failed,
-            cancelled=counts.cancelled,
             pending=pending,
-            retried=counts.retried,
             staleness=dict(servers.staleness),
         )
 

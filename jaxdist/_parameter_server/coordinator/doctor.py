@@ -35,10 +35,6 @@ class ClosureDoctor:
         self._is_reported = False
         self.thread = threading.Thread(target=self._watch, name="jaxdist-closures", daemon=True)
 
-    def start(self) -> None:
-        """Start the thread."""
-        self.thread.start()
-
     def _watch(self) -> None:
         beat = min(_BEAT_SECONDS, self._quiet / 4)
         while True:

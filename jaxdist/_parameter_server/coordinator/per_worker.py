@@ -58,6 +58,7 @@ class PerWorkerValues:
         self.order = next(_ORDER)
         self.owner = owner
         self.resource = resource
+        # By worker: what it has made, or why it could not.
         self._made: dict[int, Any] = {}
         self._errors: dict[int, BaseException] = {}
         self._lock = threading.Lock()
@@ -85,7 +86,7 @@ class PerWorkerValues:
     def find_any(self) -> int | None:
         """Return a worker that has made it, or else one that has failed to; None without."""
         with self._lock:
-            return next(iter(self._made), next(iter(self._errors), None))
+            return next(itertools.chain(self._made, self._errors), None)
 
     def forget(self, index: int) -> None:
         """Forget what one worker has made, because it was lost."""

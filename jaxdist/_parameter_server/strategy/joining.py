@@ -95,7 +95,9 @@ class LocalJoining:
 
     has_announcements = False
 
-    def __init__(self, links: list[WorkerLink], make: Callable[[int], LocalWorkerLink]) -> None:
+    def __init__(
+        self, links: list[LocalWorkerLink], make: Callable[[int], LocalWorkerLink]
+    ) -> None:
         self._links, self._make = links, make
         self._lock = threading.Lock()
 

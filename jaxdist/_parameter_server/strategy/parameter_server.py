@@ -22,9 +22,9 @@ from jaxdist._parameter_server.strategy.cluster import (
     read_cluster,
 )
 from jaxdist._parameter_server.strategy.links import Note
-from jaxdist._parameter_server.strategy.prepare import Prepared
+from jaxdist._parameter_server.strategy.prepare import Prepared, Preparer
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
-from jaxdist._parameter_server.strategy.tasks import LocalTasks, RemoteTasks, Tasks
+from jaxdist._parameter_server.strategy.tasks import LocalTasks, RemoteTasks
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._strategies import StrategyExtended
 from jaxdist._validate import as_integer, check_callable, show
@@ -104,7 +104,7 @@ class ParameterServerStrategy(ServerStrategy):
         self._resolver = cluster_resolver
         client = secrets.token_hex(8)
         layouts = find_worker_layouts(cluster_resolver, len(cluster.workers))
-        self._tasks: Tasks = (
+        self._tasks: LocalTasks | RemoteTasks = (
             LocalTasks(
                 cluster,
                 client,
@@ -123,6 +123,7 @@ class ParameterServerStrategy(ServerStrategy):
             variable_partitioner,
             max_staleness,
         )
+        self._preparer = call_as("ClusterCoordinator.schedule", Preparer, self)
         self._extended = ServerExtended(self)
         # Whether this process may read batches of its own datasets.
         self._may_read_here = False
@@ -165,10 +166,6 @@ class ParameterServerStrategy(ServerStrategy):
     def joining(self) -> Joining:
         """Return what adds workers."""
         return self._tasks.joining
-
-    def _platforms_of_workers(self) -> Sequence[str]:
-        """Return the platforms that functions are exported for."""
-        return self._tasks.find_platforms()
 
     def prepare(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -16,7 +16,6 @@ from jaxdist import _compat
 from jaxdist._called import call_as, called
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.adopted import Adopted
-from jaxdist._parameter_server.closures.move import move_optimizers
 from jaxdist._parameter_server.closures.traced import Recent
 from jaxdist._parameter_server.strategy.links import LocalWorkerLink, Note
 from jaxdist._parameter_server.strategy.prepare import Prepared, Preparer
@@ -24,7 +23,6 @@ from jaxdist._parameter_server.variables.make_shards import make_shards
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.sharded import ShardedVariable
-from jaxdist._parameter_server.worker.devices import find_platform
 from jaxdist._parameter_server.worker.worker import Worker
 from jaxdist._program import RunOptions, check_options, function
 from jaxdist._strategies import Strategy
@@ -70,10 +68,7 @@ class ServerStrategy(Strategy):
         self.adopted = Adopted()
         _compat.show_as_array(ServerVariable)
         self._partitioner = partitioner
-        self._preparer = Preparer(self, move_optimizers)
-        self._preparer_here = call_as(
-            "strategy.run", Preparer, self, move_optimizers, is_for_workers=False
-        )
+        self._preparer_here = call_as("strategy.run", Preparer, self, is_for_workers=False)
         # Steps that run in this process have numbers of their own.
         worker = Worker(storage, layout, max_staleness)
         client = secrets.token_hex(8)
@@ -82,10 +77,6 @@ class ServerStrategy(Strategy):
         self._steps: Recent[Any, Callable[..., Any]] = Recent(64)
         # The worker keeps values between its steps, and runs one at a time.
         self._lock = threading.RLock()
-
-    def _platforms_of_workers(self) -> Sequence[str]:
-        """Return the platforms that functions are exported for."""
-        return [find_platform(self.layout)]
 
     # Variables
 
@@ -115,7 +106,7 @@ class ServerStrategy(Strategy):
             f"Make a second {type(self).__name__} of the same cluster."
         )
 
-    # Running on the coordinator
+    # Running here
 
     @called("strategy.run")
     def run(

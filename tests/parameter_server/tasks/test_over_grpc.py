@@ -44,6 +44,7 @@ from jaxdist._parameter_server.worker_protocol import (
     Load,
     Make,
     Run,
+    TracedClosure,
     WaitForAttempt,
 )
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
@@ -589,18 +590,16 @@ def test_a_worker_refuses_messages_that_are_not_valid(cluster: _Cluster) -> None
         arguments=[],
     )
     assert call(channel, run).state == "unknown"
-    load = Load(
-        client="c",
+    closure = TracedClosure(
         name="f",
         digest="d",
-        program=np.zeros(3, np.uint8),
+        exported=np.zeros(3, np.uint8),
         inputs=(),
         updates=(),
         num_results=0,
         batches=(),
-        places={},
-        shapes=[],
     )
+    load = Load("c", closure, places={}, shapes=[])
     with pytest.raises(ShapeError, match="load was given 0 arrays"):
         channel.call(dataclasses.replace(make_message("load", load), arrays=()))
     call(channel, load)
