@@ -140,7 +140,6 @@ def _find_unneeded(traced: OptimizerTrace) -> dict[int, list[int]]:
     return found
 
 
-@called(CALLER)
 def _check_shards(
     shards: Mapping[str, Sequence[int]], traced: OptimizerTrace
 ) -> dict[str, tuple[int, ...]]:
@@ -168,58 +167,37 @@ def _cut_leaf(
     first, of_init = _compat.drop_unused(traced.init, slots)
     for found, inputs in ((program, needed), (first, of_init)):
         _check_alone(traced, leaf, found, inputs)
-    positions = {leaf: "grad", traced.count + len(traced.slots) + leaf: "value"}
+    whole = traced.leaves[leaf]
 
-    def pick(value: Any, held: Sequence[Any], grad: Any) -> list[Any]:
-        given = {n: {"grad": grad, "value": value}[name] for n, name in positions.items()}
-        given |= {traced.count + j: x for j, x in zip(slots, held, strict=True)}
-        return [given[n] for n in needed]
-
-    shape = traced.leaves[leaf].shape
-    whole = [shape] if rows is None else [(n, *shape[1:]) for n in dict.fromkeys(rows)]
-    cut = _Cut(traced, leaf, slots, program, first, bool(of_init), pick)
-    by_shape = {each: cut.export(each, exported) for each in whole}
-    return VariableUpdate(traced.names[leaf], tuple(traced.slot_names[j] for j in slots), by_shape)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Cut:
-    """The update of one parameter, before it is exported for a shape."""
-
-    traced: OptimizerTrace
-    leaf: int
-    slots: list[int]
-    program: ClosedJaxpr
-    first: ClosedJaxpr  # makes the slots
-    first_needs_value: bool
-    pick: Callable[[Any, Sequence[Any], Any], list[Any]]
-
-    @called(CALLER)
-    def export(self, shape: tuple[int, ...], exported: dict[str, UpdateOfShape]) -> UpdateOfShape:
+    def export_for(shape: tuple[int, ...]) -> UpdateOfShape:
         """Return the exported programs for the whole parameter, or for a shard of it."""
-        whole = self.traced.leaves[self.leaf]
         value = jax.ShapeDtypeStruct(shape, whole.dtype)
-        name = self.traced.labels[self.leaf]
-        evaluate, slots = _evaluate, [self.traced.slots[j] for j in self.slots]
+        evaluate, avals = _evaluate, [traced.slots[j] for j in slots]
         if shape != whole.shape:
-            pieces = RowInterpreter(name, whole.shape[0], shape[0])
-            evaluate, slots = pieces.compute, [pieces.get_local_aval(x) for x in slots]
+            pieces = RowInterpreter(traced.labels[leaf], whole.shape[0], shape[0])
+            evaluate, avals = pieces.compute, [pieces.get_local_aval(x) for x in avals]
 
         def update(value: Any, *rest: Any) -> tuple[Any, ...]:
             *held, grad = rest
-            return tuple(evaluate(self.program, self.pick(value, held, grad)))
+            known = {leaf: grad, traced.count + len(traced.slots) + leaf: value}
+            known |= {traced.count + j: x for j, x in zip(slots, held, strict=True)}
+            return tuple(evaluate(program, [known[n] for n in needed]))
 
         def init(value: Any) -> tuple[Any, ...]:
-            return tuple(evaluate(self.first, [value] if self.first_needs_value else []))
+            return tuple(evaluate(first, [value] if of_init else []))
 
-        given = [value, *slots, value]
+        given = [value, *avals, value]
         text = _describe_programs(jax.make_jaxpr(update)(*given), jax.make_jaxpr(init)(value))
         if text not in exported:
             made = _export(update, given)
             key = compute_digest(made.mlir_module())[:32]
-            first = bytes(_export(init, [value]).serialize()) if slots else None
-            exported[text] = UpdateOfShape(key, bytes(made.serialize()), first)
+            of_slots = bytes(_export(init, [value]).serialize()) if slots else None
+            exported[text] = UpdateOfShape(key, bytes(made.serialize()), of_slots)
         return exported[text]
+
+    shapes = [whole.shape] if rows is None else [(n, *whole.shape[1:]) for n in dict.fromkeys(rows)]
+    by_shape = {shape: export_for(shape) for shape in shapes}
+    return VariableUpdate(traced.names[leaf], tuple(traced.slot_names[j] for j in slots), by_shape)
 
 
 def _evaluate(program: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:

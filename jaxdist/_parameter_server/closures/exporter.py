@@ -13,7 +13,6 @@ from jaxdist import _compat
 from jaxdist._parameter_server.closures.inputs import (
     StateLeaf,
     TraceInputs,
-    make_lookup_error,
     make_used_after_error,
 )
 from jaxdist._parameter_server.closures.recorder import UPDATED
@@ -22,7 +21,7 @@ from jaxdist._parameter_server.variables.ports import Port, RowRead, WorkerIndex
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.worker_protocol import Input, Lookup, Source
 from jaxdist._program import FunctionTrace, contains, iterate_equations
-from jaxdist.errors import UnsupportedError
+from jaxdist.errors import ContextError, UnsupportedError
 
 _CALLBACKS = frozenset(
     {"callback", "debug_callback", "debug_print", "io_callback", "pure_callback"}
@@ -52,7 +51,13 @@ class ClosureExporter:
             slots = [self._inputs.slots[s] for s in origins[result].sources if isinstance(s, int)]
             wrong = next((x for x in slots if _is_of_variable(x)), None)
             if wrong is not None:
-                raise make_lookup_error(self._inputs.name, port.label, wrong)
+                raise ContextError(
+                    f"{self._inputs.name} reads rows of {port.label!r} whose numbers depend on the "
+                    f"variable {wrong.label!r}.\n\n"
+                    "The worker reads rows before it runs the function, so their numbers come from "
+                    "its arguments and batches.\n\nRead the variable as a whole "
+                    "(table.value()[ids]), or pass the numbers as an argument."
+                )
             outputs.append((result, None))
         inputs, exported = self.export_outputs(outputs)
         return Lookup(as_array(exported), inputs)

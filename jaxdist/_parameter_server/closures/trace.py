@@ -22,9 +22,6 @@ from jaxdist._parameter_server.closures.inputs import (
     StateLeaf,
     TraceInputs,
     is_key,
-    make_foreign_error,
-    make_key_error,
-    make_lost_update_error,
     make_other_strategy_error,
     make_state_error,
     make_used_after_error,
@@ -35,9 +32,8 @@ from jaxdist._parameter_server.protocol import as_array
 from jaxdist._parameter_server.variables.ports import (
     Addition,
     Port,
-    ProgramChange,
-    RowChange,
     RowRead,
+    ServerUpdate,
 )
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.worker_protocol import Part, TracedClosure, Update
@@ -48,6 +44,7 @@ from jaxdist._program import (
     WholeCall,
     log_options_without_effect,
 )
+from jaxdist.errors import ContextError, UnsupportedError
 
 # An input of the closure by its number, or an update: (optimizer, leaf).
 Source = int | tuple[int, int]
@@ -178,7 +175,12 @@ class _Builder:
         for result in self._returned:
             aval = self._found.closed.out_avals[result]
             if is_key(aval) and not _compat.are_row_numbers(aval):
-                raise make_key_error(self._name)
+                raise UnsupportedError(
+                    f"{self._name} returns a random key.\n\n"
+                    "Results are arrays of NumPy, which has no random keys.\n\n"
+                    "Return jax.random.key_data(key), and use jax.random.wrap_key_data on the "
+                    "coordinator."
+                )
             self._output(result)
         exporter = ClosureExporter(self._found, self._inputs, platforms)
         inputs, exported = exporter.export_outputs(self._outputs)
@@ -203,7 +205,7 @@ class _Builder:
             for found in (*self._found.inputs, *self._found.variables)
             if isinstance(found, Port)
         ]
-        shards = [r.variable for r in roles if isinstance(r, RowRead | RowChange)]
+        shards = [r.variable for r in roles if isinstance(r, RowRead | ServerUpdate)]
         return {v.remote_name: v.part for v in shards if v.part is not None}
 
     def _check_strategy(self) -> None:
@@ -232,7 +234,13 @@ class _Builder:
                     name, label = variable.remote_name, variable.label
                     assigned.append(Update("assign", name, (operand,), count, what=label))
             elif not isinstance(variable, Port):
-                raise make_foreign_error(self._name, variable)
+                raise ContextError(
+                    f"{self._name} uses Variable {variable.label!r}, which was made outside of the "
+                    "scope of the ParameterServerStrategy.\n\n"
+                    "Workers read and change variables of the parameter servers; a variable of "
+                    "this process is on no server.\n\n"
+                    "Make it inside `with strategy.scope():`, or pass its value as an argument."
+                )
             elif id(variable) in number:
                 added += self._find_change_by(variable, number)
         return [*assigned, *added, *self._find_gradients(number)]
@@ -243,15 +251,11 @@ class _Builder:
         if isinstance(role, Addition):
             target = role.variable
             return [Update("add", target.remote_name, (self._output(own),), what=target.label)]
-        if isinstance(role, ProgramChange):
-            name, operand = role.variable.remote_name, self._output(number[id(role.operand)])
-            count = self._output(own)
-            return [Update(role.op, name, (operand,), count, is_once=True, what=role.what)]
-        if not isinstance(role, RowChange):
+        if not isinstance(role, ServerUpdate):
             return []
-        operands = [self._output(number[id(p)]) for p in (role.ids, role.rows)]
-        name, what = role.variable.remote_name, role.op
-        return [Update(what, name, tuple(operands), self._output(own), is_once=True, what=what)]
+        name = role.variable.remote_name
+        operands = tuple(self._output(number[id(port)]) for port in role.operands)
+        return [Update(role.op, name, operands, self._output(own), is_once=True, what=role.what)]
 
     def _find_gradients(self, number: dict[int, int]) -> list[Update]:
         """Return the gradients that optimizers on the servers take."""
@@ -264,7 +268,13 @@ class _Builder:
             for leaf, port in enumerate(recorder.gradients):
                 target = targets.get((index, leaf))
                 if target is None:
-                    raise make_lost_update_error(self._name, recorder.names[leaf])
+                    raise ContextError(
+                        f"{self._name} calls optimizer.update with a gradient of parameter "
+                        f"{recorder.names[leaf]}, and no model among its arguments gets the new "
+                        "value.\n\nThe servers update variables; the model has to be an argument, "
+                        "whose variables they hold.\n\nPass the model and the optimizer: "
+                        "coordinator.schedule(fn, args=(model, optimizer))."
+                    )
                 updates.append(
                     Update(
                         f"{OPTIMIZER}{index}:{leaf}",

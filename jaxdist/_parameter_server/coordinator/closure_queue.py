@@ -170,11 +170,6 @@ class ClosureQueue:
                 self._raise_error()
             return self.finished.below > self.counts.scheduled
 
-    def count_pending(self) -> int:
-        """Return how many closures wait or run."""
-        with self._lock:
-            return len(self._queued) + len(self.in_flight)
-
     def read_counts(self) -> tuple[Counts, int]:
         """Return a copy of the counts, and how many closures wait or run."""
         with self._lock:

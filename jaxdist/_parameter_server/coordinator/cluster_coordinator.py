@@ -135,8 +135,7 @@ class ClusterCoordinator:
             `tf.distribute.coordinator.ClusterCoordinator.schedule`.
         """
         self._check_place("schedule")
-        if not callable(fn):
-            check_callable(fn, remedy=_PASS_THE_FUNCTION)
+        check_callable(fn, remedy=_PASS_THE_FUNCTION)
         args = () if args is None else args
         check_call_arguments(args, kwargs)
         kwargs = {} if kwargs is None else kwargs

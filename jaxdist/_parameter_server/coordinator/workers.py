@@ -247,7 +247,7 @@ class Workers:
         with self._lock:
             times = [thread.lost_since for thread in self.threads]
             found = [since for since in times if since is not None]
-            if len(found) < len(times) or not self.queue.count_pending():
+            if len(found) < len(times) or not self.queue.read_counts()[1]:
                 return
             # The threads of all workers ask; one error is enough.
             now, since = time.monotonic(), max(found)

@@ -30,41 +30,22 @@ _ASK_SECONDS = 5.0
 _GONE = (DeadlineExceededError, UnavailableError, WorkerUnavailableError)
 
 
-class Endings:
-    """The workers that this process tells of its end.
+# A strategy may be deleted long before the process ends, and another one made that the same workers
+# take part in. So these are told when the process ends, over connections of their own.
+_ENDINGS: dict[str, str] = {}  # the coordinator's run that a worker works for now, by its address
 
-    A strategy may be deleted long before the process ends, and another one made that the same
-    workers take part in. So they are told when the process ends, over connections of their own.
-    """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._clients: dict[str, str] = {}
-
-    def note(self, address: str, client: str) -> None:
-        """Note that a worker has announced itself.
-
-        Args:
-            address: Where it is.
-            client: The id of the coordinator's run that it works for now.
-        """
-        with self._lock:
-            self._clients[address] = client
-
-    def tell(self) -> None:
-        """Tell the workers at once; wait up to 5 s for those that do not answer."""
-        with self._lock:
-            found = dict(self._clients)
-            self._clients.clear()
-        threads = [
-            threading.Thread(target=_tell_end, args=pair, name="jaxdist-ending", daemon=True)
-            for pair in found.items()
-        ]
-        for thread in threads:
-            thread.start()
-        end = time.monotonic() + _CALL_SECONDS
-        for thread in threads:
-            thread.join(max(0.0, end - time.monotonic()))
+def _tell_ends() -> None:
+    """Tell the workers at once; wait up to 5 s for those that do not answer."""
+    threads = [
+        threading.Thread(target=_tell_end, args=pair, name="jaxdist-ending", daemon=True)
+        for pair in list(_ENDINGS.items())
+    ]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + _CALL_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 def _tell_end(address: str, client: str) -> None:
@@ -78,8 +59,7 @@ def _tell_end(address: str, client: str) -> None:
         channel.close()
 
 
-ENDINGS = Endings()
-call_at_exit(ENDINGS.tell)
+call_at_exit(_tell_ends)
 
 
 class LocalJoining:
@@ -199,7 +179,7 @@ class RemoteJoining:
                 )
                 continue
             self._answered.add((index, address))
-            ENDINGS.note(address, link.client)
+            _ENDINGS[address] = link.client
             if is_new:
                 found.append(link)
         return found

@@ -115,7 +115,15 @@ class PatientServer(RemoteServer):
                 tries, waited = tries + 1, time.monotonic() - began
                 pause = min(backoff.find_next(), limit - waited)
                 if waited >= limit or self._is_closed.wait(pause):
-                    raise self._make_last(error, message.method, tries, waited, limit) from error
+                    times = "once" if tries == 1 else f"{tries} times"
+                    raise type(error)(
+                        f"{first_line(error)}\n\n{message.method!r} was tried {times}, for "
+                        f"{waited:.1f} s. A call of a server waits {limit:g} s "
+                        "(JAXDIST_SERVER_SECONDS) for it to return.\n\n"
+                        "Start the server again: it then serves from its snapshot. Set "
+                        f"JAXDIST_SERVER_SECONDS={2 * limit:g} to wait longer.",
+                        [self._index],
+                    ) from error
             else:
                 self._compare(self.incarnation)
                 return reply
@@ -136,25 +144,3 @@ class PatientServer(RemoteServer):
     def _ask(self, client: str) -> ServerInfo:
         message = make_message(Hello.method, Hello(client))
         return read_reply(ServerInfo, super()._exchange(message, _HELLO_SECONDS))
-
-    def _make_last(
-        self,
-        error: PSUnavailableError | DeadlineExceededError,
-        method: str,
-        tries: int,
-        waited: float,
-        limit: float,
-    ) -> PSUnavailableError | DeadlineExceededError:
-        kind = (
-            DeadlineExceededError
-            if isinstance(error, DeadlineExceededError)
-            else PSUnavailableError
-        )
-        times = "once" if tries == 1 else f"{tries} times"
-        return kind(
-            f"{first_line(error)}\n\n{method!r} was tried {times}, for {waited:.1f} s. "
-            f"A call of a server waits {limit:g} s (JAXDIST_SERVER_SECONDS) for it to return.\n\n"
-            "Start the server again: it then serves from its snapshot. Set "
-            f"JAXDIST_SERVER_SECONDS={2 * limit:g} to wait longer.",
-            [self._index],
-        )

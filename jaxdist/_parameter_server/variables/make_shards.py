@@ -192,10 +192,15 @@ def _find_arguments(
     return {}
 
 
+def keep_array(parameter: str, value: Any) -> Any:
+    """Return an array as it is, also a traced one; and other values as an array."""
+    has_dtype = hasattr(value, "dtype") and is_array(value)
+    return value if has_dtype else as_array(parameter, value)
+
+
 @called(lambda name: f"Variable {name!r}")
 def _as_whole(name: str, value: Any) -> Any:
-    has_dtype = hasattr(value, "dtype") and is_array(value)
-    return value if has_dtype else as_array("initial_value", value)
+    return keep_array("initial_value", value)
 
 
 @called(lambda name: f"Variable {name!r}")
