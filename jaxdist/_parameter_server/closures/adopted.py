@@ -30,8 +30,10 @@ the program, and a function that has other ones when it is scheduled again is tr
 """
 
 import inspect
+import itertools
 import re
 import types
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -60,6 +62,22 @@ class Adopted:
         # Variables of Flax cannot be referred to weakly, and an `id` is unique only while its
         # object lives.
         self._known: dict[int, tuple[Any, ServerVariable]] = {}
+        # The optimizers, likewise.
+        self._numbers: dict[int, tuple[Any, int]] = {}
+        self._next = itertools.count()
+
+    def find_number(self, optimizer: Any) -> int:
+        """Return the number of an optimizer among those on the servers.
+
+        Two optimizers may update one variable with equal programs, and each has its own state.
+        Workers that run the same script have the same numbers.
+        """
+        known = self._numbers.get(id(optimizer))
+        if known is not None and known[0]() is optimizer:
+            return known[1]
+        number = next(self._next)
+        self._numbers[id(optimizer)] = weakref.ref(optimizer), number
+        return number
 
     def add(self, variable: Any, moved: ServerVariable) -> None:
         """Let a variable of an NNX object read its value from the servers."""

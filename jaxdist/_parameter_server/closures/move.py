@@ -1,8 +1,6 @@
 """Optimizers of scheduled functions, on the servers."""
 
 import dataclasses
-import itertools
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,29 +19,6 @@ from jaxdist._parameter_server.closures.traced import Traced
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.worker_protocol import Update
-
-
-class _OnServers:
-    """The optimizers that were moved to the servers of one job, with a number for each.
-
-    Two optimizers may update one variable with equal programs, and each has its own state. Workers
-    that run the same script have the same numbers.
-    """
-
-    def __init__(self) -> None:
-        self._numbers: dict[int, tuple[Any, int]] = {}
-        self._next = itertools.count()
-
-    def find_number(self, optimizer: Any) -> int:
-        known = self._numbers.get(id(optimizer))
-        if known is not None and known[0]() is optimizer:
-            return known[1]
-        number = next(self._next)
-        self._numbers[id(optimizer)] = weakref.ref(optimizer), number
-        return number
-
-
-_ON_SERVERS: weakref.WeakKeyDictionary[Servers, _OnServers] = weakref.WeakKeyDictionary()
 
 
 def move_optimizers(
@@ -83,7 +58,7 @@ def _move_one(
 ) -> list[str]:
     """Move one optimizer; return the key of the update program of each parameter."""
     servers: Servers = strategy.storage
-    number = _ON_SERVERS.setdefault(servers, _OnServers()).find_number(optimizer)
+    number = strategy.adopted.find_number(optimizer)
     programs = cut_update(recorder.tx, recorder.treedef.unflatten(recorder.shapes))
     state = _list_state(optimizer)
     held = {name: _read(variable) for name, variable in state.items()}
