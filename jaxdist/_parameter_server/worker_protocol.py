@@ -134,7 +134,7 @@ class TracedClosure(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class WorkerInfo(Reply, frozen=True):
-    """Who a worker is.
+    """The identity of a worker.
 
     Args:
         task: The name of the task, such as `worker:0`.
@@ -151,9 +151,9 @@ class HelloWorker(Request[WorkerInfo], frozen=True):
     """Greets a worker, which works for this coordinator from then on.
 
     Args:
-        client: The id of the coordinator's run; "" from one that only asks who is there.
+        client: The id of the coordinator's run; "" from one that only asks for the identity.
         servers: The addresses of the parameter servers; None if the coordinator takes the task for
-            one of them. It then says only its name.
+            one of them. It then returns only its name.
         max_staleness: Their bound.
     """
 
@@ -165,7 +165,7 @@ class HelloWorker(Request[WorkerInfo], frozen=True):
 
 
 class Answer(Reply, frozen=True, kw_only=True):
-    """What has become of a request to a worker.
+    """The outcome of a request to a worker.
 
     Args:
         state: `done`; `running`: ask again with `WaitForAttempt`; `failed`: see `error`; `stranger`
@@ -175,7 +175,7 @@ class Answer(Reply, frozen=True, kw_only=True):
         counted: The servers that have counted the closure, by number, with their incarnation.
         read: The servers that it only reads, likewise.
         shapes: The shapes of the batches, as `describe_tree` describes them.
-        tree: What was made, likewise; None for a dataset.
+        tree: The structure of what was made, likewise; None for a dataset.
         error: What was raised.
         results: The results of the closure.
     """
@@ -211,7 +211,7 @@ class Run(Request[Answer], frozen=True, kw_only=True):
     """Runs a closure.
 
     Args:
-        client: Who has numbered it.
+        client: The id that belongs to its number.
         attempt: The number of this message among those of the client to this worker. A message that
             comes twice runs nothing.
         digest: Which closure.

@@ -14,8 +14,8 @@ the array to the servers, and puts the `ServerVariable` back.
 
 `variable[...] = value` calls the `ServerVariable`, which checks the shape at once. What `set_value`
 and `nnx.update` write is checked by the next scheduled function, all of it before any is sent: an
-update of a whole model counts or does not. A value that does not fit is an error, and the object
-has the values of the servers again.
+update of a whole model is sent completely or not at all. A value that does not fit is an error, and
+the object has the values of the servers again.
 
 Note [Captured objects]
 A trace takes the values of such an object for constants. On the servers the model is trained, and
@@ -24,7 +24,7 @@ the function can reach; these variables move to the servers, and the function is
 the variables as inputs.
 
 Note [Captured constants]
-A captured array moves to the servers (Note [Captured objects]). A number, a text or a random key
+A captured array moves to the servers (Note [Captured objects]). A number, a string or a random key
 does not: the function may branch on a number, and servers hold no keys. So these are constants of
 the program, and a function that has other ones when it is scheduled again is traced again.
 """
@@ -168,7 +168,7 @@ def adopt_one(variable: Any, name: str, strategy: Any, *, is_state: bool) -> Sta
 
     Raises:
         MixedStrategyError: It is on the servers of another strategy.
-        UnsupportedError: Its value is no array and no number.
+        UnsupportedError: Its value is neither an array nor a number.
     """
     raw = _compat.get_held(variable)
     if isinstance(raw, ServerVariable):
@@ -322,6 +322,6 @@ def _is_same(held: Any, before: Any) -> bool:
 def _is_same_leaf(leaf: Any, before: Any) -> bool:
     if leaf is before:
         return True
-    # The text tells 0.0 from -0.0. Other objects may compare as they like.
+    # `repr` distinguishes 0.0 from -0.0. Other objects may compare as they like.
     is_plain = isinstance(leaf, bool | int | float | complex | str | bytes | np.generic)
     return is_plain and type(leaf) is type(before) and repr(leaf) == repr(before)

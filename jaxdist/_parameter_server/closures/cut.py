@@ -96,7 +96,7 @@ def cut_update(
         params: A pytree of arrays or of `jax.ShapeDtypeStruct`s.
         shards: The number of rows of each shard, for each parameter in shards along dim 0, by the
             path of the parameter, such as `embedding.table`.
-        labels: How errors call the parameters; None for by their paths.
+        labels: The names of the parameters in errors; None means their paths.
         keeps_unneeded: Whether to keep state of a parameter that its updates do not need, such as
             an average of its values that is read at the end.
 
@@ -104,7 +104,7 @@ def cut_update(
         For each parameter its update, in the order of the leaves.
 
     Raises:
-        ArgumentTypeError: `tx` is no transformation.
+        ArgumentTypeError: `tx` is not a transformation.
         ArgumentError: `shards` does not fit, or the transformation cannot be traced.
         UnsupportedError: The update of one variable needs others, or that of a shard other shards.
         MissingExtraError: flatbuffers is not installed.
@@ -147,10 +147,10 @@ def _check_shards(
     for name, rows in shards.items():
         shape = shapes[name].shape if name in shapes else None
         if not shape or sum(rows) != shape[0] or min(rows, default=0) < 0:
-            there = "no parameter" if shape is None else f"of shape {list(shape)}"
+            there = "not a parameter" if shape is None else f"of shape {list(shape)}"
             raise refuse(
                 f"shards of {list(rows)} rows for {name!r}, which is {there}.",
-                "Shards are along dim 0, and have its rows together.",
+                "Shards are along dim 0, and together have all its rows.",
                 f"The parameters are {', '.join(traced.names[:10])}.",
             )
     return {name: tuple(rows) for name, rows in shards.items()}
@@ -213,11 +213,11 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 def _describe_programs(*programs: ClosedJaxpr) -> str:
-    """Return a text that is equal for equal programs."""
+    """Return a string that is equal for equal programs."""
     parts: list[str] = []
     for program in programs:
         parts.append(_ADDRESS.sub("", str(program)))
-        # The text of a program has no values of constants.
+        # The string of a program does not contain the values of constants.
         parts += [f"{c.dtype}{c.shape}{c.tobytes().hex()}" for c in map(np.asarray, program.consts)]
     return "\n".join(parts)
 

@@ -96,7 +96,7 @@ class ClosureProgram:
         self.first_batches = [list(own) for own in self._call.draws.batches]
         graph = call.graph
         self._variables = [] if graph is None else list(graph.variables)
-        # NNX variables that the function uses, and that are none of its arguments.
+        # NNX variables that the function uses, and that are not among its arguments.
         self.captured = find_moved(call.fn)
         self._constants = list_constants(call.fn)
         self._known[self._key(None)] = self.first

@@ -31,9 +31,9 @@ def list_optimizers(nodes: Any) -> list[nnx.Optimizer[Any]]:
 
 
 class Recorder:
-    """Takes the place of the transformation of one optimizer while a closure is traced.
+    """Replaces the transformation of one optimizer while a closure is traced.
 
-    Its `update` writes the gradients to ports, and returns marks in place of updates.
+    Its `update` writes the gradients to ports, and returns marks instead of updates.
 
     Args:
         number: The number of the optimizer in the closure.

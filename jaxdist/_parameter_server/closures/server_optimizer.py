@@ -61,8 +61,8 @@ class ServerOptimizer:
         variables: The variables of one `ParameterServerStrategy`, whole or in shards.
 
     Raises:
-        ArgumentTypeError: `tx` is no transformation, or `variables` no list of variables of a
-            server.
+        ArgumentTypeError: `tx` is not a transformation, or `variables` is not a list of
+            variables on servers.
         ArgumentError: A variable is listed twice.
         MixedStrategyError: The variables are of several strategies.
         UnsupportedError: The update of one variable needs others, as that of
@@ -147,9 +147,9 @@ class ServerOptimizer:
             grads_and_vars: Pairs of a gradient and its variable. A gradient None changes nothing.
 
         Raises:
-            ArgumentTypeError: It is no list of pairs.
-            ArgumentError: A variable is none of those that the optimizer was made for, or comes
-                twice.
+            ArgumentTypeError: It is not a list of pairs.
+            ArgumentError: A variable is not one of those that the optimizer was made for, or is
+                listed twice.
             ShapeError: A gradient does not have the shape of its variable.
             UnsupportedError: A gradient is sparse.
 
@@ -174,7 +174,7 @@ class ServerOptimizer:
         for gradient, variable in pairs:
             is_own = all(map(self._is_own, list_shards(variable)))
             if not is_own or id(variable) in seen:
-                what = "twice" if is_own else "which is none of its variables"
+                what = "twice" if is_own else "which is not one of its variables"
                 raise refuse(
                     f"a gradient of {show(variable)} in grads_and_vars, {what}.",
                     f"The optimizer updates each of the {len(self._ops)} variable(s) or shard(s) "

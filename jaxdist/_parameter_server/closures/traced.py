@@ -1,4 +1,4 @@
-"""A closure after its trace, with what it returns; and those that were used last."""
+"""`Traced`: a closure after its trace; and `Recent`, a dict of what was used last."""
 
 import dataclasses
 from collections import OrderedDict
@@ -32,7 +32,7 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """A dict that drops the entries that were not used for longest.
+    """A dict that drops the least recently used entries.
 
     A weak dict would not do: the program of a function refers to the function.
 

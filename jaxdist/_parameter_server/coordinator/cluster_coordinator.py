@@ -70,7 +70,7 @@ class ClusterCoordinator:
         if not hasattr(strategy, "_cluster_coordinator"):
             raise refuse(
                 f"strategy={show(strategy)}.",
-                "Only the workers of a parameter server strategy run functions that are scheduled.",
+                "Only the workers of a parameter server strategy run scheduled functions.",
                 "Pass a ParameterServerStrategy, or call strategy.run(step, args).",
             )
         with _CREATING:
@@ -121,7 +121,7 @@ class ClusterCoordinator:
             The result, which may not exist yet.
 
         Raises:
-            ArgumentTypeError: `fn` is not callable, or `args` is no list or tuple.
+            ArgumentTypeError: `fn` is not callable, or `args` is not a list or tuple.
             ArgumentError: An argument contains a `RemoteValue`, or a per-worker value of another
                 coordinator.
             ContextError: The caller runs on a worker, or is traced.
@@ -282,10 +282,10 @@ class ClusterCoordinator:
                 workers are in this process: one more is made there.
 
         Returns:
-            The index of the worker. A worker that takes part already is no error.
+            The index of the worker. It is not an error if it already takes part.
 
         Raises:
-            ArgumentError: `address` is none, or is missing, or was given without need.
+            ArgumentError: `address` is not valid, is missing, or is not needed.
             ClusterError: Another task is at the address, or a worker with the index of another one.
             DeadlineExceededError: Nobody answers there within `JAXDIST_JOIN_SECONDS`.
             DeviceError: The replicas of a worker in this process need more devices.
@@ -314,7 +314,7 @@ class ClusterCoordinator:
             raise ContextError(
                 f"ClusterCoordinator.{method} was called in a function that runs on a worker.\n\n"
                 "Only the program that made the coordinator gives work to workers; a function that "
-                "waits for another one could wait for ever.\n\n"
+                "waits for another one could wait forever.\n\n"
                 f"Call {method} outside of the functions that are given to schedule and "
                 "create_per_worker_dataset."
             )
@@ -340,7 +340,7 @@ def _find_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[PerWor
         if isinstance(leaf, RemoteValue):
             raise refuse(
                 f"an argument that contains {leaf!r}.",
-                "Functions run in no fixed order, so the result of one is no argument of another.",
+                "Functions run in no fixed order, so one cannot take the result of another.",
                 "Pass coordinator.fetch(value), or do both in one function.",
             )
     return tuple(leaf for leaf in leaves if isinstance(leaf, PerWorkerValues))

@@ -73,7 +73,9 @@ class ClosureDoctor:
             if running is not None:
                 item, since = running
                 stack = format_stack(worker.thread.ident or 0).rstrip()
-                lines.append(f"{name} runs {item.describe()} since {now - since:.1f} s:\n{stack}")
+                lines.append(
+                    f"{name} has been running {item.describe()} for {now - since:.1f} s:\n{stack}"
+                )
             elif lost is not None:
                 lines.append(f"{name} was lost {now - lost:.1f} s ago.")
             else:

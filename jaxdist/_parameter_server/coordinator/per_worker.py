@@ -1,4 +1,4 @@
-"""`PerWorkerValues`: datasets and iterators of which each worker has its own."""
+"""`PerWorkerValues`: datasets and iterators that each worker makes for itself."""
 
 import itertools
 from typing import Any, NoReturn
@@ -18,7 +18,7 @@ _MISSING: Any = object()
 
 
 class PerWorkerValues:
-    """A value of which each worker has its own, such as an iterator.
+    """A value that each worker makes for itself, such as an iterator.
 
     As an argument of `ClusterCoordinator.schedule` it stands for the value of the worker that runs
     the function. `iter(coordinator.create_per_worker_dataset(...))` makes one.
@@ -69,7 +69,7 @@ class PerWorkerValues:
         self._found[index] = made, None
 
     def set_error(self, index: int, error: BaseException) -> None:
-        """Set why one worker has none."""
+        """Set why one worker could not make it."""
         self._found[index] = None, error
 
     def has(self, index: int) -> bool:
@@ -80,7 +80,7 @@ class PerWorkerValues:
         return [index for index, (_, error) in list(self._found.items()) if error is None]
 
     def find_any(self) -> int | None:
-        """Return a worker that has made it, or else one that has failed to; None without."""
+        """Return a worker that has made it, or else one that has failed to, or None."""
         return next(iter(self._list_made() or list(self._found)), None)
 
     def forget(self, index: int) -> None:
@@ -110,7 +110,7 @@ class PerWorkerValues:
 
 
 class PerWorkerIterator(PerWorkerValues):
-    """An iterator of which each worker has its own.
+    """An iterator that each worker makes for itself.
 
     Example:
         >>> from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
@@ -151,7 +151,7 @@ class PerWorkerIterator(PerWorkerValues):
 
 
 class PerWorkerDataset(PerWorkerValues):
-    """A dataset of which each worker has its own: `iter` makes an iterator to pass to `schedule`.
+    """A dataset that each worker makes for itself; `iter` returns an iterator for `schedule`.
 
     When a worker was lost and comes back, it makes its dataset again, and its iterators start
     from the beginning.

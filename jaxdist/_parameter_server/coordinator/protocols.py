@@ -1,4 +1,4 @@
-"""What the coordinator needs of a strategy, and of the connection to one worker."""
+"""The interfaces of a strategy and of the connection to a worker, for the coordinator."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +75,7 @@ class WorkerLink(Protocol):
         """Ask the worker to stop a closure; `run` then raises `CancelledError`, or returns.
 
         It does not wait. `run` returns within the deadline of a call, also when the worker is
-        stuck. A closure that has ended already is no error.
+        stuck. It is not an error if the closure has already ended.
         """
 
 

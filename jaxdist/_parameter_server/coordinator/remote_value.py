@@ -13,7 +13,7 @@ from jaxdist._values import Arithmetic
 from jaxdist.errors import ArgumentTypeError, MissingNameError
 
 _RULE = (
-    "The function runs on a worker, and its result is here when it was fetched.\n\n"
+    "The function runs on a worker, and its result is here once it has been fetched.\n\n"
     "Call value.fetch() or coordinator.fetch(value), which wait for the result."
 )
 
@@ -89,7 +89,7 @@ class ClosureResult(RemoteValue):
     """The result of one closure, set once by the thread of a worker.
 
     Args:
-        fence: Increased when somebody sees the result for the first time.
+        fence: Increased when the result is fetched for the first time.
     """
 
     __slots__ = ("_error", "_gate", "_is_set", "_traceback", "_value", "fence", "is_new")

@@ -28,7 +28,7 @@ from jaxdist.errors import (
 _LOG = logging.getLogger("jaxdist")
 _ASK_SECONDS = 0.5
 _NAP = 0.05
-# What the closure is not to blame for: it runs again.
+# Errors that the closure did not cause: it runs again.
 _OF_SERVERS = (PSUnavailableError, DeadlineExceededError)
 _PERIOD_SECONDS = 1.0
 
@@ -37,7 +37,7 @@ class WorkerThread:
     """Takes closures from the queue, and runs them on one worker, one at a time.
 
     When the worker is lost, its closure goes back to the queue, and the thread waits for the worker
-    and makes its per-worker values again. The other workers go on.
+    and makes its per-worker values again. The other workers continue.
 
     Args:
         link: The connection to the worker.
@@ -132,7 +132,7 @@ class WorkerThread:
         """Wait until the worker is back, and let it make its values again."""
         index = self.link.index
         since = self.lost_since = time.monotonic()
-        _LOG.warning("Worker %d was lost: %s The others go on.", index, first_line(error))
+        _LOG.warning("Worker %d was lost: %s The others continue.", index, first_line(error))
         while not self.stopping.is_set() and not self._ask_for_worker():
             self._fleet.check_all_lost(error)
         # First what is made from now on, then what was made before: so no value is left out.
@@ -239,7 +239,7 @@ class Workers:
             return self._list_values()
 
     def check_all_lost(self, error: WorkerUnavailableError) -> None:
-        """Let `join` raise if closures wait, and no worker was there to run them for too long.
+        """Let `join` raise if closures wait, and all workers have been lost for too long.
 
         Args:
             error: Why one of the workers was lost.

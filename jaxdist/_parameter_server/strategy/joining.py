@@ -31,7 +31,7 @@ _GONE = (DeadlineExceededError, UnavailableError, WorkerUnavailableError)
 
 
 # A strategy may be deleted long before the process ends, and another one made that the same workers
-# take part in. So these are told when the process ends, over connections of their own.
+# take part in. So they are notified when the process ends, over connections of their own.
 _ENDINGS: dict[str, str] = {}  # the coordinator's run that a worker works for now, by its address
 
 
@@ -137,7 +137,7 @@ class RemoteJoining:
         """Connect to the worker at an address; return the connection, and whether it is new.
 
         Raises:
-            ArgumentError: The address is none, or was not given.
+            ArgumentError: The address is not valid, or was not given.
             ClusterError: Another task is there, or a worker with the index of another one.
             DeadlineExceededError: Nobody answers there within `JAXDIST_JOIN_SECONDS`.
             UnsupportedError: The worker has devices of another platform than the others.
@@ -156,7 +156,7 @@ class RemoteJoining:
         try:
             reply = call(self._server, ListAnnounced(), _ASK_SECONDS)
         except JaxdistError as error:
-            # Whoever needs the server says what is wrong with it.
+            # The next call that needs the server raises its error.
             _LOG.debug("ps 0 was not asked for new workers: %s", error)
             return ()
         found = []
@@ -188,7 +188,7 @@ class RemoteJoining:
         channel = connect(address, layer="grpc", name=f"the worker at {address}")
         try:
             channel.wait_until_ready(seconds)
-            # A worker that is told no servers only says who it is, as servers do.
+            # Without a list of servers a worker only answers who it is, as servers do.
             index = _read_index(address, call(channel, Hello()).task)
             with self._lock:
                 for link in self._links:
@@ -224,7 +224,7 @@ def _read_index(address: str, task: str) -> int:
     job, _, number = task.partition(":")
     if job != "worker" or not number.isdecimal():
         raise ClusterError(
-            f"At {address} there is the task {task!r}.\n\nOnly a worker can join a training.\n\n"
+            f"The task at {address} is {task!r}.\n\nOnly a worker can join a training.\n\n"
             "Start it with `jaxdist server --type worker --index N`, and pass its address."
         )
     return int(number)
@@ -233,7 +233,7 @@ def _read_index(address: str, task: str) -> int:
 def _check_same(link: RemoteWorkerLink, address: str) -> None:
     if link.address != address:
         raise ClusterError(
-            f"The worker at {address} has the index {link.index}, and so has the worker at "
+            f"The worker at {address} has the index {link.index}, and so does the worker at "
             f"{link.address}, which takes part already.\n\n"
             "Each worker of a training has an index of its own.\n\n"
             f"Start it with another one, such as `jaxdist server --type worker --index "

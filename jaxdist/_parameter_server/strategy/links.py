@@ -62,7 +62,7 @@ class RemoteWorkerLink:
     Args:
         index: The index of the worker.
         channel: To the worker.
-        greeting: What it is told first.
+        greeting: The first request to it.
         find_server: Returns the number of the server of a variable.
         losses: Where it notes which servers have counted a closure.
 
@@ -151,7 +151,7 @@ class RemoteWorkerLink:
         raise UnsupportedError(
             f"{program.first.closure.name} could not be run on worker {self.index}: its program "
             f"was sent {_MOST_SHAPES} times.\n\nA program is for batches of one shape, and no two "
-            "batches had the same.\n\nPad the batches in the dataset."
+            "batches had the same shape.\n\nPad the batches in the dataset."
         )
 
     def wait_until_back(self, seconds: float) -> bool:
@@ -177,7 +177,7 @@ class RemoteWorkerLink:
         )
         tree = self._exchange(request).tree
         template = None if tree is None else make_template(tree)
-        # A dataset is no value here: it stays on the worker.
+        # A dataset is not a value here: it stays on the worker.
         value = template if tree is not None else _OnWorker()
         made = Made(value=None if is_iterator else value, template=template, number=request.number)
         weakref.finalize(made, self._to_forget.append, request.number)
@@ -191,7 +191,7 @@ class RemoteWorkerLink:
         try:
             call(self._channel, Cancel(self.client, number), _CANCEL_SECONDS)
         except JaxdistError as error:
-            # Its thread finds out by itself what is wrong with the worker.
+            # The thread of the worker will get the error, too.
             _LOG.debug("Worker %d: %s", self.index, error)
 
     def _load(self, closure: TracedClosure, shapes: Sequence[Any]) -> None:
@@ -239,7 +239,7 @@ class RemoteWorkerLink:
         if answer.state in ("stranger", "old"):
             raise WorkerUnavailableError(
                 f"worker {self.index} at {self._channel.address} was started again, or works for "
-                "another coordinator.\n\nIt has nothing of what this coordinator has sent.\n\n"
+                "another coordinator.\n\nIt has nothing that this coordinator has sent.\n\n"
                 "The coordinator sends it again.",
                 [self.index],
             )
@@ -266,7 +266,7 @@ def check_task(address: str, wanted: str, found: str) -> None:
     """
     if found != wanted:
         raise ClusterError(
-            f"At {address} there is the task {found!r}, and not {wanted!r}.\n\n"
+            f"The task at {address} is {found!r}, and not {wanted!r}.\n\n"
             "All tasks have the same list of addresses.\n\n"
             "Compare TF_CONFIG, or the cluster resolvers, of this task and of that one."
         )
@@ -282,7 +282,7 @@ class LocalWorkerLink:
         index: The index of the worker.
         worker: The worker.
         client: The id of the job's run.
-        note: Is told the number of each closure, and the incarnations of the servers that have
+        note: Called with the number of each closure, and the incarnations of the servers that have
             counted it, and of those that it only reads, by the number of the server.
     """
 

@@ -61,7 +61,7 @@ class ParameterServerStrategy(ServerStrategy):
     Raises:
         ClusterError: The cluster has no servers or no workers, or other jobs, or this process is
             one of them.
-        ArgumentTypeError: `cluster_resolver` is no resolver, or was not given.
+        ArgumentTypeError: `cluster_resolver` is not a resolver, or was not given.
         DeadlineExceededError: Tasks do not answer within `JAXDIST_JOIN_SECONDS`.
         UnauthenticatedError: A task has another secret.
 
@@ -185,7 +185,7 @@ class ParameterServerStrategy(ServerStrategy):
             return dataset_or_fn
         raise refuse(
             f"dataset_fn={show(dataset_or_fn)}.",
-            "It is a function without arguments that returns a dataset, or a dataset.",
+            "It is a dataset, or a function without arguments that returns one.",
             "Pass for instance lambda: jaxdist.data.batches(x, 32).",
         )
 

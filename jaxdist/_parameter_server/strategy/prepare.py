@@ -1,4 +1,4 @@
-"""From a call of `schedule` to what a worker runs."""
+"""Prepares a call of `schedule` for the worker that will run it."""
 
 import dataclasses
 import threading
@@ -40,7 +40,7 @@ from jaxdist._values import copy_if_writable
 from jaxdist.errors import ArgumentTypeError, ContextError, DeadlineExceededError
 
 _SECONDS = 300.0
-# What Python says when `next` is called on a list.
+# The error of Python when `next` is called on a list.
 _NO_ITERATOR = "is not an iterator"
 
 
@@ -107,7 +107,6 @@ class Preparer:
     """Traces scheduled functions, each once for arguments of one shape.
 
     Args:
-        caller: How errors call the function that takes steps.
         is_for_workers: Whether workers run the functions, and not this process.
         strategy: The strategy.
     """

@@ -120,7 +120,7 @@ class ServerStrategy(Strategy):
         """Run `fn` on the replicas of the worker that runs the scheduled function around it.
 
         Outside of a scheduled function it runs in this process: it reads variables of the servers
-        and sends its changes, as a worker does. A log line says once that no worker runs it.
+        and sends its changes, as a worker does. This is logged once.
 
         Args:
             fn: As for `Strategy.run`.
@@ -161,7 +161,7 @@ class ServerStrategy(Strategy):
         return self.layout.num_replicas == 1
 
     def _make_note(self, client: str) -> Note:
-        """Return what is told which servers have counted a step that ran here."""
+        """Return what is called with the servers that have counted a step that ran here."""
         return lambda number, counted, read: None
 
     def _run_here(self, prepared: Prepared, number: int) -> Any:

@@ -123,7 +123,6 @@ class RemoteTasks:
     """Servers and workers as other tasks, by gRPC.
 
     Args:
-        caller: What the user called, for errors.
         cluster: Their addresses.
         client: The id of the job's run.
         max_staleness: The bound that the servers get.
@@ -202,7 +201,7 @@ def _connect_all(cluster: Task) -> list[Channel]:
         raise DeadlineExceededError(
             f"{name_call()} waited {seconds:g} s, and {len(missing)} of {len(channels)} tasks do "
             f"not answer:\n{format_lines(missing)}\n\nThe coordinator begins when all servers and "
-            "workers are there.\n\nStart them: `jaxdist server` in each, or "
+            "workers answer.\n\nStart them: `jaxdist server` in each, or "
             "jaxdist.Server(resolver.cluster_spec(), resolver.task_type, "
             "resolver.task_id).join(). JAXDIST_JOIN_SECONDS is how long to wait."
         )

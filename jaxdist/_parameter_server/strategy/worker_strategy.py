@@ -1,4 +1,4 @@
-"""`WorkerStrategy`: a strategy with parameter servers, of which each worker has its own."""
+"""`WorkerStrategy`: a strategy with parameter servers that each worker makes for itself."""
 
 import dataclasses
 import logging
@@ -117,7 +117,7 @@ class WorkerServers(Servers):
                 raise DeadlineExceededError(
                     f"{name} waited {limit:g} s (JAXDIST_JOIN_SECONDS), and {', '.join(missing)} "
                     f"{verb} not answer.\n\n"
-                    "Variables are made on the parameter servers, which have to be there.\n\n"
+                    "Variables are made on the parameter servers, which have to answer first.\n\n"
                     "Start them: `jaxdist server` in each, or jaxdist.Server("
                     "resolver.cluster_spec(), resolver.task_type, resolver.task_id).join()."
                 )
@@ -166,7 +166,6 @@ class WorkerStrategy(ServerStrategy):
     and the same server in each of them, and no worker has to tell another one where it is.
 
     Args:
-        caller: The name of the strategy, for errors.
         resolver: The cluster, and which task of it this process is; None is that of the
             environment (`cluster_resolver.choose_resolver`).
     """

@@ -98,7 +98,7 @@ class Port(Distant):
         raise ContextError(
             f"Variable {self._label!r} of a parameter server was changed, or rows of it were read, "
             "in a jaxdist.function that no worker runs.\n\n"
-            "Rows are asked for before a whole scheduled function runs, and changes are sent after "
+            "Rows are requested before a whole scheduled function runs, and changes are sent after "
             "it.\n\n"
             "Use coordinator.schedule(fn, args) or strategy.run(fn, args). Or pass the rows: "
             "variable.sparse_read(ids)."

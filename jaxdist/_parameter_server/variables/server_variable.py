@@ -62,7 +62,7 @@ class ServerVariable(Lent, Distant):
 
     Attributes:
         remote_name: The name of the variable on the servers.
-        part: Which rows of a table it has; None if it is no shard.
+        part: Which rows of a table it has; None if it is not a shard.
         added: What a traced closure adds to it.
         assigned: How often a traced closure assigns it.
 
@@ -294,10 +294,10 @@ class ServerVariable(Lent, Distant):
         if not isinstance(blocks, IndexedSlices):
             raise UnsupportedError(
                 f"Elements or blocks of Variable {self._label!r} were to be changed "
-                f"({kind.value}), by scatter_nd_add or its like, batch_scatter_update, or "
+                f"({kind.value}), by scatter_nd_add or the like, batch_scatter_update, or "
                 "variable[index].assign.\n\n"
                 "A server changes whole variables and whole rows.\n\n"
-                "Use scatter_add and its like with IndexedSlices, or assign the whole variable."
+                "Use scatter_add and the like with IndexedSlices, or assign the whole variable."
             )
         if not self._is_traced():
             self._send(kind.value, np.array(blocks.indices), np.array(blocks.values))

@@ -28,7 +28,7 @@ from jaxdist._values import (
 )
 from jaxdist.errors import ArgumentTypeError, ReplicaValueError, ShapeError
 
-# What each shard has; `read_rows(ids)` beside them is used where it is there.
+# Names that each shard has; `read_rows(ids)` is used too, if the first shard has it.
 _NAMES = (
     "shape dtype name trainable value numpy assign assign_add assign_sub scatter_add sparse_read"
 ).split()
@@ -152,7 +152,7 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
 
     @called("ShardedVariable")
     def __init__(self, variables: Sequence[Any], name: str = "ShardedVariable") -> None:
-        check_instance("name", name, str, "a text", "Pass for instance name='w'.")
+        check_instance("name", name, str, "a string", "Pass for instance name='w'.")
         self._label = name
         self._variables = _check_shards(variables)
         rows = [int(v.shape[0]) for v in self._variables]
@@ -188,7 +188,7 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
 
         Raises:
             ArgumentError: An index is out of bounds. In a step such rows are nan.
-            ArgumentTypeError: The indices are no integers.
+            ArgumentTypeError: The indices are not integers.
 
         Example:
             >>> from jaxdist._parameter_server.variables import ShardedVariable
@@ -231,7 +231,7 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
     def __len__(self) -> NoReturn:
         raise ArgumentTypeError(
             f"len was called on ShardedVariable {self._label!r}.\n\n"
-            f"It has {len(self._variables)} shard(s), which a loop gives, and {self._shape[0]} "
+            f"It has {len(self._variables)} shard(s), which a loop returns, and {self._shape[0]} "
             "rows.\n\nUse len(variable.variables) or variable.shape[0]."
         )
 

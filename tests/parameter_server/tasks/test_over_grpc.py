@@ -158,7 +158,7 @@ def cluster() -> Iterator[_Cluster]:
 def test_addresses_of_servers_and_workers_that_are_exchanged_are_named(cluster: _Cluster) -> None:
     tasks = cluster.spec.as_dict()
     spec = ClusterSpec({"ps": tasks["worker"], "worker": tasks["ps"]})
-    with pytest.raises(ClusterError, match=r"there is the task 'worker:0', and not 'ps:0'"):
+    with pytest.raises(ClusterError, match=r"is 'worker:0', and not 'ps:0'"):
         ParameterServerStrategy(SimpleClusterResolver(spec, task_type="chief", task_id=0))
 
 
@@ -525,10 +525,10 @@ def _get_error(variable: Any) -> Any:
 def test_tasks_are_known_by_their_names(cluster: _Cluster) -> None:
     tasks = cluster.spec.as_dict()
     swapped: dict[str, Any] = {"ps": tasks["ps"], "worker": list(tasks["worker"])[::-1]}
-    with pytest.raises(ClusterError, match=r"there is the task 'worker:1', and not 'worker:0'"):
+    with pytest.raises(ClusterError, match=r"is 'worker:1', and not 'worker:0'"):
         ParameterServerStrategy(SimpleClusterResolver(ClusterSpec(swapped)))
     swapped = {"ps": list(tasks["ps"])[::-1], "worker": tasks["worker"]}
-    with pytest.raises(ClusterError, match=r"there is the task 'ps:1', and not 'ps:0'"):
+    with pytest.raises(ClusterError, match=r"is 'ps:1', and not 'ps:0'"):
         ParameterServerStrategy(SimpleClusterResolver(ClusterSpec(swapped)))
 
 
