@@ -86,7 +86,9 @@ class Lookup(msgspec.Struct, frozen=True, array_like=True):
     inputs: tuple[Input, ...]
 
 
-class TracedClosure(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class TracedClosure(
+    msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_fields=True
+):
     """A closure for arguments of one shape.
 
     Args:
@@ -116,7 +118,7 @@ class TracedClosure(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def with_digest(self) -> "TracedClosure":
         """Return it with its digest, by which workers know it."""
-        content = msgspec.msgpack.encode(self, enc_hook=np.ndarray.tobytes)
+        content = msgspec.msgpack.encode(self, enc_hook=_encode)
         digest = hashlib.blake2b(content, digest_size=16).hexdigest()
         return msgspec.structs.replace(self, digest=digest)
 
@@ -131,6 +133,11 @@ class TracedClosure(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         inputs = [*self.inputs, *(self.lookup.inputs if self.lookup else ())]
         read = [i.name for i in inputs if i.source in (Source.VARIABLE, Source.ROWS)]
         return tuple(dict.fromkeys([*read, *(u.name for u in self.updates)]))
+
+
+def _encode(value: Any) -> Any:
+    """Return the bytes of an array, and the string of another value that msgspec cannot encode."""
+    return value.tobytes() if isinstance(value, np.ndarray) else repr(value)
 
 
 class WorkerInfo(Reply, frozen=True):

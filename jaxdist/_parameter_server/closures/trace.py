@@ -104,12 +104,6 @@ class SourceAnalysis(ForwardAnalysis[Origin]):
         return self.operation(eqn, inputs)
 
 
-def find_origins(closed: Any) -> list[Origin]:
-    """Return the origin of each result of a closed program."""
-    given = [Origin(frozenset({n}), n) for n in range(len(closed.jaxpr.invars))]
-    return SourceAnalysis().run(closed, given)
-
-
 @called("strategy.run")
 def trace_closure(
     call: WholeCall,
@@ -160,7 +154,8 @@ class _Builder:
         self._state, self._strategy = state, strategy
         self._found, self._inputs, self._recorders = found, inputs, recorders
         self._name = inputs.name
-        self._origins = find_origins(found.closed)
+        given = [Origin(frozenset({n}), n) for n in range(len(found.closed.jaxpr.invars))]
+        self._origins = SourceAnalysis().run(found.closed, given)
         # The results of the trace: written variables, then state, then what the function returns.
         first, total = len(found.written), len(found.closed.jaxpr.outvars)
         self._after: list[int] = found.treedef.unflatten(range(first, total))[0]
