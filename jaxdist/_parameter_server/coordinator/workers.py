@@ -234,7 +234,7 @@ class Workers:
         self.queue.wake()
 
     def list_values(self) -> list[PerWorkerValues]:
-        """Return all per-worker values that somebody can still use, the oldest first."""
+        """Return all per-worker values that are still in use, the oldest first."""
         with self._lock:
             return self._list_values()
 
