@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdist._parameter_server import Change, cut_update, list_shards
+from jaxdist._parameter_server import Change, apply_updates, cut_update, list_shards
 from jaxdist._values import Variable, VariableAggregation
 
 
@@ -130,12 +130,7 @@ class OptimizerOnServers:
         if optimizer.global_clipnorm:
             gradients = optimizer._clip_gradients(gradients)
         for gradient, variable in zip(gradients, self._variables, strict=True):
-            start, shards = 0, list_shards(variable)
-            for shard in shards:
-                rows = int(shard.shape[0]) if len(shards) > 1 else 0
-                own = gradient[start : start + rows] if len(shards) > 1 else gradient
-                shard.apply_update(self._ops[shard.remote_name], own.astype(shard.dtype), "fit")
-                start += rows
+            apply_updates(variable, self._ops, gradient.astype(variable.dtype), "fit")
         self.iterations.assign_add(1, read_value=False)
 
     # Outside a step

@@ -7,6 +7,7 @@ from jaxdist._late import open_late as _open_late
 if TYPE_CHECKING:
     from jaxdist._parameter_server import rpc as rpc
     from jaxdist._parameter_server.closures import ServerOptimizer as ServerOptimizer
+    from jaxdist._parameter_server.closures import apply_updates as apply_updates
     from jaxdist._parameter_server.closures import cut_update as cut_update
     from jaxdist._parameter_server.coordinator import ClusterCoordinator as ClusterCoordinator
     from jaxdist._parameter_server.coordinator import PerWorkerDataset as PerWorkerDataset

@@ -1,7 +1,7 @@
 """The requests to parameter servers, and their replies.
 
 Each is sent as its fields are, in a message (`transport.requests`); in one process the same object
-is given to the server itself. What a field means is written here, and nowhere else.
+is given to the server itself. The meaning of a field is documented only here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,11 +58,11 @@ def as_array(content: bytes) -> Array:
     return np.frombuffer(content, np.uint8)
 
 
-# Who a server is
+# The identity of a server
 
 
 class Restored(Reply, frozen=True):
-    """What a restart of a server has found in its snapshot of the closures of a client.
+    """The closures of a client that a restart of a server has found in its snapshot.
 
     Args:
         incarnation: The incarnation that began with it.
@@ -76,7 +76,7 @@ class Restored(Reply, frozen=True):
 
 
 class ServerInfo(Reply, frozen=True, kw_only=True):
-    """Who a server is. A task of another job says only its name.
+    """The identity of a server. A task of another job returns only its name.
 
     Args:
         task: The name of the task, such as `ps:0`.
@@ -107,8 +107,8 @@ class Hello(Request[ServerInfo], frozen=True):
     """Asks who the server is, and from which versions it serves.
 
     Args:
-        client: Whose counted closures it says, for each restart from a snapshot; and whose own
-            variables are not among those that are `restored` from one.
+        client: The client whose counted closures the reply lists, for each restart from a
+            snapshot. Its own variables are not among those that are `restored` from one.
     """
 
     method = "hello"
@@ -143,7 +143,7 @@ class Creation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Created(Reply, frozen=True):
-    """What was created.
+    """The reply to a creation.
 
     Args:
         made: For each name whether it is new, and its version.
@@ -205,7 +205,7 @@ class RegisterUpdate(LongRequest[Created], frozen=True):
 
 
 class Values(Reply, frozen=True):
-    """What a read returns.
+    """The reply to a read.
 
     Args:
         incarnation: The server's id; versions of another incarnation count other changes.
@@ -279,7 +279,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Changed(Values, frozen=True):
-    """What a change returns.
+    """The reply to changes.
 
     Args:
         status: `counted`, `already counted`, `finished` or `too stale`; only `counted` was applied
@@ -294,7 +294,7 @@ class Changed(Values, frozen=True):
 class ChangeVariables(Waiting[Changed], frozen=True):
     """Applies the changes of a closure once, and returns the values asked for.
 
-    A request that comes again, or of a closure that nobody waits for any more, changes nothing.
+    A repeated request, or one of a closure that nobody waits for any more, changes nothing.
     After the request the closure is no longer registered.
 
     Args:
@@ -335,11 +335,11 @@ class Release(Request[Released], frozen=True):
     closure: _Count
 
 
-# What was counted and saved
+# Counts and snapshots
 
 
 class VariableStatistics(Reply, frozen=True):
-    """What a server knows of one variable; `applied` counts the changes of this incarnation."""
+    """The counts of one variable; `applied` counts the changes of this incarnation."""
 
     version: int
     applied: int
@@ -348,12 +348,12 @@ class VariableStatistics(Reply, frozen=True):
 
 
 class ServerStatistics(Reply, frozen=True, kw_only=True):
-    """What a server has counted.
+    """The counts of a server.
 
     Args:
         incarnation: Its incarnation.
         applied: How many requests to change variables were applied, over all incarnations.
-        already_counted: How many came again.
+        already_counted: How many were repeated.
         staleness: Staleness of a change -> number of changes.
         staleness_of: The same for the changes of each client.
         variables: Of each variable.
@@ -404,7 +404,7 @@ class Announced(Reply, frozen=True):
 
 
 class Announce(Request[Done], frozen=True):
-    """Says that a worker is there: its index, and where a coordinator reaches it."""
+    """Announces a worker: its index, and where a coordinator reaches it."""
 
     method = "announce"
 

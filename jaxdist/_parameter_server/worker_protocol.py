@@ -1,10 +1,13 @@
 """The requests to workers, and their answers; and closures, as workers get them."""
 
 import enum
+import functools
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from jaxdist._parameter_server.transport.calls import Failure
 from jaxdist._parameter_server.transport.requests import Array, Reply, Request
@@ -71,8 +74,74 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     total: int
 
 
+class Lookup(msgspec.Struct, frozen=True, array_like=True):
+    """A program that computes which rows a closure reads, from the closure's other inputs.
+
+    Args:
+        exported: The program, as `jax.export` writes it.
+        inputs: Its inputs.
+    """
+
+    exported: Array
+    inputs: tuple[Input, ...]
+
+
+class TracedClosure(
+    msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_fields=True
+):
+    """A closure for arguments of one shape.
+
+    Args:
+        name: The name of the function, for messages.
+        exported: Its program, as `jax.export` writes it.
+        inputs: The inputs of the program.
+        updates: The changes that it sends.
+        num_results: How many results of the program are returned to the caller; they come last.
+        batches: How many batches it takes from each iterator.
+        digest: The digest of all of it; see `with_digest`.
+        num_replicas: On how many devices of a worker it runs.
+        lookup: Which rows of variables it reads; None if it reads none.
+        parts: For each shard of a table whose rows it reads or changes by their numbers, by the
+            name on the servers, which rows of the table these are.
+    """
+
+    name: str
+    exported: Array
+    inputs: tuple[Input, ...]
+    updates: tuple[Update, ...]
+    num_results: int
+    batches: tuple[int, ...]
+    digest: str = ""
+    num_replicas: int = 1
+    lookup: Lookup | None = None
+    parts: Mapping[str, Part] = {}
+
+    def with_digest(self) -> "TracedClosure":
+        """Return it with its digest, by which workers know it."""
+        content = msgspec.msgpack.encode(self, enc_hook=_encode)
+        digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+        return msgspec.structs.replace(self, digest=digest)
+
+    @functools.cached_property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the variables that it reads."""
+        return tuple(i.name for i in self.inputs if i.source is Source.VARIABLE)
+
+    @functools.cached_property
+    def variables(self) -> tuple[str, ...]:
+        """The names of all variables that it reads or changes."""
+        inputs = [*self.inputs, *(self.lookup.inputs if self.lookup else ())]
+        read = [i.name for i in inputs if i.source in (Source.VARIABLE, Source.ROWS)]
+        return tuple(dict.fromkeys([*read, *(u.name for u in self.updates)]))
+
+
+def _encode(value: Any) -> Any:
+    """Return the bytes of an array, and the string of another value that msgspec cannot encode."""
+    return value.tobytes() if isinstance(value, np.ndarray) else repr(value)
+
+
 class WorkerInfo(Reply, frozen=True):
-    """Who a worker is.
+    """The identity of a worker.
 
     Args:
         task: The name of the task, such as `worker:0`.
@@ -89,9 +158,9 @@ class HelloWorker(Request[WorkerInfo], frozen=True):
     """Greets a worker, which works for this coordinator from then on.
 
     Args:
-        client: The id of the coordinator's run; "" from one that only asks who is there.
+        client: The id of the coordinator's run; "" from one that only asks for the identity.
         servers: The addresses of the parameter servers; None if the coordinator takes the task for
-            one of them. It then says only its name.
+            one of them. It then returns only its name.
         max_staleness: Their bound.
     """
 
@@ -103,7 +172,7 @@ class HelloWorker(Request[WorkerInfo], frozen=True):
 
 
 class Answer(Reply, frozen=True, kw_only=True):
-    """What has become of a request to a worker.
+    """The outcome of a request to a worker.
 
     Args:
         state: `done`; `running`: ask again with `WaitForAttempt`; `failed`: see `error`; `stranger`
@@ -113,7 +182,7 @@ class Answer(Reply, frozen=True, kw_only=True):
         counted: The servers that have counted the closure, by number, with their incarnation.
         read: The servers that it only reads, likewise.
         shapes: The shapes of the batches, as `describe_tree` describes them.
-        tree: What was made, likewise; None for a dataset.
+        tree: The structure of what was made, likewise; None for a dataset.
         error: What was raised.
         results: The results of the closure.
     """
@@ -127,14 +196,12 @@ class Answer(Reply, frozen=True, kw_only=True):
     results: Sequence[Array] = ()
 
 
-class Load(Request[Answer], frozen=True, kw_only=True):
-    """Brings a closure to a worker. What it returns is known to the client only.
+class Load(Request[Answer], frozen=True):
+    """Brings a closure to a worker.
 
     Args:
         client: Whose closure it is.
-        name: As in `TracedClosure`, and so are those that are not named here.
-        program: The program, and `lookup_program` that of the lookup.
-        lookup: The inputs of the lookup.
+        closure: The closure.
         places: The number of the server of each variable.
         shapes: The batches that it takes, by iterator, as `describe_tree` describes them.
     """
@@ -142,25 +209,16 @@ class Load(Request[Answer], frozen=True, kw_only=True):
     method = "load"
 
     client: str
-    name: str
-    digest: str
-    program: Array
-    inputs: tuple[Input, ...]
-    updates: tuple[Update, ...]
-    num_results: int
-    batches: tuple[int, ...]
-    lookup: tuple[Input, ...] = ()
-    lookup_program: Array | None = None
+    closure: TracedClosure
     places: Mapping[str, int]
     shapes: Sequence[Any]
-    parts: Mapping[str, Part] = {}
 
 
 class Run(Request[Answer], frozen=True, kw_only=True):
     """Runs a closure.
 
     Args:
-        client: Who has numbered it.
+        client: The id that belongs to its number.
         attempt: The number of this message among those of the client to this worker. A message that
             comes twice runs nothing.
         digest: Which closure.

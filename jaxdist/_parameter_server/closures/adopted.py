@@ -14,8 +14,8 @@ the array to the servers, and puts the `ServerVariable` back.
 
 `variable[...] = value` calls the `ServerVariable`, which checks the shape at once. What `set_value`
 and `nnx.update` write is checked by the next scheduled function, all of it before any is sent: an
-update of a whole model counts or does not. A value that does not fit is an error, and the object
-has the values of the servers again.
+update of a whole model is sent completely or not at all. A value that does not fit is an error, and
+the object has the values of the servers again.
 
 Note [Captured objects]
 A trace takes the values of such an object for constants. On the servers the model is trained, and
@@ -24,14 +24,16 @@ the function can reach; these variables move to the servers, and the function is
 the variables as inputs.
 
 Note [Captured constants]
-A captured array moves to the servers (Note [Captured objects]). A number, a text or a random key
+A captured array moves to the servers (Note [Captured objects]). A number, a string or a random key
 does not: the function may branch on a number, and servers hold no keys. So these are constants of
 the program, and a function that has other ones when it is scheduled again is traced again.
 """
 
 import inspect
+import itertools
 import re
 import types
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -43,6 +45,7 @@ from flax import nnx
 from jaxdist import _compat
 from jaxdist._called import called
 from jaxdist._parameter_server.closures.inputs import StateLeaf, is_key, make_other_strategy_error
+from jaxdist._parameter_server.closures.recorder import list_optimizers
 from jaxdist._parameter_server.variables.ports import make_zero
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._program import WholeCall, find_closure_values, iterate_constants
@@ -59,6 +62,22 @@ class Adopted:
         # Variables of Flax cannot be referred to weakly, and an `id` is unique only while its
         # object lives.
         self._known: dict[int, tuple[Any, ServerVariable]] = {}
+        # The optimizers, likewise.
+        self._numbers: dict[int, tuple[Any, int]] = {}
+        self._next = itertools.count()
+
+    def find_number(self, optimizer: Any) -> int:
+        """Return the number of an optimizer among those on the servers.
+
+        Two optimizers may update one variable with equal programs, and each has its own state.
+        Workers that run the same script have the same numbers.
+        """
+        known = self._numbers.get(id(optimizer))
+        if known is not None and known[0]() is optimizer:
+            return known[1]
+        number = next(self._next)
+        self._numbers[id(optimizer)] = weakref.ref(optimizer), number
+        return number
 
     def add(self, variable: Any, moved: ServerVariable) -> None:
         """Let a variable of an NNX object read its value from the servers."""
@@ -149,7 +168,7 @@ def adopt_one(variable: Any, name: str, strategy: Any, *, is_state: bool) -> Sta
 
     Raises:
         MixedStrategyError: It is on the servers of another strategy.
-        UnsupportedError: Its value is no array and no number.
+        UnsupportedError: Its value is neither an array nor a number.
     """
     raw = _compat.get_held(variable)
     if isinstance(raw, ServerVariable):
@@ -179,10 +198,9 @@ def adopt_one(variable: Any, name: str, strategy: Any, *, is_state: bool) -> Sta
 
 def _find_optimizer_state(nodes: Sequence[Any]) -> set[int]:
     """Return the variables, by `id`, that are the state of an optimizer's transformation."""
-    optimizers = [x for _, x in nnx.iter_graph(list(nodes)) if isinstance(x, nnx.Optimizer)]
     return {
         id(x)
-        for optimizer in optimizers
+        for optimizer in list_optimizers(list(nodes))
         for _, x in nnx.iter_graph(optimizer.opt_state)
         if isinstance(x, nnx.Variable)
     }
@@ -273,23 +291,15 @@ def _list_children(value: Any) -> list[tuple[Any, Any]]:
     return [] if package in _CLOSED else list(getattr(value, "__dict__", {}).items())
 
 
-class CapturedConstants:
-    """The constants that a function had when it was traced.
+def list_constants(fn: Any) -> list[tuple[Any, Any]]:
+    """Return the variables that a trace of a function takes for constants, with their values."""
+    found = [(variable, _compat.get_held(variable)) for _, variable in find_variables(fn)]
+    return [(variable, held) for variable, held in found if _has_constants(held)]
 
-    Args:
-        fn: The function.
-    """
 
-    def __init__(self, fn: Any) -> None:
-        self._seen = [
-            (variable, held)
-            for _, variable in find_variables(fn)
-            if _has_constants(held := _compat.get_held(variable))
-        ]
-
-    def are_current(self) -> bool:
-        """Whether the variables still have these values."""
-        return all(_is_same(_compat.get_held(v), before) for v, before in self._seen)
+def are_current(constants: Sequence[tuple[Any, Any]]) -> bool:
+    """Whether variables still have the values that `list_constants` has found."""
+    return all(_is_same(_compat.get_held(v), before) for v, before in constants)
 
 
 def _has_constants(held: Any) -> bool:
@@ -312,6 +322,6 @@ def _is_same(held: Any, before: Any) -> bool:
 def _is_same_leaf(leaf: Any, before: Any) -> bool:
     if leaf is before:
         return True
-    # The text tells 0.0 from -0.0. Other objects may compare as they like.
+    # `repr` distinguishes 0.0 from -0.0. Other objects may compare as they like.
     is_plain = isinstance(leaf, bool | int | float | complex | str | bytes | np.generic)
     return is_plain and type(leaf) is type(before) and repr(leaf) == repr(before)

@@ -96,7 +96,7 @@ def cut_update(
         params: A pytree of arrays or of `jax.ShapeDtypeStruct`s.
         shards: The number of rows of each shard, for each parameter in shards along dim 0, by the
             path of the parameter, such as `embedding.table`.
-        labels: How errors call the parameters; None for by their paths.
+        labels: The names of the parameters in errors; None means their paths.
         keeps_unneeded: Whether to keep state of a parameter that its updates do not need, such as
             an average of its values that is read at the end.
 
@@ -104,7 +104,7 @@ def cut_update(
         For each parameter its update, in the order of the leaves.
 
     Raises:
-        ArgumentTypeError: `tx` is no transformation.
+        ArgumentTypeError: `tx` is not a transformation.
         ArgumentError: `shards` does not fit, or the transformation cannot be traced.
         UnsupportedError: The update of one variable needs others, or that of a shard other shards.
         MissingExtraError: flatbuffers is not installed.
@@ -140,7 +140,6 @@ def _find_unneeded(traced: OptimizerTrace) -> dict[int, list[int]]:
     return found
 
 
-@called(CALLER)
 def _check_shards(
     shards: Mapping[str, Sequence[int]], traced: OptimizerTrace
 ) -> dict[str, tuple[int, ...]]:
@@ -148,10 +147,10 @@ def _check_shards(
     for name, rows in shards.items():
         shape = shapes[name].shape if name in shapes else None
         if not shape or sum(rows) != shape[0] or min(rows, default=0) < 0:
-            there = "no parameter" if shape is None else f"of shape {list(shape)}"
+            there = "not a parameter" if shape is None else f"of shape {list(shape)}"
             raise refuse(
                 f"shards of {list(rows)} rows for {name!r}, which is {there}.",
-                "Shards are along dim 0, and have its rows together.",
+                "Shards are along dim 0, and together have all its rows.",
                 f"The parameters are {', '.join(traced.names[:10])}.",
             )
     return {name: tuple(rows) for name, rows in shards.items()}
@@ -168,58 +167,37 @@ def _cut_leaf(
     first, of_init = _compat.drop_unused(traced.init, slots)
     for found, inputs in ((program, needed), (first, of_init)):
         _check_alone(traced, leaf, found, inputs)
-    positions = {leaf: "grad", traced.count + len(traced.slots) + leaf: "value"}
+    whole = traced.leaves[leaf]
 
-    def pick(value: Any, held: Sequence[Any], grad: Any) -> list[Any]:
-        given = {n: {"grad": grad, "value": value}[name] for n, name in positions.items()}
-        given |= {traced.count + j: x for j, x in zip(slots, held, strict=True)}
-        return [given[n] for n in needed]
-
-    shape = traced.leaves[leaf].shape
-    whole = [shape] if rows is None else [(n, *shape[1:]) for n in dict.fromkeys(rows)]
-    cut = _Cut(traced, leaf, slots, program, first, bool(of_init), pick)
-    by_shape = {each: cut.export(each, exported) for each in whole}
-    return VariableUpdate(traced.names[leaf], tuple(traced.slot_names[j] for j in slots), by_shape)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Cut:
-    """The update of one parameter, before it is exported for a shape."""
-
-    traced: OptimizerTrace
-    leaf: int
-    slots: list[int]
-    program: ClosedJaxpr
-    first: ClosedJaxpr  # makes the slots
-    first_needs_value: bool
-    pick: Callable[[Any, Sequence[Any], Any], list[Any]]
-
-    @called(CALLER)
-    def export(self, shape: tuple[int, ...], exported: dict[str, UpdateOfShape]) -> UpdateOfShape:
+    def export_for(shape: tuple[int, ...]) -> UpdateOfShape:
         """Return the exported programs for the whole parameter, or for a shard of it."""
-        whole = self.traced.leaves[self.leaf]
         value = jax.ShapeDtypeStruct(shape, whole.dtype)
-        name = self.traced.labels[self.leaf]
-        evaluate, slots = _evaluate, [self.traced.slots[j] for j in self.slots]
+        evaluate, avals = _evaluate, [traced.slots[j] for j in slots]
         if shape != whole.shape:
-            pieces = RowInterpreter(name, whole.shape[0], shape[0])
-            evaluate, slots = pieces.compute, [pieces.get_local_aval(x) for x in slots]
+            pieces = RowInterpreter(traced.labels[leaf], whole.shape[0], shape[0])
+            evaluate, avals = pieces.compute, [pieces.get_local_aval(x) for x in avals]
 
         def update(value: Any, *rest: Any) -> tuple[Any, ...]:
             *held, grad = rest
-            return tuple(evaluate(self.program, self.pick(value, held, grad)))
+            known = {leaf: grad, traced.count + len(traced.slots) + leaf: value}
+            known |= {traced.count + j: x for j, x in zip(slots, held, strict=True)}
+            return tuple(evaluate(program, [known[n] for n in needed]))
 
         def init(value: Any) -> tuple[Any, ...]:
-            return tuple(evaluate(self.first, [value] if self.first_needs_value else []))
+            return tuple(evaluate(first, [value] if of_init else []))
 
-        given = [value, *slots, value]
+        given = [value, *avals, value]
         text = _describe_programs(jax.make_jaxpr(update)(*given), jax.make_jaxpr(init)(value))
         if text not in exported:
             made = _export(update, given)
             key = compute_digest(made.mlir_module())[:32]
-            first = bytes(_export(init, [value]).serialize()) if slots else None
-            exported[text] = UpdateOfShape(key, bytes(made.serialize()), first)
+            of_slots = bytes(_export(init, [value]).serialize()) if slots else None
+            exported[text] = UpdateOfShape(key, bytes(made.serialize()), of_slots)
         return exported[text]
+
+    shapes = [whole.shape] if rows is None else [(n, *whole.shape[1:]) for n in dict.fromkeys(rows)]
+    by_shape = {shape: export_for(shape) for shape in shapes}
+    return VariableUpdate(traced.names[leaf], tuple(traced.slot_names[j] for j in slots), by_shape)
 
 
 def _evaluate(program: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
@@ -235,11 +213,11 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 def _describe_programs(*programs: ClosedJaxpr) -> str:
-    """Return a text that is equal for equal programs."""
+    """Return a string that is equal for equal programs."""
     parts: list[str] = []
     for program in programs:
         parts.append(_ADDRESS.sub("", str(program)))
-        # The text of a program has no values of constants.
+        # The string of a program does not contain the values of constants.
         parts += [f"{c.dtype}{c.shape}{c.tobytes().hex()}" for c in map(np.asarray, program.consts)]
     return "\n".join(parts)
 

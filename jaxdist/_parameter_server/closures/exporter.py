@@ -13,16 +13,15 @@ from jaxdist import _compat
 from jaxdist._parameter_server.closures.inputs import (
     StateLeaf,
     TraceInputs,
-    make_lookup_error,
     make_used_after_error,
 )
 from jaxdist._parameter_server.closures.recorder import UPDATED
-from jaxdist._parameter_server.closures.traced import Lookup
+from jaxdist._parameter_server.protocol import as_array
 from jaxdist._parameter_server.variables.ports import Port, RowRead, WorkerIndex
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
-from jaxdist._parameter_server.worker_protocol import Input, Source
+from jaxdist._parameter_server.worker_protocol import Input, Lookup, Source
 from jaxdist._program import FunctionTrace, contains, iterate_equations
-from jaxdist.errors import UnsupportedError
+from jaxdist.errors import ContextError, UnsupportedError
 
 _CALLBACKS = frozenset(
     {"callback", "debug_callback", "debug_print", "io_callback", "pure_callback"}
@@ -52,14 +51,20 @@ class ClosureExporter:
             slots = [self._inputs.slots[s] for s in origins[result].sources if isinstance(s, int)]
             wrong = next((x for x in slots if _is_of_variable(x)), None)
             if wrong is not None:
-                raise make_lookup_error(self._inputs.name, port.label, wrong)
+                raise ContextError(
+                    f"{self._inputs.name} reads rows of {port.label!r} whose numbers depend on the "
+                    f"variable {wrong.label!r}.\n\n"
+                    "The worker reads rows before it runs the function, so their numbers come from "
+                    "its arguments and batches.\n\nRead the variable as a whole "
+                    "(table.value()[ids]), or pass the numbers as an argument."
+                )
             outputs.append((result, None))
         inputs, exported = self.export_outputs(outputs)
-        return Lookup(exported, tuple(inputs))
+        return Lookup(as_array(exported), inputs)
 
     def export_outputs(
         self, outputs: Sequence[tuple[int, int | None]]
-    ) -> tuple[list[Input], bytes]:
+    ) -> tuple[tuple[Input, ...], bytes]:
         """Return the inputs of a program, and the program.
 
         Args:
@@ -71,7 +76,7 @@ class ClosureExporter:
         if contains(small, UPDATED.name):
             raise make_used_after_error(self._inputs.name, "a parameter")
         given = set(used) | {minus for _, minus in outputs if minus is not None}
-        zeros = {n: slots[n] for n in given if isinstance(slots[n], Port) and _is_zero(slots[n])}
+        zeros = {n: slots[n] for n in given if _is_zero(slots[n])}
         folded = {n for n in given if isinstance(slots[n], StateLeaf)}
         found = {n: self._inputs.find_key(n) for n in given}
         impls = {n: jax.random.key_impl(k) for n, k in found.items() if k is not None}
@@ -95,12 +100,9 @@ class ClosureExporter:
                 for r, minus in outputs
             ]
 
-        inputs = [Input(Source.NUMBER)]
-        avals = [self._inputs.shape((), np.uint32)]
-        for n in plain:
-            one, aval = self._inputs.describe(n)
-            inputs.append(one)
-            avals.append(aval)
+        described = [self._inputs.describe(n) for n in plain]
+        inputs = (Input(Source.NUMBER), *(one for one, _ in described))
+        avals = [self._inputs.shape((), np.uint32), *(aval for _, aval in described)]
         program.__name__ = self._inputs.name
         exported = export.export(jax.jit(program), platforms=self._platforms)(*avals)
         return inputs, bytes(exported.serialize())
@@ -118,9 +120,9 @@ def _check_no_callback(function: str, program: Any) -> None:
             )
 
 
-def _is_zero(port: Any) -> bool:
-    """Whether a port has no value at the start: all but rows, and the index of the worker."""
-    return isinstance(port, Port) and not isinstance(port.role, RowRead | WorkerIndex)
+def _is_zero(slot: Any) -> bool:
+    """Whether an input is a port without a value: all but rows, and the index of the worker."""
+    return isinstance(slot, Port) and not isinstance(slot.role, RowRead | WorkerIndex)
 
 
 def _is_of_variable(slot: Any) -> bool:

@@ -15,37 +15,6 @@ from jaxdist._program import BatchLeaf, FunctionTrace, WholeCall
 from jaxdist.errors import ContextError, MixedStrategyError, UnsupportedError
 
 
-def make_lookup_error(function: str, label: str, wrong: Any) -> ContextError:
-    """Return the error of rows whose numbers depend on a variable."""
-    return ContextError(
-        f"{function} reads rows of {label!r} whose numbers depend on the variable "
-        f"{wrong.label!r}.\n\n"
-        "The worker reads rows before it runs the function, so their numbers come from its "
-        "arguments and batches.\n\n"
-        "Read the variable as a whole (table.value()[ids]), or pass the numbers as an argument."
-    )
-
-
-def make_key_error(function: str) -> UnsupportedError:
-    """Return the error of a function that returns a random key."""
-    return UnsupportedError(
-        f"{function} returns a random key.\n\n"
-        "Results are arrays of NumPy, which has no random keys.\n\n"
-        "Return jax.random.key_data(key), and use jax.random.wrap_key_data on the coordinator."
-    )
-
-
-def make_foreign_error(function: str, variable: Any) -> ContextError:
-    """Return the error of a variable that is on no server."""
-    return ContextError(
-        f"{function} uses Variable {variable.label!r}, which was made outside of the scope of the "
-        "ParameterServerStrategy.\n\n"
-        "Workers read and change variables of the parameter servers; a variable of this process is "
-        "on no server.\n\n"
-        "Make it inside `with strategy.scope():`, or pass its value as an argument."
-    )
-
-
 def make_other_strategy_error(function: str, name: str) -> MixedStrategyError:
     """Return the error of a variable on the servers of another strategy."""
     return MixedStrategyError(
@@ -65,16 +34,6 @@ def make_used_after_error(function: str, name: str) -> ContextError:
         "The servers compute the new value when the whole function has run, so a worker does not "
         "have it.\n\n"
         "Let the function end with the update, and schedule it once for each step."
-    )
-
-
-def make_lost_update_error(function: str, name: str) -> ContextError:
-    """Return the error of a gradient whose parameter is in no argument."""
-    return ContextError(
-        f"{function} calls optimizer.update with a gradient of parameter {name}, and no model "
-        "among its arguments gets the new value.\n\n"
-        "The servers update variables; the model has to be an argument, whose variables they hold."
-        "\n\nPass the model and the optimizer: coordinator.schedule(fn, args=(model, optimizer))."
     )
 
 
@@ -127,44 +86,46 @@ class TraceInputs:
         found: FunctionTrace,
     ) -> None:
         self.name = getattr(call.fn, "__name__", "function")
-        self._call, self._state, self._layout, self._found = call, state, layout, found
-        self.slots = self._find_slots()
+        self._layout, self._found = layout, found
+        self._arguments, self._batches = jax.tree.leaves(call.arguments), call.draws.batches
+        # The leaves of the state that are random keys; these come after the arguments.
+        self._keys = [n for n, leaf in enumerate(state) if leaf.key is not None]
+        self.slots = self._find_slots(state)
         ports = [x for x in found.inputs if isinstance(x, Port)]
         self.reads = [x for x in ports if isinstance(x.role, RowRead)]
 
     def describe(self, number: int) -> tuple[Input, jax.ShapeDtypeStruct]:
         """Return one input of the program, with its shape."""
-        slot = self.slots[number]
-        aval = self._found.closed.in_avals[number]
+        slot, key, sharding = self.slots[number], self.find_key(number), None
+        aval: Any = self._found.closed.in_avals[number] if key is None else jax.random.key_data(key)
         if isinstance(slot, ServerVariable):
-            return Input(Source.VARIABLE, slot.remote_name), self.shape(aval.shape, aval.dtype)
-        if isinstance(slot, Port) and isinstance(slot.role, WorkerIndex):
+            found = Input(Source.VARIABLE, slot.remote_name)
+        elif isinstance(slot, Port) and isinstance(slot.role, WorkerIndex):
             # The last argument; the worker finds it by itself.
-            index = len(jax.tree.leaves(self._call.arguments)) + self._count_keys()
-            return Input(Source.ARGUMENT, index=(index,)), self.shape(aval.shape, aval.dtype)
-        if isinstance(slot, Port):
+            found = self._describe_argument(len(self._keys))
+        elif isinstance(slot, Port):
             index = next(n for n, port in enumerate(self.reads) if port is slot)
-            shape = self.shape(aval.shape, aval.dtype, slot.home.sharding)
-            return Input(Source.ROWS, slot.role.variable.remote_name, (index,)), shape
-        if isinstance(slot, Input):
-            sharding = None
-            if slot.source is Source.ARGUMENT:
-                given = jax.tree.leaves(self._call.arguments)[slot.index[0]]
-                if is_key(given):
-                    data = jax.random.key_data(given)
-                    return slot, self.shape(data.shape, data.dtype)
-                sharding = getattr(given, "sharding", None)
-            elif slot.source is Source.BATCH:
-                source, batch, leaf = slot.index
-                given = BatchLeaf(source, batch, leaf).of(self._call.draws.batches)
-                sharding = getattr(given, "sharding", None)
-            return slot, self.shape(aval.shape, aval.dtype, sharding)
-        if not isinstance(slot, StateLeaf) or slot.key is None:
+            found = Input(Source.ROWS, slot.role.variable.remote_name, (index,))
+            sharding = slot.home.sharding
+        elif isinstance(slot, Input):
+            found = slot
+            if key is None:
+                sharding = getattr(self._find_given(slot), "sharding", None)
+        elif number in self._keys:
+            found = self._describe_argument(self._keys.index(number))
+        else:
             raise make_state_error(self.name, getattr(slot, "name", "an input"))
-        data = jax.random.key_data(slot.key)
-        keys = [n for n, leaf in enumerate(self._state) if leaf.key is not None]
-        index = len(jax.tree.leaves(self._call.arguments)) + keys.index(number)
-        return Input(Source.ARGUMENT, index=(index,)), self.shape(data.shape, data.dtype)
+        return found, self.shape(aval.shape, aval.dtype, sharding)
+
+    def _describe_argument(self, after: int) -> Input:
+        """Return an argument that comes after those of the call."""
+        return Input(Source.ARGUMENT, index=(len(self._arguments) + after,))
+
+    def _find_given(self, slot: Input) -> Any:
+        """Return the argument, or the leaf of a batch, that an input has at the trace."""
+        if slot.source is Source.ARGUMENT:
+            return self._arguments[slot.index[0]]
+        return BatchLeaf(*slot.index).of(self._batches)
 
     def find_key(self, number: int) -> Any:
         """Return the random key that an input has at the trace, as an array; None for others."""
@@ -172,7 +133,7 @@ class TraceInputs:
         if isinstance(slot, StateLeaf):
             return slot.key
         if isinstance(slot, Input) and slot.source is Source.ARGUMENT:
-            given = jax.tree.leaves(self._call.arguments)[slot.index[0]]
+            given = self._find_given(slot)
             return given if is_key(given) else None
         return None
 
@@ -187,22 +148,19 @@ class TraceInputs:
             sharding = self._layout.replicated
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
-    def _find_slots(self) -> list[Any]:
+    def _find_slots(self, state: Sequence[StateLeaf]) -> list[Any]:
         """Return what each input of the trace is."""
-        state = [leaf if leaf.variable is None else leaf.variable for leaf in self._state]
-        leaves = jax.tree.leaves(self._call.arguments)
-        arguments = [Input(Source.ARGUMENT, index=(n,)) for n in range(len(leaves))]
         others = [
             Input(Source.BATCH, index=(x.source, x.batch, x.leaf))
             if isinstance(x, BatchLeaf)
             else x
             for x in self._found.inputs
         ]
-        return [*state, *arguments, *others]
-
-    def _count_keys(self) -> int:
-        """Return how many random keys come after the arguments."""
-        return sum(leaf.key is not None for leaf in self._state)
+        return [
+            *(leaf if leaf.variable is None else leaf.variable for leaf in state),
+            *(Input(Source.ARGUMENT, index=(n,)) for n in range(len(self._arguments))),
+            *others,
+        ]
 
 
 def is_key(value: Any) -> bool:

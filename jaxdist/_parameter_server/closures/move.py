@@ -1,10 +1,7 @@
 """Optimizers of scheduled functions, on the servers."""
 
 import dataclasses
-import hashlib
-import itertools
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,47 +12,25 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist import _compat
 from jaxdist._parameter_server.closures.cut import cut_update
-from jaxdist._parameter_server.closures.recorder import Recorder, Recorders
+from jaxdist._parameter_server.closures.inputs import is_key
+from jaxdist._parameter_server.closures.recorder import Recorder, Recorders, list_optimizers
 from jaxdist._parameter_server.closures.trace import OPTIMIZER
-from jaxdist._parameter_server.closures.traced import TracedClosure
+from jaxdist._parameter_server.closures.traced import Traced
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.worker_protocol import Update
 
 
-class _OnServers:
-    """The optimizers that were moved to the servers of one job, with a number for each.
-
-    Two optimizers may update one variable with equal programs, and each has its own state. Workers
-    that run the same script have the same numbers.
-    """
-
-    def __init__(self) -> None:
-        self._numbers: dict[int, tuple[Any, int]] = {}
-        self._next = itertools.count()
-
-    def find_number(self, optimizer: Any) -> int:
-        known = self._numbers.get(id(optimizer))
-        if known is not None and known[0]() is optimizer:
-            return known[1]
-        number = next(self._next)
-        self._numbers[id(optimizer)] = weakref.ref(optimizer), number
-        return number
-
-
-_ON_SERVERS: weakref.WeakKeyDictionary[Servers, _OnServers] = weakref.WeakKeyDictionary()
-
-
 def move_optimizers(
-    closure: TracedClosure, recorders: Recorders, nodes: Sequence[Any], strategy: Any
-) -> TracedClosure:
+    traced: Traced, recorders: Recorders, nodes: Sequence[Any], strategy: Any
+) -> Traced:
     """Move the optimizers that a closure updates with to the servers.
 
     Each variable's part of the state goes to the server of the variable, with the value that it has
     now; the optimizer on the coordinator then reads it from there.
 
     Args:
-        closure: The closure; its updates by optimizers have the operation `optimizer:<n>:<leaf>`.
+        traced: The closure; its updates by optimizers have the operation `optimizer:<n>:<leaf>`.
         recorders: What the trace has recorded of its optimizers.
         nodes: The NNX objects among the arguments.
         strategy: The strategy of the servers.
@@ -63,8 +38,8 @@ def move_optimizers(
     Returns:
         The closure with operations that the servers have.
     """
-    optimizers = [x for _, x in nnx.iter_graph(list(nodes)) if isinstance(x, nnx.Optimizer)]
-    moved = list(closure.updates)
+    optimizers = list_optimizers(list(nodes))
+    moved = list(traced.closure.updates)
     for number, recorder in enumerate(recorders.all):
         if not recorder.is_used:
             continue
@@ -73,10 +48,9 @@ def move_optimizers(
         keys = _move_one(optimizers[number], recorder, [u for _, u in own], strategy)
         for (n, update), key in zip(own, keys, strict=True):
             moved[n] = msgspec.structs.replace(update, op=f"program:{key}")
-    # Workers know a closure by its digest, and now it says which optimizers these are.
-    text = f"{closure.digest} {[update.op for update in moved]}"
-    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    return dataclasses.replace(closure, updates=tuple(moved), digest=digest)
+    # The digest then says which optimizers these are.
+    closure = msgspec.structs.replace(traced.closure, updates=tuple(moved))
+    return dataclasses.replace(traced, closure=closure.with_digest())
 
 
 def _move_one(
@@ -84,9 +58,10 @@ def _move_one(
 ) -> list[str]:
     """Move one optimizer; return the key of the update program of each parameter."""
     servers: Servers = strategy.storage
-    number = _ON_SERVERS.setdefault(servers, _OnServers()).find_number(optimizer)
+    number = strategy.adopted.find_number(optimizer)
     programs = cut_update(recorder.tx, recorder.treedef.unflatten(recorder.shapes))
-    held = _read_state(optimizer)
+    state = _list_state(optimizer)
+    held = {name: _read(variable) for name, variable in state.items()}
     keys = []
     slots: dict[str, list[str]] = {}
     for update, program, shape in zip(updates, programs, recorder.shapes, strict=True):
@@ -98,7 +73,14 @@ def _move_one(
         for slot, name in zip(program.slots, names, strict=True):
             slots.setdefault(slot, []).append(name)
         keys.append(request.key)
-    _connect_state(optimizer, slots, strategy)
+    # The optimizer of the coordinator reads its state from the servers. A count of steps is a slot
+    # of each variable.
+    for slot, names in slots.items():
+        raw = _get_raw(state[slot])
+        is_here = isinstance(state[slot], nnx.Variable) and not isinstance(raw, ServerVariable)
+        if is_here:
+            there = ServerVariable.connect(strategy, names, raw.shape, raw.dtype)
+            strategy.adopted.add(state[slot], there)
     return keys
 
 
@@ -109,30 +91,12 @@ def _list_state(optimizer: Any) -> dict[str, Any]:
     return {keystr(path, simple=True, separator="."): x for path, x in flat}
 
 
-def _read_state(optimizer: Any) -> dict[str, np.ndarray]:
-    """Return the values of the state of an optimizer, by their paths."""
-    values = {}
-    for name, variable in _list_state(optimizer).items():
-        raw = _compat.get_held(variable) if isinstance(variable, nnx.Variable) else variable
-        is_key = jax.dtypes.issubdtype(raw.dtype, jax.dtypes.prng_key)
-        values[name] = np.asarray(jax.random.key_data(raw) if is_key else raw)
-    return values
+def _get_raw(leaf: Any) -> Any:
+    """Return the value of a leaf of the state of an optimizer."""
+    return _compat.get_held(leaf) if isinstance(leaf, nnx.Variable) else leaf
 
 
-def _connect_state(optimizer: Any, slots: Mapping[str, Sequence[str]], strategy: Any) -> None:
-    """Let the optimizer of the coordinator read its state from the servers.
-
-    Args:
-        optimizer: The optimizer.
-        slots: For each path in its state the names on the servers. A count of steps is a slot of
-            each variable.
-        strategy: The strategy of the servers.
-    """
-    variables = _list_state(optimizer)
-    for path, names in slots.items():
-        variable = variables[path]
-        raw = _compat.get_held(variable) if isinstance(variable, nnx.Variable) else None
-        if raw is not None and not isinstance(raw, ServerVariable):
-            strategy.adopted.add(
-                variable, ServerVariable.connect(strategy, names, raw.shape, raw.dtype)
-            )
+def _read(leaf: Any) -> np.ndarray:
+    """Return the value of a leaf of the state of an optimizer; of random keys, their data."""
+    raw = _get_raw(leaf)
+    return np.asarray(jax.random.key_data(raw) if is_key(raw) else raw)

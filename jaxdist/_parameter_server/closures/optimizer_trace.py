@@ -13,7 +13,7 @@ from jaxdist._parameter_server.closures.inputs import is_key
 from jaxdist._typing import PyTree
 from jaxdist.errors import ArgumentError
 
-# Who is named in errors about optimizers.
+# The name in errors about optimizers.
 CALLER = "ParameterServerStrategy"
 
 
@@ -23,11 +23,11 @@ class OptimizerTrace:
     Args:
         tx: The transformation.
         params: A pytree of arrays or of `jax.ShapeDtypeStruct`s.
-        labels: How errors call the parameters; None for by their paths.
+        labels: The names of the parameters in errors; None means their paths.
 
     Attributes:
         names: The paths of the parameters.
-        labels: How errors call them.
+        labels: Their names in errors.
         leaves: Their shapes and dtypes.
         slots: The shapes and dtypes of the leaves of the state.
         slot_names: Their paths.
@@ -104,7 +104,7 @@ class OptimizerTrace:
 
         Args:
             leaf: The number of the result: a parameter, or a leaf of the state after these.
-            kept: Slots that it has besides.
+            kept: Other slots that it has.
         """
         slots: set[int] = set(kept)
         while True:

@@ -7,23 +7,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._parameter_server.closures.adopted import (
-    CapturedConstants,
-    adopt_captured,
-    find_moved,
-)
+from jaxdist._parameter_server.closures.adopted import are_current, find_moved, list_constants
 from jaxdist._parameter_server.closures.inputs import StateLeaf
-from jaxdist._parameter_server.closures.recorder import Recorders
-from jaxdist._parameter_server.closures.trace import trace_closure
-from jaxdist._parameter_server.closures.traced import TracedClosure
+from jaxdist._parameter_server.closures.traced import Traced
 from jaxdist._parameter_server.variables.ports import make_zero
 from jaxdist._program import WholeCall
 from jaxdist._typing import PyTree
 from jaxdist._values import BatchSource, current_binding
 from jaxdist.errors import ContextError
 
-# Finishes a trace: the optimizers of the closure move to the servers.
-Finish = Callable[[TracedClosure, Recorders, Sequence[Any]], TracedClosure]
+# Traces a call; the optimizers of the closure move to the servers.
+Trace = Callable[[WholeCall, Sequence[StateLeaf]], Traced]
 
 
 class TemplateSource(BatchSource):
@@ -80,10 +74,7 @@ class ClosureProgram:
         call: A call of the function; later calls of the same key use its program.
         state: The variables of its NNX objects.
         sources: Its iterators.
-        enter: Returns the context in which the function is traced; it gives the strategy.
-        finish: Finishes a trace.
-        find_platforms: Returns the platforms of the workers.
-        read: Returns what is returned for each leaf of the function's result.
+        trace: Traces the call; its draws give the templates of batches.
 
     Attributes:
         first: The closure for the shapes of the first trace.
@@ -95,28 +86,24 @@ class ClosureProgram:
         call: WholeCall,
         state: Sequence[StateLeaf],
         sources: Sequence[TemplateSource],
-        enter: Callable[[], Any],
-        finish: Finish,
-        find_platforms: Callable[[], Sequence[str]],
-        read: Callable[[Any], Any],
+        trace: Trace,
     ) -> None:
         self._call, self._state = call, list(state)
-        self._sources, self._enter, self._finish = list(sources), enter, finish
-        self._find_platforms, self._read = find_platforms, read
+        self._sources, self._trace_call = list(sources), trace
         self._lock = threading.Lock()
-        self._known: dict[Any, TracedClosure] = {}
+        self._known: dict[Any, Traced] = {}
         self.first = self._trace()
         self.first_batches = [list(own) for own in self._call.draws.batches]
         graph = call.graph
         self._variables = [] if graph is None else list(graph.variables)
-        # NNX variables that the function uses, and that are none of its arguments.
+        # NNX variables that the function uses, and that are not among its arguments.
         self.captured = find_moved(call.fn)
-        self._constants = CapturedConstants(call.fn)
+        self._constants = list_constants(call.fn)
         self._known[self._key(None)] = self.first
 
     def is_current(self) -> bool:
         """Whether the constants that the function captures are still those of its first trace."""
-        return self._constants.are_current()
+        return are_current(self._constants)
 
     def find_keys(self) -> list[np.ndarray]:
         """Return the random keys of the NNX objects, as data; they come after the arguments."""
@@ -126,7 +113,7 @@ class ClosureProgram:
             if leaf.key is not None
         ]
 
-    def find(self, batches: Sequence[Sequence[PyTree]]) -> TracedClosure:
+    def find(self, batches: Sequence[Sequence[PyTree]]) -> Traced:
         """Return the closure for these batches, by iterator; trace it if the shapes are new."""
         key = self._key(batches)
         with self._lock:
@@ -143,17 +130,9 @@ class ClosureProgram:
         shapes = tuple((np.shape(x), np.dtype(x.dtype)) for x in leaves)
         return treedef, shapes, find_shardings(leaves)
 
-    def _trace(self) -> TracedClosure:
+    def _trace(self) -> Traced:
         self._call.draws.put_back()
-        with self._enter() as strategy:
-
-            def move(closed: Any) -> bool:
-                return adopt_captured(self._call.fn, closed, strategy)
-
-            traced, recorders = trace_closure(
-                self._call, self._state, strategy, self._find_platforms(), move, self._read
-            )
-            return self._finish(traced, recorders, self._call.flat.nodes)
+        return self._trace_call(self._call, self._state)
 
 
 def find_shardings(leaves: Sequence[Any]) -> tuple[Any, ...]:

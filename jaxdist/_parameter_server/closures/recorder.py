@@ -19,26 +19,21 @@ from jaxdist.errors import ShapeError, UnsupportedError
 
 # `updated` stands for what an optimizer on the servers adds to a parameter. No worker knows it, so
 # a program that uses it cannot be compiled; a closure only returns it as the parameter's new value,
-# and that result is dropped.
+# and that result is dropped. `optimizer` is its number in the closure, and `leaf` that of the
+# parameter in the tree that it updates.
 UPDATED = Primitive("jaxdist_updated_on_servers")
 UPDATED.def_abstract_eval(lambda x, *, optimizer, leaf: x)
 
 
-def mark_as_updated(value: Any, optimizer: int, leaf: int) -> jax.Array:
-    """Return a value that stands for the update of one parameter.
-
-    Args:
-        value: The parameter.
-        optimizer: The number of the optimizer in the closure.
-        leaf: The number of the parameter in the tree that the optimizer updates.
-    """
-    return UPDATED.bind(value, optimizer=optimizer, leaf=leaf)
+def list_optimizers(nodes: Any) -> list[nnx.Optimizer[Any]]:
+    """Return the optimizers among NNX objects."""
+    return [x for _, x in nnx.iter_graph(nodes) if isinstance(x, nnx.Optimizer)]
 
 
 class Recorder:
-    """Takes the place of the transformation of one optimizer while a closure is traced.
+    """Replaces the transformation of one optimizer while a closure is traced.
 
-    Its `update` writes the gradients to ports, and returns marks in place of updates.
+    Its `update` writes the gradients to ports, and returns marks instead of updates.
 
     Args:
         number: The number of the optimizer in the closure.
@@ -102,7 +97,8 @@ class Recorder:
         # The servers compute one value. The proof that replicas agree does not know the mark, and
         # checks the gradients themselves.
         marked = [
-            assume_replicated(mark_as_updated(v, self._number, k)) for k, v in enumerate(values)
+            assume_replicated(UPDATED.bind(v, optimizer=self._number, leaf=k))
+            for k, v in enumerate(values)
         ]
         return treedef.unflatten(marked), state
 
@@ -127,7 +123,7 @@ class Recorders:
     @contextlib.contextmanager
     def replace_in(self, nodes: Any) -> Iterator[None]:
         """Let the optimizers among NNX objects record, in the block."""
-        found = [x for _, x in nnx.iter_graph(nodes) if isinstance(x, nnx.Optimizer)]
+        found = list_optimizers(nodes)
         before = [optimizer.tx for optimizer in found]
         for number, optimizer in enumerate(found):
             if number == len(self.all):

@@ -43,7 +43,6 @@ class RowInterpreter(Interpreter[Any]):
     """Runs a program of a whole array on some of its rows. See Note [Rows of an update].
 
     Args:
-        caller: The public call, for error messages.
         name: The parameter, for error messages.
         whole: The rows of the whole array.
         local: The rows of the shard.
@@ -137,7 +136,10 @@ class RowInterpreter(Interpreter[Any]):
                 elif getattr(value, "shape", ()) == ():
                     local.append(value)
                 else:
-                    self._refuse(eqn, "the rows meet an array that is not cut as they are")
+                    self._refuse(
+                        eqn,
+                        "the rows are combined with an array that is not cut into the same rows",
+                    )
             return Rows(_compat.bind_like(eqn, local, eqn.params)[0])
         if shape and any(isinstance(v, Fill) for v in inputs):
             scalars = [v.scalar if isinstance(v, Fill) else v for v in inputs]

@@ -1,7 +1,7 @@
 """`ServerOptimizer`: an optax transformation that servers apply to plain variables."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -10,9 +10,10 @@ import optax
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._parameter_server.closures.cut import VariableUpdate, cut_update
 from jaxdist._parameter_server.protocol import Read
+from jaxdist._parameter_server.variables.make_shards import keep_array
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.sharded import ShardedVariable, list_shards
-from jaxdist._validate import as_array, is_array, show
+from jaxdist._validate import show
 from jaxdist._values import DistributedValues, IndexedSlices
 from jaxdist.errors import (
     MixedStrategyError,
@@ -25,6 +26,24 @@ _CALLER = "ServerOptimizer"
 _APPLY = f"{_CALLER}.apply_gradients"
 _PAIRS = "optimizer.apply_gradients(zip(grads, variables))"
 _NUMBERS = itertools.count()
+
+
+def apply_updates(variable: Any, ops: Mapping[str, str], gradient: Any, what: str) -> None:
+    """Let the servers apply the update program of each shard of a variable to its rows.
+
+    Args:
+        variable: The variable.
+        ops: The operation of the server that updates a shard, by the name of the shard there.
+        gradient: Its operand, in the shape and dtype of the variable.
+        what: What the change is called in messages.
+    """
+    start, shards = 0, list_shards(variable)
+    for shard in shards:
+        own = gradient
+        if len(shards) > 1:
+            own = gradient[start : start + int(shard.shape[0])]
+            start += int(shard.shape[0])
+        shard.apply_update(ops[shard.remote_name], own, what)
 
 
 class ServerOptimizer:
@@ -42,8 +61,8 @@ class ServerOptimizer:
         variables: The variables of one `ParameterServerStrategy`, whole or in shards.
 
     Raises:
-        ArgumentTypeError: `tx` is no transformation, or `variables` no list of variables of a
-            server.
+        ArgumentTypeError: `tx` is not a transformation, or `variables` is not a list of
+            variables on servers.
         ArgumentError: A variable is listed twice.
         MixedStrategyError: The variables are of several strategies.
         UnsupportedError: The update of one variable needs others, as that of
@@ -128,24 +147,17 @@ class ServerOptimizer:
             grads_and_vars: Pairs of a gradient and its variable. A gradient None changes nothing.
 
         Raises:
-            ArgumentTypeError: It is no list of pairs.
-            ArgumentError: A variable is none of those that the optimizer was made for, or comes
-                twice.
+            ArgumentTypeError: It is not a list of pairs.
+            ArgumentError: A variable is not one of those that the optimizer was made for, or is
+                listed twice.
             ShapeError: A gradient does not have the shape of its variable.
             UnsupportedError: A gradient is sparse.
 
         Source:
             `tf.keras.optimizers.Optimizer.apply_gradients`.
         """
-        pairs = self._check_pairs(grads_and_vars)
-        for gradient, variable in pairs:
-            start = 0
-            shards = list_shards(variable)
-            for shard in shards:
-                rows = int(shard.shape[0]) if len(shards) > 1 else 0
-                own = gradient[start : start + rows] if len(shards) > 1 else gradient
-                shard.apply_update(self._ops[shard.remote_name], own, _APPLY)
-                start += rows
+        for gradient, variable in self._check_pairs(grads_and_vars):
+            apply_updates(variable, self._ops, gradient, _APPLY)
 
     @called(_APPLY)
     def _check_pairs(self, given: Any) -> list[tuple[Any, Any]]:
@@ -162,7 +174,7 @@ class ServerOptimizer:
         for gradient, variable in pairs:
             is_own = all(map(self._is_own, list_shards(variable)))
             if not is_own or id(variable) in seen:
-                what = "twice" if is_own else "which is none of its variables"
+                what = "twice" if is_own else "which is not one of its variables"
                 raise refuse(
                     f"a gradient of {show(variable)} in grads_and_vars, {what}.",
                     f"The optimizer updates each of the {len(self._ops)} variable(s) or shard(s) "
@@ -185,7 +197,6 @@ class ServerOptimizer:
         return f"ServerOptimizer(variables={sorted(self._ops)})"
 
 
-@called(_APPLY)
 def _check_gradient(gradient: Any, variable: Any) -> Any:
     name = variable.label
     if isinstance(gradient, IndexedSlices):
@@ -202,8 +213,7 @@ def _check_gradient(gradient: Any, variable: Any) -> Any:
             "Combine the values first: strategy.reduce('MEAN', gradient, axis=None).",
             kind=ReplicaValueError,
         )
-    is_plain = hasattr(gradient, "dtype") and is_array(gradient)
-    array = gradient if is_plain else as_array("grads_and_vars", gradient)
+    array = keep_array("grads_and_vars", gradient)
     if tuple(array.shape) != tuple(variable.shape):
         raise refuse(
             f"a gradient of shape {list(array.shape)} for {name!r}, whose shape is "

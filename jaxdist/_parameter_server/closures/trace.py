@@ -9,7 +9,6 @@ transformation (`optimizer`). A parameter has no value in the closure after that
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,29 +16,27 @@ import numpy as np
 
 from jaxdist import _compat
 from jaxdist._called import called
+from jaxdist._parameter_server.closures.adopted import adopt_captured
 from jaxdist._parameter_server.closures.exporter import ClosureExporter
 from jaxdist._parameter_server.closures.inputs import (
     StateLeaf,
     TraceInputs,
     is_key,
-    make_foreign_error,
-    make_key_error,
-    make_lost_update_error,
     make_other_strategy_error,
     make_state_error,
     make_used_after_error,
 )
 from jaxdist._parameter_server.closures.recorder import UPDATED, Recorders
-from jaxdist._parameter_server.closures.traced import Structure, TracedClosure
+from jaxdist._parameter_server.closures.traced import Traced
+from jaxdist._parameter_server.protocol import as_array
 from jaxdist._parameter_server.variables.ports import (
     Addition,
     Port,
-    ProgramChange,
-    RowChange,
     RowRead,
+    ServerUpdate,
 )
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
-from jaxdist._parameter_server.worker_protocol import Part, Update
+from jaxdist._parameter_server.worker_protocol import Part, TracedClosure, Update
 from jaxdist._program import (
     ON_SERVERS,
     ForwardAnalysis,
@@ -47,6 +44,7 @@ from jaxdist._program import (
     WholeCall,
     log_options_without_effect,
 )
+from jaxdist.errors import ContextError, UnsupportedError
 
 # An input of the closure by its number, or an update: (optimizer, leaf).
 Source = int | tuple[int, int]
@@ -106,21 +104,14 @@ class SourceAnalysis(ForwardAnalysis[Origin]):
         return self.operation(eqn, inputs)
 
 
-def find_origins(closed: Any) -> list[Origin]:
-    """Return the origin of each result of a closed program."""
-    given = [Origin(frozenset({n}), n) for n in range(len(closed.jaxpr.invars))]
-    return SourceAnalysis().run(closed, given)
-
-
 @called("strategy.run")
 def trace_closure(
     call: WholeCall,
     state: Sequence[StateLeaf],
     strategy: Any,
     platforms: Sequence[str],
-    move_captured: Callable[[Any], bool] = lambda _: False,
-    read: Callable[[Any], Any] = lambda leaf: leaf,
-) -> tuple[TracedClosure, Recorders]:
+    read: Callable[[Any], Any],
+) -> tuple[Traced, Recorders]:
     """Trace a call of a function that a coordinator schedules.
 
     Args:
@@ -128,8 +119,6 @@ def trace_closure(
         state: The variables of its NNX objects.
         strategy: The strategy of the servers.
         platforms: The platforms of the workers, as `jax.export` names them.
-        move_captured: Moves variables that the trace took for constants to the servers, and returns
-            whether there were any. See Note [Captured objects].
         read: Returns what is returned for each leaf of the function's result.
 
     Returns:
@@ -140,14 +129,15 @@ def trace_closure(
     while True:
         recorders = Recorders(strategy.layout)
         found = call.trace(templates, recorders.replace_in, read)
-        if not move_captured(found.closed):
+        # See Note [Captured objects].
+        if not adopt_captured(call.fn, found.closed, strategy):
             break
         call.draws.put_back()
     asked = tuple((found.options or {}).items())
     log_options_without_effect(asked, None, ON_SERVERS)
     inputs = TraceInputs(call, state, strategy.layout, found)
-    exporter = ClosureExporter(found, inputs, platforms)
-    return _Builder(state, strategy, found, inputs, recorders).build(exporter), recorders
+    builder = _Builder(state, strategy, found, inputs, recorders)
+    return builder.build(platforms), recorders
 
 
 class _Builder:
@@ -161,10 +151,11 @@ class _Builder:
         inputs: TraceInputs,
         recorders: Recorders,
     ) -> None:
-        self._state, self._strategy, self._layout = state, strategy, strategy.layout
-        self._found, self._recorders = found, recorders
+        self._state, self._strategy = state, strategy
+        self._found, self._inputs, self._recorders = found, inputs, recorders
         self._name = inputs.name
-        self._origins = find_origins(found.closed)
+        given = [Origin(frozenset({n}), n) for n in range(len(found.closed.jaxpr.invars))]
+        self._origins = SourceAnalysis().run(found.closed, given)
         # The results of the trace: written variables, then state, then what the function returns.
         first, total = len(found.written), len(found.closed.jaxpr.outvars)
         self._after: list[int] = found.treedef.unflatten(range(first, total))[0]
@@ -172,32 +163,35 @@ class _Builder:
         # What the program returns, as pairs: a result, and the input to subtract from it.
         self._outputs: list[tuple[int, int | None]] = []
 
-    def build(self, exporter: ClosureExporter) -> TracedClosure:
+    def build(self, platforms: Sequence[str]) -> Traced:
         """Return the closure."""
         self._check_strategy()
         updates = [*self._find_written(), *self._find_changed_state()]
         for result in self._returned:
             aval = self._found.closed.out_avals[result]
             if is_key(aval) and not _compat.are_row_numbers(aval):
-                raise make_key_error(self._name)
+                raise UnsupportedError(
+                    f"{self._name} returns a random key.\n\n"
+                    "Results are arrays of NumPy, which has no random keys.\n\n"
+                    "Return jax.random.key_data(key), and use jax.random.wrap_key_data on the "
+                    "coordinator."
+                )
             self._output(result)
+        exporter = ClosureExporter(self._found, self._inputs, platforms)
         inputs, exported = exporter.export_outputs(self._outputs)
-        lookup = exporter.export_lookup(self._origins)
-        parts = self._find_parts()
-        text = repr((inputs, updates, self._layout.num_replicas, lookup, parts)).encode()
-        return TracedClosure(
-            self._name,
-            exported,
-            hashlib.blake2b(exported + text, digest_size=16).hexdigest(),
-            tuple(inputs),
-            tuple(updates),
-            len(self._returned),
-            Structure(self._found.treedef, len(self._after)),
-            self._found.counts,
-            self._layout.num_replicas,
-            lookup,
-            parts,
+        lookup, parts = exporter.export_lookup(self._origins), self._find_parts()
+        closure = TracedClosure(
+            name=self._name,
+            exported=as_array(exported),
+            inputs=inputs,
+            updates=tuple(updates),
+            num_results=len(self._returned),
+            batches=self._found.counts,
+            num_replicas=self._strategy.layout.num_replicas,
+            lookup=lookup,
+            parts=parts,
         )
+        return Traced(closure.with_digest(), self._found.treedef, len(self._after))
 
     def _find_parts(self) -> dict[str, Part]:
         """Return the shards of tables whose rows the function reads or changes by numbers."""
@@ -206,7 +200,7 @@ class _Builder:
             for found in (*self._found.inputs, *self._found.variables)
             if isinstance(found, Port)
         ]
-        shards = [r.variable for r in roles if isinstance(r, RowRead | RowChange)]
+        shards = [r.variable for r in roles if isinstance(r, RowRead | ServerUpdate)]
         return {v.remote_name: v.part for v in shards if v.part is not None}
 
     def _check_strategy(self) -> None:
@@ -235,7 +229,13 @@ class _Builder:
                     name, label = variable.remote_name, variable.label
                     assigned.append(Update("assign", name, (operand,), count, what=label))
             elif not isinstance(variable, Port):
-                raise make_foreign_error(self._name, variable)
+                raise ContextError(
+                    f"{self._name} uses Variable {variable.label!r}, which was made outside of the "
+                    "scope of the ParameterServerStrategy.\n\n"
+                    "Workers read and change variables of the parameter servers; a variable of "
+                    "this process is on no server.\n\n"
+                    "Make it inside `with strategy.scope():`, or pass its value as an argument."
+                )
             elif id(variable) in number:
                 added += self._find_change_by(variable, number)
         return [*assigned, *added, *self._find_gradients(number)]
@@ -246,15 +246,11 @@ class _Builder:
         if isinstance(role, Addition):
             target = role.variable
             return [Update("add", target.remote_name, (self._output(own),), what=target.label)]
-        if isinstance(role, ProgramChange):
-            name, operand = role.variable.remote_name, self._output(number[id(role.operand)])
-            count = self._output(own)
-            return [Update(role.op, name, (operand,), count, is_once=True, what=role.what)]
-        if not isinstance(role, RowChange):
+        if not isinstance(role, ServerUpdate):
             return []
-        operands = [self._output(number[id(p)]) for p in (role.ids, role.rows)]
-        name, what = role.variable.remote_name, role.op
-        return [Update(what, name, tuple(operands), self._output(own), is_once=True, what=what)]
+        name = role.variable.remote_name
+        operands = tuple(self._output(number[id(port)]) for port in role.operands)
+        return [Update(role.op, name, operands, self._output(own), is_once=True, what=role.what)]
 
     def _find_gradients(self, number: dict[int, int]) -> list[Update]:
         """Return the gradients that optimizers on the servers take."""
@@ -267,7 +263,13 @@ class _Builder:
             for leaf, port in enumerate(recorder.gradients):
                 target = targets.get((index, leaf))
                 if target is None:
-                    raise make_lost_update_error(self._name, recorder.names[leaf])
+                    raise ContextError(
+                        f"{self._name} calls optimizer.update with a gradient of parameter "
+                        f"{recorder.names[leaf]}, and no model among its arguments gets the new "
+                        "value.\n\nThe servers update variables; the model has to be an argument, "
+                        "whose variables they hold.\n\nPass the model and the optimizer: "
+                        "coordinator.schedule(fn, args=(model, optimizer))."
+                    )
                 updates.append(
                     Update(
                         f"{OPTIMIZER}{index}:{leaf}",

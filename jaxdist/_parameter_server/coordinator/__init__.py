@@ -7,9 +7,6 @@ from jaxdist._parameter_server.coordinator.cluster_coordinator import call_at_ex
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerDataset as PerWorkerDataset
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerIterator as PerWorkerIterator
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerValues as PerWorkerValues
-from jaxdist._parameter_server.coordinator.protocols import (
-    CoordinatedStrategy as CoordinatedStrategy,
-)
 from jaxdist._parameter_server.coordinator.protocols import IteratorOf as IteratorOf
 from jaxdist._parameter_server.coordinator.protocols import Joining as Joining
 from jaxdist._parameter_server.coordinator.protocols import ServerReport as ServerReport
@@ -29,6 +26,5 @@ from jaxdist._parameter_server.worker.worker_index import check_on_worker as che
 from jaxdist._parameter_server.worker.worker_index import (
     experimental_get_current_worker_index as experimental_get_current_worker_index,
 )
-from jaxdist._parameter_server.worker.worker_index import is_on_worker as is_on_worker
 from jaxdist._parameter_server.worker.worker_index import on_worker as on_worker
 from jaxdist._parameter_server.worker.worker_index import raise_outside as raise_outside

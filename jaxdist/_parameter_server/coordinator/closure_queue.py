@@ -170,11 +170,6 @@ class ClosureQueue:
                 self._raise_error()
             return self.finished.below > self.counts.scheduled
 
-    def count_pending(self) -> int:
-        """Return how many closures wait or run."""
-        with self._lock:
-            return len(self._queued) + len(self.in_flight)
-
     def read_counts(self) -> tuple[Counts, int]:
         """Return a copy of the counts, and how many closures wait or run."""
         with self._lock:
@@ -201,16 +196,6 @@ class ClosureQueue:
             for condition in (self._work, self._room, self._progress):
                 condition.notify_all()
         _ask_to_stop(running)
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether `stop` was called."""
-        return self._is_stopped
-
-    @property
-    def has_error(self) -> bool:
-        """Whether there is an error that nobody has raised yet."""
-        return self._error is not None
 
     # The methods below are called by a thread that has the lock.
 

@@ -16,7 +16,7 @@ from jaxdist._parameter_server.coordinator.protocols import CoordinatedStrategy
 from jaxdist._parameter_server.coordinator.remote_value import ClosureResult, RemoteValue
 from jaxdist._parameter_server.coordinator.retries import read_wait_settings
 from jaxdist._parameter_server.coordinator.scheduled import Scheduled, Statistics
-from jaxdist._parameter_server.coordinator.workers import NewWorkers, Workers
+from jaxdist._parameter_server.coordinator.workers import Workers, add_new_workers
 from jaxdist._parameter_server.worker.worker_index import is_on_worker
 from jaxdist._program import is_unit
 from jaxdist._validate import check_call_arguments, check_callable, check_keys, show
@@ -70,7 +70,7 @@ class ClusterCoordinator:
         if not hasattr(strategy, "_cluster_coordinator"):
             raise refuse(
                 f"strategy={show(strategy)}.",
-                "Only the workers of a parameter server strategy run functions that are scheduled.",
+                "Only the workers of a parameter server strategy run scheduled functions.",
                 "Pass a ParameterServerStrategy, or call strategy.run(step, args).",
             )
         with _CREATING:
@@ -86,12 +86,17 @@ class ClusterCoordinator:
         self._workers = Workers(strategy.links(), strategy._fence, read_wait_settings())
         self._queue = self._workers.queue
         doctor = ClosureDoctor(self._workers)
-        doctor.start()
+        doctor.thread.start()
         self._joining = strategy.joining()
         if self._joining.has_announcements:
-            new_workers = NewWorkers(self._workers, self._joining)
-            new_workers.start()
-            self._workers.others.append(new_workers.thread)
+            thread = threading.Thread(
+                target=add_new_workers,
+                args=(self._workers, self._joining),
+                name="jaxdist-new-workers",
+                daemon=True,
+            )
+            thread.start()
+            self._workers.others.append(thread)
         _OPEN.add(self._workers)
         weakref.finalize(self, doctor.messages.put, None)
 
@@ -116,7 +121,7 @@ class ClusterCoordinator:
             The result, which may not exist yet.
 
         Raises:
-            ArgumentTypeError: `fn` is not callable, or `args` is no list or tuple.
+            ArgumentTypeError: `fn` is not callable, or `args` is not a list or tuple.
             ArgumentError: An argument contains a `RemoteValue`, or a per-worker value of another
                 coordinator.
             ContextError: The caller runs on a worker, or is traced.
@@ -130,8 +135,7 @@ class ClusterCoordinator:
             `tf.distribute.coordinator.ClusterCoordinator.schedule`.
         """
         self._check_place("schedule")
-        if not callable(fn):
-            check_callable(fn, remedy=_PASS_THE_FUNCTION)
+        check_callable(fn, remedy=_PASS_THE_FUNCTION)
         args = () if args is None else args
         check_call_arguments(args, kwargs)
         kwargs = {} if kwargs is None else kwargs
@@ -259,14 +263,10 @@ class ClusterCoordinator:
         counts, pending = self._queue.read_counts()
         servers = self.strategy.report_of_servers()
         return Statistics(
-            scheduled=counts.scheduled,
-            applied=counts.applied - servers.lost,
+            **{**vars(counts), "applied": counts.applied - servers.lost},
             lost=servers.lost,
             lost_changes=servers.lost_changes,
-            failed=counts.failed,
-            cancelled=counts.cancelled,
             pending=pending,
-            retried=counts.retried,
             staleness=dict(servers.staleness),
         )
 
@@ -282,10 +282,10 @@ class ClusterCoordinator:
                 workers are in this process: one more is made there.
 
         Returns:
-            The index of the worker. A worker that takes part already is no error.
+            The index of the worker. It is not an error if it already takes part.
 
         Raises:
-            ArgumentError: `address` is none, or is missing, or was given without need.
+            ArgumentError: `address` is not valid, is missing, or is not needed.
             ClusterError: Another task is at the address, or a worker with the index of another one.
             DeadlineExceededError: Nobody answers there within `JAXDIST_JOIN_SECONDS`.
             DeviceError: The replicas of a worker in this process need more devices.
@@ -314,7 +314,7 @@ class ClusterCoordinator:
             raise ContextError(
                 f"ClusterCoordinator.{method} was called in a function that runs on a worker.\n\n"
                 "Only the program that made the coordinator gives work to workers; a function that "
-                "waits for another one could wait for ever.\n\n"
+                "waits for another one could wait forever.\n\n"
                 f"Call {method} outside of the functions that are given to schedule and "
                 "create_per_worker_dataset."
             )
@@ -340,7 +340,7 @@ def _find_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[PerWor
         if isinstance(leaf, RemoteValue):
             raise refuse(
                 f"an argument that contains {leaf!r}.",
-                "Functions run in no fixed order, so the result of one is no argument of another.",
+                "Functions run in no fixed order, so one cannot take the result of another.",
                 "Pass coordinator.fetch(value), or do both in one function.",
             )
     return tuple(leaf for leaf in leaves if isinstance(leaf, PerWorkerValues))

@@ -35,10 +35,6 @@ class ClosureDoctor:
         self._is_reported = False
         self.thread = threading.Thread(target=self._watch, name="jaxdist-closures", daemon=True)
 
-    def start(self) -> None:
-        """Start the thread."""
-        self.thread.start()
-
     def _watch(self) -> None:
         beat = min(_BEAT_SECONDS, self._quiet / 4)
         while True:
@@ -77,7 +73,9 @@ class ClosureDoctor:
             if running is not None:
                 item, since = running
                 stack = format_stack(worker.thread.ident or 0).rstrip()
-                lines.append(f"{name} runs {item.describe()} since {now - since:.1f} s:\n{stack}")
+                lines.append(
+                    f"{name} has been running {item.describe()} for {now - since:.1f} s:\n{stack}"
+                )
             elif lost is not None:
                 lines.append(f"{name} was lost {now - lost:.1f} s ago.")
             else:

@@ -1,7 +1,6 @@
-"""`PerWorkerValues`: datasets and iterators of which each worker has its own."""
+"""`PerWorkerValues`: datasets and iterators that each worker makes for itself."""
 
 import itertools
-import threading
 from typing import Any, NoReturn
 
 from jaxdist import _compat
@@ -19,7 +18,7 @@ _MISSING: Any = object()
 
 
 class PerWorkerValues:
-    """A value of which each worker has its own, such as an iterator.
+    """A value that each worker makes for itself, such as an iterator.
 
     As an argument of `ClusterCoordinator.schedule` it stands for the value of the worker that runs
     the function. `iter(coordinator.create_per_worker_dataset(...))` makes one.
@@ -58,9 +57,8 @@ class PerWorkerValues:
         self.order = next(_ORDER)
         self.owner = owner
         self.resource = resource
-        self._made: dict[int, Any] = {}
-        self._errors: dict[int, BaseException] = {}
-        self._lock = threading.Lock()
+        # By worker: what it has made, and None; or None, and why it could not.
+        self._found: dict[int, tuple[Any, BaseException | None]] = {}
 
     def what_to_make(self, index: int) -> Any:
         """Return what `WorkerLink.create_resource` takes on one worker."""
@@ -68,30 +66,26 @@ class PerWorkerValues:
 
     def set(self, index: int, made: Any) -> None:
         """Set what one worker has made."""
-        with self._lock:
-            self._made[index] = made
-            self._errors.pop(index, None)
+        self._found[index] = made, None
 
     def set_error(self, index: int, error: BaseException) -> None:
-        """Set why one worker has none."""
-        with self._lock:
-            self._errors[index] = error
-            self._made.pop(index, None)
+        """Set why one worker could not make it."""
+        self._found[index] = None, error
 
     def has(self, index: int) -> bool:
         """Whether one worker has made it, or has failed to."""
-        return index in self._made or index in self._errors
+        return index in self._found
+
+    def _list_made(self) -> list[int]:
+        return [index for index, (_, error) in list(self._found.items()) if error is None]
 
     def find_any(self) -> int | None:
-        """Return a worker that has made it, or else one that has failed to; None without."""
-        with self._lock:
-            return next(iter(self._made), next(iter(self._errors), None))
+        """Return a worker that has made it, or else one that has failed to, or None."""
+        return next(iter(self._list_made() or list(self._found)), None)
 
     def forget(self, index: int) -> None:
         """Forget what one worker has made, because it was lost."""
-        with self._lock:
-            self._made.pop(index, None)
-            self._errors.pop(index, None)
+        self._found.pop(index, None)
 
     def of(self, index: int) -> Any:
         """Return what `WorkerLink.create_resource` returned on one worker.
@@ -99,7 +93,7 @@ class PerWorkerValues:
         Raises:
             ClosureInputError: The worker could not make it.
         """
-        error = self._errors.get(index)
+        made, error = self._found[index]
         if error is not None:
             # An iterator over a dataset that could not be made has the error of the dataset.
             if not isinstance(error, ClosureInputError):
@@ -109,14 +103,14 @@ class PerWorkerValues:
             # The traceback of an error of another process has no lines of the user.
             cause = found.original_exception
             raise found from (None if cause is None or find_line(cause) is None else cause)
-        return self._made[index]
+        return made
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(workers={sorted(self._made)})"
+        return f"{type(self).__name__}(workers={sorted(self._list_made())})"
 
 
 class PerWorkerIterator(PerWorkerValues):
-    """An iterator of which each worker has its own.
+    """An iterator that each worker makes for itself.
 
     Example:
         >>> from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
@@ -157,7 +151,7 @@ class PerWorkerIterator(PerWorkerValues):
 
 
 class PerWorkerDataset(PerWorkerValues):
-    """A dataset of which each worker has its own: `iter` makes an iterator to pass to `schedule`.
+    """A dataset that each worker makes for itself; `iter` returns an iterator for `schedule`.
 
     When a worker was lost and comes back, it makes its dataset again, and its iterators start
     from the beginning.

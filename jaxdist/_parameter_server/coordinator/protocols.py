@@ -1,4 +1,4 @@
-"""What the coordinator needs of a strategy, and of the connection to one worker."""
+"""The interfaces of a strategy and of the connection to a worker, for the coordinator."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -23,14 +23,14 @@ class WorkerLink(Protocol):
 
     A link does not refer to the strategy or to the coordinator, so that both can be deleted while
     the thread of the worker runs.
+
+    Attributes:
+        index: The index of the worker.
     """
 
-    @property
-    def index(self) -> int:
-        """The index of the worker."""
-        ...
+    index: int
 
-    def run(self, closure: Any, number: int, fence: int, done_below: int) -> Any:
+    def run(self, closure: Any, /, number: int, fence: int, done_below: int) -> Any:
         """Run a closure on the worker, and return its results.
 
         Each `PerWorkerValues` among the arguments of the closure stands for `values.of(index)`.
@@ -51,11 +51,9 @@ class WorkerLink(Protocol):
             CancelledError: `cancel` was called.
             Exception: What the closure itself raised.
         """
-        ...
 
     def wait_until_back(self, seconds: float) -> bool:
         """Wait up to some seconds for a lost worker, and return whether it is back."""
-        ...
 
     def create_resource(self, resource: Any) -> Any:
         """Make a dataset, an iterator or a value on the worker.
@@ -72,15 +70,13 @@ class WorkerLink(Protocol):
             DeadlineExceededError: As for `run`.
             Exception: What the dataset function raised.
         """
-        ...
 
     def cancel(self, number: int) -> None:
         """Ask the worker to stop a closure; `run` then raises `CancelledError`, or returns.
 
         It does not wait. `run` returns within the deadline of a call, also when the worker is
-        stuck. A closure that has ended already is no error.
+        stuck. It is not an error if the closure has already ended.
         """
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,12 +95,14 @@ class ServerReport:
 
 
 class Joining(Protocol):
-    """Adds workers to a training that runs. It does not refer to the strategy."""
+    """Adds workers to a training that runs. It does not refer to the strategy.
 
-    @property
-    def has_announcements(self) -> bool:
-        """Whether workers can announce themselves, so that `find_new` has to be asked."""
-        ...
+    Attributes:
+        has_announcements: Whether workers can announce themselves, so that `find_new` has to be
+            asked.
+    """
+
+    has_announcements: bool
 
     def add(self, address: str | None) -> tuple[WorkerLink, bool]:
         """Add a worker; return the connection to it, and whether it is new.
@@ -112,11 +110,9 @@ class Joining(Protocol):
         Raises:
             JaxdistError: The worker cannot join.
         """
-        ...
 
     def find_new(self) -> Sequence[WorkerLink]:
         """Return the connections to workers that have announced themselves since the last call."""
-        ...
 
 
 class CoordinatedStrategy(Protocol):
@@ -129,11 +125,9 @@ class CoordinatedStrategy(Protocol):
 
     def links(self) -> Sequence[WorkerLink]:
         """Return the connections to the workers, in the order of their indices."""
-        ...
 
     def joining(self) -> Joining:
         """Return what adds workers."""
-        ...
 
     def prepare(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -142,7 +136,6 @@ class CoordinatedStrategy(Protocol):
 
         A `PerWorkerValues` among the arguments is traced as that of the first worker.
         """
-        ...
 
     def make_per_worker(self, dataset_or_fn: Any) -> Any:
         """Check a dataset or a dataset function, and return what workers make datasets of.
@@ -150,8 +143,6 @@ class CoordinatedStrategy(Protocol):
         Raises:
             ArgumentError: It is neither a dataset nor a function.
         """
-        ...
 
     def report_of_servers(self) -> ServerReport:
         """Return what the servers have counted."""
-        ...

@@ -13,7 +13,7 @@ from jaxdist._values import Arithmetic
 from jaxdist.errors import ArgumentTypeError, MissingNameError
 
 _RULE = (
-    "The function runs on a worker, and its result is here when it was fetched.\n\n"
+    "The function runs on a worker, and its result is here once it has been fetched.\n\n"
     "Call value.fetch() or coordinator.fetch(value), which wait for the result."
 )
 
@@ -23,26 +23,13 @@ class NoOperand(Arithmetic):
 
     __slots__ = ()
 
-    def _operand(self) -> NoReturn:
+    def _operand(self, *_: Any, **__: Any) -> NoReturn:
         raise ArgumentTypeError(
             f"{self!r}, the result of a scheduled function, was used as an array or a number."
             f"\n\n{_RULE}"
         )
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
-        self._operand()
-
-    def __float__(self) -> NoReturn:
-        self._operand()
-
-    def __int__(self) -> NoReturn:
-        self._operand()
-
-    def __index__(self) -> NoReturn:
-        self._operand()
-
-    def __complex__(self) -> NoReturn:
-        self._operand()
+    __array__ = __float__ = __int__ = __index__ = __complex__ = _operand
 
     def __format__(self, spec: str) -> str:
         if spec:
@@ -102,7 +89,7 @@ class ClosureResult(RemoteValue):
     """The result of one closure, set once by the thread of a worker.
 
     Args:
-        fence: Increased when somebody sees the result for the first time.
+        fence: Increased when the result is fetched for the first time.
     """
 
     __slots__ = ("_error", "_gate", "_is_set", "_traceback", "_value", "fence", "is_new")
@@ -121,13 +108,14 @@ class ClosureResult(RemoteValue):
     def set_value(self, value: Any) -> None:
         """Set the result."""
         self._value = value
-        self._is_set = True
-        self._gate.release()
+        self._open()
 
     def set_error(self, error: BaseException) -> None:
         """Set the error that `fetch` and `get` raise."""
-        self._error = error
-        self._traceback = error.__traceback__
+        self._error, self._traceback = error, error.__traceback__
+        self._open()
+
+    def _open(self) -> None:
         self._is_set = True
         self._gate.release()
 

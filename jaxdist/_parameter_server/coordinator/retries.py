@@ -1,4 +1,4 @@
-"""How long, and how often, closures wait for servers and workers, and the errors after that."""
+"""Decides how long and how often closures wait for servers and workers; makes the errors."""
 
 import dataclasses
 import os
@@ -69,7 +69,7 @@ def read_wait_settings() -> WaitSettings:
     """Return the settings of this process.
 
     Raises:
-        ArgumentError: An environment variable is no number above 0.
+        ArgumentError: An environment variable is not a number above 0.
 
     Example:
         >>> from jaxdist._parameter_server.coordinator.retries import read_wait_settings
@@ -97,7 +97,7 @@ def _read(variable: str, default: float, whole: bool = False) -> float:
     if not number > 0:
         what = "a whole number above 0" if whole else "a time in seconds, above 0"
         raise ArgumentError(
-            f"The environment variable {variable} is {show(text)}.\n\nIt is {what}.\n\n"
+            f"The environment variable {variable} is {show(text)}.\n\nIt must be {what}.\n\n"
             f"Set for instance {variable}=60, or unset it."
         )
     return number
@@ -121,8 +121,7 @@ def note_server(
     is_tried_enough = settings.server_tries is not None and trouble.tries >= settings.server_tries
     if waited < settings.server_seconds and not is_tried_enough:
         return None
-    kind = DeadlineExceededError if isinstance(error, DeadlineExceededError) else PSUnavailableError
-    made = kind(
+    made = type(error)(
         f"{first_line(error)}\n\n{item.describe()} was tried {_count(trouble.tries, 'time')} "
         f"since {trouble.began}, for {waited:.1f} s, by {_name_workers(trouble.workers)}. "
         f"A function waits {settings.server_seconds:g} s (JAXDIST_SERVER_SECONDS) for a server to "
@@ -158,7 +157,7 @@ def note_lost_worker(
     made = WorkerUnavailableError(
         f"{first_line(error)}\n\n{item.describe()} was running each of the "
         f"{_count(len(item.lost_on), 'time')} that a worker was lost "
-        f"({_name_workers(set(item.lost_on))}), so it may be what ends them, for instance by "
+        f"({_name_workers(set(item.lost_on))}), so it may be the cause, for instance by "
         "taking too much memory.\n\n"
         "Look at the logs of these workers. Set "
         f"JAXDIST_WORKER_TRIES={2 * settings.worker_tries} if they ended for another reason.",

@@ -10,6 +10,17 @@ from jaxdist._parameter_server.coordinator.remote_value import ClosureResult
 from jaxdist._parameter_server.variables.servers import Fence
 
 
+@dataclasses.dataclass
+class Trouble:
+    """What happened to a closure while a server did not answer."""
+
+    since: float = dataclasses.field(default_factory=time.monotonic)
+    began: str = dataclasses.field(default_factory=lambda: time.strftime("%H:%M:%S"))
+    tries: int = 0
+    workers: set[int] = dataclasses.field(default_factory=set)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
 class Scheduled:
     """One closure from `schedule` until it is finished.
 
@@ -27,44 +38,23 @@ class Scheduled:
         lost_on: The workers that were lost while they ran it.
     """
 
-    __slots__ = (
-        "cancel",
-        "closure",
-        "inputs",
-        "is_cancelled",
-        "lost_on",
-        "name",
-        "number",
-        "result",
-        "server_trouble",
-    )
+    closure: Any
+    name: str
+    fence: dataclasses.InitVar[Fence]
+    inputs: tuple[PerWorkerValues, ...] = ()
+    result: ClosureResult = dataclasses.field(init=False)
+    number: int = 0
+    cancel: Callable[[int], None] | None = None
+    is_cancelled: bool = False
+    server_trouble: Trouble | None = None
+    lost_on: tuple[int, ...] = ()
 
-    def __init__(
-        self, closure: Any, name: str, fence: Fence, inputs: tuple[PerWorkerValues, ...] = ()
-    ) -> None:
-        self.closure = closure
-        self.name = name
-        self.inputs = inputs
+    def __post_init__(self, fence: Fence) -> None:
         self.result = ClosureResult(fence)
-        self.number = 0
-        self.cancel: Callable[[int], None] | None = None
-        self.is_cancelled = False
-        self.server_trouble: Trouble | None = None
-        self.lost_on: tuple[int, ...] = ()
 
     def describe(self) -> str:
         """Return how reports call the closure."""
         return f"function {self.number} ({self.name})"
-
-
-@dataclasses.dataclass
-class Trouble:
-    """What happened to a closure while a server did not answer."""
-
-    since: float = dataclasses.field(default_factory=time.monotonic)
-    began: str = dataclasses.field(default_factory=lambda: time.strftime("%H:%M:%S"))
-    tries: int = 0
-    workers: set[int] = dataclasses.field(default_factory=set)
 
 
 class FinishedNumbers:

@@ -12,12 +12,7 @@ from jaxdist._parameter_server.coordinator import retries
 from jaxdist._parameter_server.coordinator.closure_queue import ClosureQueue, make_cancelled_error
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerValues
 from jaxdist._parameter_server.coordinator.protocols import Joining, WorkerLink
-from jaxdist._parameter_server.coordinator.retries import (
-    Backoff,
-    WaitSettings,
-    first_line,
-    make_all_lost_error,
-)
+from jaxdist._parameter_server.coordinator.retries import Backoff, WaitSettings, first_line
 from jaxdist._parameter_server.coordinator.scheduled import Scheduled
 from jaxdist._parameter_server.variables.servers import Fence
 from jaxdist._parameter_server.worker.datasets import find_line
@@ -33,7 +28,7 @@ from jaxdist.errors import (
 _LOG = logging.getLogger("jaxdist")
 _ASK_SECONDS = 0.5
 _NAP = 0.05
-# What the closure is not to blame for: it runs again.
+# Errors that the closure did not cause: it runs again.
 _OF_SERVERS = (PSUnavailableError, DeadlineExceededError)
 _PERIOD_SECONDS = 1.0
 
@@ -42,13 +37,10 @@ class WorkerThread:
     """Takes closures from the queue, and runs them on one worker, one at a time.
 
     When the worker is lost, its closure goes back to the queue, and the thread waits for the worker
-    and makes its per-worker values again. The other workers go on.
+    and makes its per-worker values again. The other workers continue.
 
     Args:
         link: The connection to the worker.
-        queue: The closures.
-        fence: The fence of the coordinator.
-        settings: How long closures wait for servers and workers.
         fleet: All workers.
 
     Attributes:
@@ -57,32 +49,18 @@ class WorkerThread:
         stopping: Set when the thread has to end.
     """
 
-    def __init__(
-        self,
-        link: WorkerLink,
-        queue: ClosureQueue,
-        fence: Fence,
-        settings: WaitSettings,
-        fleet: "Workers",
-    ) -> None:
+    def __init__(self, link: WorkerLink, fleet: "Workers") -> None:
         self.link = link
         self.running: tuple[Scheduled, float] | None = None
         self.lost_since: float | None = None
         self.stopping = threading.Event()
-        self._queue = queue
-        self._fence = fence
-        self._settings = settings
-        self._fleet = fleet
+        self._queue, self._fleet = fleet.queue, fleet
         # Values that this worker has to make. Weak: nobody may need them any more.
         self._to_make: deque[weakref.ref[PerWorkerValues]] = deque()
         self._backoff = Backoff()
         self.thread = threading.Thread(
             target=self._work, name=f"jaxdist-worker-{link.index}", daemon=True
         )
-
-    def start(self) -> None:
-        """Start the thread."""
-        self.thread.start()
 
     def make(self, values: PerWorkerValues) -> None:
         """Make a value on this worker before the next closure."""
@@ -108,14 +86,13 @@ class WorkerThread:
                 raise make_cancelled_error(item)
             for values in item.inputs:
                 values.of(index)
-            results = self.link.run(
-                item.closure, item.number, self._fence.value, self._queue.finished.below
-            )
+            fence, done_below = self._fleet.fence.value, self._queue.finished.below
+            results = self.link.run(item.closure, item.number, fence, done_below)
         except WorkerUnavailableError as error:
-            self._put_back(item, retries.note_lost_worker(item, index, error, self._settings))
+            self._put_back(item, retries.note_lost_worker(item, index, error, self._fleet.settings))
             self._wait_for_worker(error)
         except _OF_SERVERS as error:
-            if self._put_back(item, retries.note_server(item, index, error, self._settings)):
+            if self._put_back(item, retries.note_server(item, index, error, self._fleet.settings)):
                 self._pause()
         except BaseException as error:  # Also SystemExit of a closure: join raises it.
             self._fail(item, error)
@@ -155,7 +132,7 @@ class WorkerThread:
         """Wait until the worker is back, and let it make its values again."""
         index = self.link.index
         since = self.lost_since = time.monotonic()
-        _LOG.warning("Worker %d was lost: %s The others go on.", index, first_line(error))
+        _LOG.warning("Worker %d was lost: %s The others continue.", index, first_line(error))
         while not self.stopping.is_set() and not self._ask_for_worker():
             self._fleet.check_all_lost(error)
         # First what is made from now on, then what was made before: so no value is left out.
@@ -198,7 +175,7 @@ class WorkerThread:
                 self._wait_for_worker(error)
                 return
             except _OF_SERVERS as error:
-                if time.monotonic() - began >= self._settings.server_seconds:
+                if time.monotonic() - began >= self._fleet.settings.server_seconds:
                     values.set_error(index, error)
                     return
                 self._pause()
@@ -242,11 +219,11 @@ class Workers:
         with self._lock:
             if self.is_stopped.is_set():
                 return
-            thread = WorkerThread(link, self.queue, self.fence, self.settings, self)
+            thread = WorkerThread(link, self)
             self.threads.append(thread)
             for values in self._list_values():
                 thread.make(values)
-        thread.start()
+        thread.thread.start()
 
     def create(self, values: PerWorkerValues) -> None:
         """Make a value on each worker, now and whenever a worker comes back."""
@@ -257,12 +234,12 @@ class Workers:
         self.queue.wake()
 
     def list_values(self) -> list[PerWorkerValues]:
-        """Return all per-worker values that somebody can still use, the oldest first."""
+        """Return all per-worker values that are still in use, the oldest first."""
         with self._lock:
             return self._list_values()
 
     def check_all_lost(self, error: WorkerUnavailableError) -> None:
-        """Let `join` raise if closures wait, and no worker was there to run them for too long.
+        """Let `join` raise if closures wait, and all workers have been lost for too long.
 
         Args:
             error: Why one of the workers was lost.
@@ -270,14 +247,14 @@ class Workers:
         with self._lock:
             times = [thread.lost_since for thread in self.threads]
             found = [since for since in times if since is not None]
-            if len(found) < len(times) or not self.queue.count_pending():
+            if len(found) < len(times) or not self.queue.read_counts()[1]:
                 return
             # The threads of all workers ask; one error is enough.
             now, since = time.monotonic(), max(found)
             if now - max(since, self._reported) < self.settings.worker_seconds:
                 return
             self._reported = now
-        self.queue.report_error(make_all_lost_error(now - since, error))
+        self.queue.report_error(retries.make_all_lost_error(now - since, error))
 
     def stop(self) -> None:
         """Cancel all closures, and let the threads end."""
@@ -299,26 +276,14 @@ class Workers:
         return sorted(self._values, key=lambda values: values.order)
 
 
-class NewWorkers:
-    """A thread that asks once a second for workers that have announced themselves.
-
-    It ends when the threads of the workers are stopped.
+def add_new_workers(workers: Workers, joining: Joining) -> None:
+    """Ask once a second for workers that have announced themselves, until all threads stop.
 
     Args:
         workers: The threads of all workers, to which those of new ones are added.
         joining: Finds the new ones.
     """
-
-    def __init__(self, workers: Workers, joining: Joining) -> None:
-        self._workers, self._joining = workers, joining
-        self.thread = threading.Thread(target=self._work, name="jaxdist-new-workers", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self.thread.start()
-
-    def _work(self) -> None:
-        while not self._workers.is_stopped.wait(_PERIOD_SECONDS):
-            for link in self._joining.find_new():
-                self._workers.add(link)
-                _LOG.warning("Worker %d has joined, and takes functions now.", link.index)
+    while not workers.is_stopped.wait(_PERIOD_SECONDS):
+        for link in joining.find_new():
+            workers.add(link)
+            _LOG.warning("Worker %d has joined, and takes functions now.", link.index)

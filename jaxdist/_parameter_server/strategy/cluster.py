@@ -32,9 +32,9 @@ def read_cluster(resolver: Any) -> Task:
     """Check that a resolver describes a cluster with parameter servers, and return its tasks.
 
     Raises:
-        ArgumentTypeError: `resolver` is no `ClusterResolver`.
+        ArgumentTypeError: `resolver` is not a `ClusterResolver`.
         ClusterError: The cluster has no servers or workers, or other jobs.
-        ArgumentError: The address of one of them is no host and port.
+        ArgumentError: The address of one of them is not a host and port.
     """
     if not isinstance(resolver, ClusterResolver):
         given = "no cluster_resolver" if resolver is None else f"cluster_resolver={show(resolver)}"
@@ -63,7 +63,8 @@ def read_cluster(resolver: Any) -> Task:
     if layer and layer != "local" and not layer.startswith("grpc"):
         raise _refuse(
             f"a cluster_resolver with rpc_layer={layer!r}",
-            "The tasks talk by gRPC, or are all in this process: rpc_layer is 'grpc' or 'local'.",
+            "The tasks communicate by gRPC, or are all in this process: rpc_layer is 'grpc' or "
+            "'local'.",
         )
     if not task.is_local:
         check_addresses({"ps": task.servers, "worker": task.workers})
@@ -94,10 +95,10 @@ def read_own_task(resolver: Any) -> Task | None:
         The task; None if the resolver has no cluster.
 
     Raises:
-        ArgumentTypeError: `resolver` is no `ClusterResolver`.
+        ArgumentTypeError: `resolver` is not a `ClusterResolver`.
         ClusterError: The cluster has no parameter servers, or other jobs, or does not contain this
             task.
-        ArgumentError: The address of a parameter server is no host and port.
+        ArgumentError: The address of a parameter server is not a host and port.
     """
     if not isinstance(resolver, ClusterResolver):
         raise refuse_type(
@@ -112,7 +113,7 @@ def read_own_task(resolver: Any) -> Task | None:
     if not job or task.index is None:
         raise _refuse(
             f"a cluster, and task_type={show(job)}, task_id={show(task.index)}",
-            "Every worker runs the same script, so its resolver has to say which task it is.",
+            "Every worker runs the same script, so its resolver has to identify the task.",
             _REMEDY_1,
         )
     if not counts.get("ps"):
@@ -164,7 +165,7 @@ def find_worker_layouts(resolver: Any, workers: int) -> list[_mesh.ReplicaMesh]:
         found = [find_worker_devices(resolver, n, workers) for n in range(workers)]
         return [_mesh.build(devices) for devices in found]
     kind, count = _read_stated(resolver)
-    # Other resolvers count what a task has, which is no wish.
+    # Other resolvers count what a task has, which is not a request.
     if count > 1 and isinstance(resolver, SimpleClusterResolver):
         raise refuse(
             f"a resolver with num_accelerators={{{(kind or '').upper()!r}: {count}}}, and workers "
@@ -200,7 +201,7 @@ def find_layout_of_new_worker(
     if len(present) < count * (index + 1):
         raise DeviceError(
             f"ClusterCoordinator.add_worker was called for worker {index}, with {count} replicas "
-            f"as the others; this process has {len(present)} devices.\n\n"
+            f"like the others; this process has {len(present)} devices.\n\n"
             "Each replica of a worker runs on a device of its own.\n\n"
             "List fewer accelerators for each worker in the resolver, or start the worker as a "
             "process of its own."
@@ -211,14 +212,14 @@ def find_layout_of_new_worker(
 def find_worker_devices(resolver: Any, index: int = 0, sharers: int = 1) -> list[jax.Device]:
     """Return the devices of one worker.
 
-    They are as many as `resolver.num_accelerators()` says. If it says nothing, they are the
-    accelerators of this process, or one CPU device if there are none.
+    Their number is that of `resolver.num_accelerators()`. If that is not given, they are the
+    accelerators of this process, or one CPU device if it has none.
 
     Args:
         resolver: The resolver of the cluster.
         index: The number of the worker among those that share the devices of this process.
         sharers: How many workers share them. Those with several replicas have devices of their own,
-            because two programs that wait for each other's devices would wait for ever.
+            because two programs that wait for each other's devices would wait forever.
 
     Raises:
         DeviceError: There are fewer devices.
@@ -251,7 +252,7 @@ def _read_stated(resolver: Any) -> tuple[str | None, int]:
     used = {kind: n for kind, n in stated.items() if n}
     if stated and not used:
         return "cpu", 1
-    # A worker with GPUs also has CPUs, which are no replicas then.
+    # A worker with GPUs also has CPUs, which are not replicas then.
     for kind, n in sorted(used.items(), key=lambda entry: entry[0] == "cpu"):
         return kind, n
     return None, 0

@@ -30,41 +30,22 @@ _ASK_SECONDS = 5.0
 _GONE = (DeadlineExceededError, UnavailableError, WorkerUnavailableError)
 
 
-class Endings:
-    """The workers that this process tells of its end.
+# A strategy may be deleted long before the process ends, and another one made that the same workers
+# take part in. So they are notified when the process ends, over connections of their own.
+_ENDINGS: dict[str, str] = {}  # the coordinator's run that a worker works for now, by its address
 
-    A strategy may be deleted long before the process ends, and another one made that the same
-    workers take part in. So they are told when the process ends, over connections of their own.
-    """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._clients: dict[str, str] = {}
-
-    def note(self, address: str, client: str) -> None:
-        """Note that a worker has announced itself.
-
-        Args:
-            address: Where it is.
-            client: The id of the coordinator's run that it works for now.
-        """
-        with self._lock:
-            self._clients[address] = client
-
-    def tell(self) -> None:
-        """Tell the workers at once; wait up to 5 s for those that do not answer."""
-        with self._lock:
-            found = dict(self._clients)
-            self._clients.clear()
-        threads = [
-            threading.Thread(target=_tell_end, args=pair, name="jaxdist-ending", daemon=True)
-            for pair in found.items()
-        ]
-        for thread in threads:
-            thread.start()
-        end = time.monotonic() + _CALL_SECONDS
-        for thread in threads:
-            thread.join(max(0.0, end - time.monotonic()))
+def _tell_ends() -> None:
+    """Tell the workers at once; wait up to 5 s for those that do not answer."""
+    threads = [
+        threading.Thread(target=_tell_end, args=pair, name="jaxdist-ending", daemon=True)
+        for pair in list(_ENDINGS.items())
+    ]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + _CALL_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 def _tell_end(address: str, client: str) -> None:
@@ -78,8 +59,7 @@ def _tell_end(address: str, client: str) -> None:
         channel.close()
 
 
-ENDINGS = Endings()
-call_at_exit(ENDINGS.tell)
+call_at_exit(_tell_ends)
 
 
 class LocalJoining:
@@ -95,7 +75,9 @@ class LocalJoining:
 
     has_announcements = False
 
-    def __init__(self, links: list[WorkerLink], make: Callable[[int], LocalWorkerLink]) -> None:
+    def __init__(
+        self, links: list[LocalWorkerLink], make: Callable[[int], LocalWorkerLink]
+    ) -> None:
         self._links, self._make = links, make
         self._lock = threading.Lock()
 
@@ -155,7 +137,7 @@ class RemoteJoining:
         """Connect to the worker at an address; return the connection, and whether it is new.
 
         Raises:
-            ArgumentError: The address is none, or was not given.
+            ArgumentError: The address is not valid, or was not given.
             ClusterError: Another task is there, or a worker with the index of another one.
             DeadlineExceededError: Nobody answers there within `JAXDIST_JOIN_SECONDS`.
             UnsupportedError: The worker has devices of another platform than the others.
@@ -174,7 +156,7 @@ class RemoteJoining:
         try:
             reply = call(self._server, ListAnnounced(), _ASK_SECONDS)
         except JaxdistError as error:
-            # Whoever needs the server says what is wrong with it.
+            # The next call that needs the server raises its error.
             _LOG.debug("ps 0 was not asked for new workers: %s", error)
             return ()
         found = []
@@ -197,7 +179,7 @@ class RemoteJoining:
                 )
                 continue
             self._answered.add((index, address))
-            ENDINGS.note(address, link.client)
+            _ENDINGS[address] = link.client
             if is_new:
                 found.append(link)
         return found
@@ -206,7 +188,7 @@ class RemoteJoining:
         channel = connect(address, layer="grpc", name=f"the worker at {address}")
         try:
             channel.wait_until_ready(seconds)
-            # A worker that is told no servers only says who it is, as servers do.
+            # Without a list of servers a worker only answers who it is, as servers do.
             index = _read_index(address, call(channel, Hello()).task)
             with self._lock:
                 for link in self._links:
@@ -242,7 +224,7 @@ def _read_index(address: str, task: str) -> int:
     job, _, number = task.partition(":")
     if job != "worker" or not number.isdecimal():
         raise ClusterError(
-            f"At {address} there is the task {task!r}.\n\nOnly a worker can join a training.\n\n"
+            f"The task at {address} is {task!r}.\n\nOnly a worker can join a training.\n\n"
             "Start it with `jaxdist server --type worker --index N`, and pass its address."
         )
     return int(number)
@@ -251,7 +233,7 @@ def _read_index(address: str, task: str) -> int:
 def _check_same(link: RemoteWorkerLink, address: str) -> None:
     if link.address != address:
         raise ClusterError(
-            f"The worker at {address} has the index {link.index}, and so has the worker at "
+            f"The worker at {address} has the index {link.index}, and so does the worker at "
             f"{link.address}, which takes part already.\n\n"
             "Each worker of a training has an index of its own.\n\n"
             f"Start it with another one, such as `jaxdist server --type worker --index "

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxdist._called import called
 from jaxdist._parameter_server.closures.program import ClosureProgram
-from jaxdist._parameter_server.closures.traced import TracedClosure
+from jaxdist._parameter_server.closures.traced import Traced
 from jaxdist._parameter_server.coordinator import IteratorOf, on_worker
 from jaxdist._parameter_server.strategy.losses import LossReport
 from jaxdist._parameter_server.strategy.prepare import LeafOf, Made, OwnIndex, Prepared
@@ -33,8 +33,10 @@ from jaxdist._parameter_server.worker_protocol import (
     Answer,
     Cancel,
     HelloWorker,
+    Load,
     Make,
     Run,
+    TracedClosure,
     WaitForAttempt,
 )
 from jaxdist.errors import (
@@ -60,7 +62,7 @@ class RemoteWorkerLink:
     Args:
         index: The index of the worker.
         channel: To the worker.
-        greeting: What it is told first.
+        greeting: The first request to it.
         find_server: Returns the number of the server of a variable.
         losses: Where it notes which servers have counted a closure.
 
@@ -77,7 +79,7 @@ class RemoteWorkerLink:
         find_server: Callable[[str], int],
         losses: LossReport,
     ) -> None:
-        self._index, self._channel, self._greeting = index, channel, greeting
+        self.index, self._channel, self._greeting = index, channel, greeting
         self._find_server, self._losses = find_server, losses
         self.client = greeting.client
         self._attempts, self._numbers = itertools.count(1), itertools.count(1)
@@ -85,14 +87,9 @@ class RemoteWorkerLink:
         self.platform = ""
         self._loaded: set[str] = set()
         # The closure of each program that the last batches of this worker were for.
-        self._latest: weakref.WeakKeyDictionary[ClosureProgram, tuple[TracedClosure, Sequence[Any]]]
+        self._latest: weakref.WeakKeyDictionary[ClosureProgram, tuple[Traced, Sequence[Any]]]
         self._latest = weakref.WeakKeyDictionary()
         self._to_forget: deque[int] = deque()
-
-    @property
-    def index(self) -> int:
-        """The index of the worker."""
-        return self._index
 
     @property
     def address(self) -> str:
@@ -107,34 +104,33 @@ class RemoteWorkerLink:
             ClusterError: Another task answers.
         """
         found = self._call(self._greeting, seconds)
-        if found.task != f"worker:{self._index}":
-            address = self._channel.address
-            raise make_wrong_task_error(address, f"worker:{self._index}", found.task)
+        check_task(self.address, f"worker:{self.index}", found.task)
         self.platform = found.platform
         if found.incarnation != self._incarnation:
             self._incarnation = found.incarnation
             self._loaded.clear()
             self._to_forget.clear()
 
-    def run(self, closure: Prepared, number: int, fence: int, done_below: int) -> Any:
+    def run(self, prepared: Prepared, number: int, fence: int, done_below: int) -> Any:
         """Run a closure, and return its results."""
-        program = closure.program
+        program = prepared.program
         known = self._latest.get(program)
         if known is None:
             first = [[describe_tree("A batch", b) for b in own] for own in program.first_batches]
             known = program.first, first
-        references, arguments = self._split_arguments(closure.arguments)
-        iterators = [values.of(self._index).number for values in closure.iterators]
+        references, arguments = self._split_arguments(prepared.arguments)
+        iterators = [values.of(self.index).number for values in prepared.iterators]
         for _ in range(_MOST_SHAPES):
             traced, shapes = known
-            if traced.digest not in self._loaded:
-                self._load(traced, shapes)
+            closure = traced.closure
+            if closure.digest not in self._loaded:
+                self._load(closure, shapes)
             self._latest[program] = known
             answer = self._exchange(
                 Run(
                     client=self.client,
                     attempt=next(self._attempts),
-                    digest=traced.digest,
+                    digest=closure.digest,
                     number=number,
                     fence=fence,
                     done_below=done_below,
@@ -146,16 +142,16 @@ class RemoteWorkerLink:
             )
             if answer.state == "done":
                 self._losses.note(number, answer.counted, answer.read)
-                return traced.structure.build(answer.results)
+                return traced.build(answer.results)
             if answer.state == "unknown":
-                self._loaded.discard(traced.digest)
+                self._loaded.discard(closure.digest)
             else:
                 templates = [[make_template(b) for b in own] for own in answer.shapes]
                 known = program.find(templates), answer.shapes
         raise UnsupportedError(
-            f"{program.first.name} could not be run on worker {self._index}: its program was sent "
-            f"{_MOST_SHAPES} times.\n\nA program is for batches of one shape, and no two batches "
-            "had the same.\n\nPad the batches in the dataset."
+            f"{program.first.closure.name} could not be run on worker {self.index}: its program "
+            f"was sent {_MOST_SHAPES} times.\n\nA program is for batches of one shape, and no two "
+            "batches had the same shape.\n\nPad the batches in the dataset."
         )
 
     def wait_until_back(self, seconds: float) -> bool:
@@ -181,7 +177,7 @@ class RemoteWorkerLink:
         )
         tree = self._exchange(request).tree
         template = None if tree is None else make_template(tree)
-        # A dataset is no value here: it stays on the worker.
+        # A dataset is not a value here: it stays on the worker.
         value = template if tree is not None else _OnWorker()
         made = Made(value=None if is_iterator else value, template=template, number=request.number)
         weakref.finalize(made, self._to_forget.append, request.number)
@@ -191,21 +187,18 @@ class RemoteWorkerLink:
         """Ask the worker not to begin a closure, in a thread of its own."""
         threading.Thread(target=self._cancel, args=(number,), daemon=True).start()
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._channel.close()
-
     def _cancel(self, number: int) -> None:
         try:
             call(self._channel, Cancel(self.client, number), _CANCEL_SECONDS)
         except JaxdistError as error:
-            # Its thread finds out by itself what is wrong with the worker.
-            _LOG.debug("Worker %d: %s", self._index, error)
+            # The thread of the worker will get the error, too.
+            _LOG.debug("Worker %d: %s", self.index, error)
 
-    def _load(self, traced: TracedClosure, shapes: Sequence[Any]) -> None:
-        answer = self._call(traced.make_request(self.client, self._find_server, shapes))
+    def _load(self, closure: TracedClosure, shapes: Sequence[Any]) -> None:
+        places = {name: self._find_server(name) for name in closure.variables}
+        answer = self._call(Load(self.client, closure, places, shapes))
         self._check_state(answer)
-        self._loaded.add(traced.digest)
+        self._loaded.add(closure.digest)
 
     def _split_arguments(
         self, arguments: Sequence[Any]
@@ -215,13 +208,11 @@ class RemoteWorkerLink:
         arrays = []
         for given in arguments:
             if isinstance(given, LeafOf):
-                references.append((given.values.of(self._index).number, given.number))
-            elif isinstance(given, OwnIndex):
-                references.append(None)
-                arrays.append(np.asarray(given.find(self._index)))
-            else:
-                references.append(None)
-                arrays.append(np.asarray(given))
+                references.append((given.values.of(self.index).number, given.number))
+                continue
+            references.append(None)
+            own = given.find(self.index) if isinstance(given, OwnIndex) else given
+            arrays.append(np.asarray(own))
         return references, arrays
 
     def _take_forgotten(self) -> list[int]:
@@ -247,10 +238,10 @@ class RemoteWorkerLink:
     def _check_state(self, answer: Answer) -> None:
         if answer.state in ("stranger", "old"):
             raise WorkerUnavailableError(
-                f"worker {self._index} at {self._channel.address} was started again, or works for "
-                "another coordinator.\n\nIt has nothing of what this coordinator has sent.\n\n"
+                f"worker {self.index} at {self._channel.address} was started again, or works for "
+                "another coordinator.\n\nIt has nothing that this coordinator has sent.\n\n"
                 "The coordinator sends it again.",
-                [self._index],
+                [self.index],
             )
 
     def _call(self, request: Request[R], seconds: float | None = None) -> R:
@@ -260,20 +251,25 @@ class RemoteWorkerLink:
         try:
             return send()
         except (UnavailableError, DeadlineExceededError) as error:
-            raise WorkerUnavailableError(str(error), [self._index]) from error
+            raise WorkerUnavailableError(str(error), [self.index]) from error
 
 
 class _OnWorker:
     """Stands for a dataset on a worker."""
 
 
-def make_wrong_task_error(address: str, wanted: str, found: Any) -> ClusterError:
-    """Return the error for an address at which another task answers."""
-    return ClusterError(
-        f"At {address} there is the task {found!r}, and not {wanted!r}.\n\n"
-        "All tasks have the same list of addresses.\n\n"
-        "Compare TF_CONFIG, or the cluster resolvers, of this task and of that one."
-    )
+def check_task(address: str, wanted: str, found: str) -> None:
+    """Raise if another task answers at an address.
+
+    Raises:
+        ClusterError: It is not the one that is wanted.
+    """
+    if found != wanted:
+        raise ClusterError(
+            f"The task at {address} is {found!r}, and not {wanted!r}.\n\n"
+            "All tasks have the same list of addresses.\n\n"
+            "Compare TF_CONFIG, or the cluster resolvers, of this task and of that one."
+        )
 
 
 Note = Callable[[int, Mapping[int, str], Mapping[int, str]], None]
@@ -286,7 +282,7 @@ class LocalWorkerLink:
         index: The index of the worker.
         worker: The worker.
         client: The id of the job's run.
-        note: Is told the number of each closure, and the incarnations of the servers that have
+        note: Called with the number of each closure, and the incarnations of the servers that have
             counted it, and of those that it only reads, by the number of the server.
     """
 
@@ -297,32 +293,33 @@ class LocalWorkerLink:
         client: str,
         note: Note = lambda number, counted, read: None,
     ) -> None:
-        self._index, self._worker, self._client, self._note = index, worker, client, note
+        self.index, self._worker, self._client, self._note = index, worker, client, note
 
-    @property
-    def index(self) -> int:
-        """The index of the worker."""
-        return self._index
-
-    def run(self, closure: Prepared, number: int, fence: int, done_below: int) -> Any:
+    def run(self, prepared: Prepared, number: int, fence: int, done_below: int) -> Any:
         """Run a closure, and return its results."""
-        first = closure.program.first
-        iterators: list[BatchIterator] = [v.of(self._index).iterator for v in closure.iterators]
+        first, index = prepared.program.first.closure, self.index
+        iterators: list[BatchIterator] = [v.of(index).iterator for v in prepared.iterators]
         taken: list[list[Any]] = []
         try:
             for iterator, count in zip(iterators, first.batches, strict=True):
                 taken.append(iterator.take(first.name, count))
-            traced = closure.program.find(taken)
-            leaves = dict(list_leaves(taken))
-            arguments = closure.find_arguments(self._index)
-            request = ClosureRun(traced, arguments, leaves, number, fence, done_below, self._client)
+            traced = prepared.program.find(taken)
+            request = ClosureRun(
+                traced.closure,
+                prepared.find_arguments(index),
+                dict(list_leaves(taken)),
+                number,
+                fence,
+                done_below,
+                self._client,
+            )
             finished = self._worker.run(request)
         except (PSUnavailableError, DeadlineExceededError):
             # The closure runs again.
             put_back(iterators, taken)
             raise
         self._note(number, finished.counted, finished.read)
-        return traced.structure.build(finished.results)
+        return traced.build(finished.results)
 
     def wait_until_back(self, seconds: float) -> bool:
         """Return whether the worker is there: it ends with this process."""
@@ -331,14 +328,11 @@ class LocalWorkerLink:
     def create_resource(self, resource: Any) -> Made:
         """Make a dataset, or an iterator over one."""
         if isinstance(resource, IteratorOf):
-            iterator = BatchIterator(resource.dataset.value, self._index, resource.dataset.name)
+            iterator = BatchIterator(resource.dataset.value, self.index, resource.dataset.name)
             return Made(iterator=iterator, template=iterator.make_template())
-        with on_worker(self._index):
-            return Made(value=_make_dataset(resource), name=name_dataset(resource))
+        with on_worker(self.index):
+            value = resource() if callable(resource) else resource
+            return Made(value=value, name=name_dataset(resource))
 
     def cancel(self, number: int) -> None:
         """Do nothing: a program that runs cannot be stopped, and its end is waited for."""
-
-
-def _make_dataset(resource: Callable[[], Any] | Any) -> Any:
-    return resource() if callable(resource) else resource

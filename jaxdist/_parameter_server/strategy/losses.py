@@ -1,12 +1,13 @@
-"""What servers have counted and then lost: functions, and changes of this task itself.
+"""Finds what servers have counted and then lost: functions, and changes of this task itself.
 
 Note [Lost closures]
-A worker tells with its results which servers have counted the closure, and in which incarnation. A
-server that was started again tells what each of its restarts has found in its snapshot: the number
-below which all closures were finished, and the later ones that were counted. A closure is lost if
-an incarnation has counted it, and a restart after it did not find it. An incarnation tells how many
-restarts were before it, so that the order is known also where its own snapshots are gone; and which
-was the first, since a server without a snapshot begins with nothing.
+A worker reports with its results which servers have counted the closure, and in which incarnation.
+A server that was started again reports what each of its restarts has found in its snapshot: the
+number below which all closures were finished, and the later ones that were counted. A closure is
+lost if an incarnation has counted it, and a restart after it did not find it. The id of an
+incarnation contains how many restarts came before it, so that the order is known even if its own
+snapshots are gone; and the id of the first one, since a server without a snapshot begins with
+nothing.
 """
 
 import itertools
@@ -45,10 +46,10 @@ class AcknowledgedClosures:
                 bits[byte] |= 1 << bit
 
     def find_lost(self, hellos: Mapping[int, ServerInfo]) -> set[int]:
-        """Return the closures of which a server has lost the changes.
+        """Return the closures whose changes a server has lost.
 
         Args:
-            hellos: What each server says of itself now, by its number.
+            hellos: The present answer of each server to `Hello`, by its number.
         """
         lost: set[int] = set()
         with self._lock:
@@ -94,7 +95,7 @@ class LossReport:
 
     Args:
         servers: The servers.
-        client: Who has numbered the functions.
+        client: The id that belongs to the numbers of the functions.
         what: What the log calls a function, such as `steps of this worker`.
     """
 
@@ -163,7 +164,7 @@ class OwnChanges:
         index: The number of the server.
 
     Attributes:
-        client: Who has the numbers of `begin`.
+        client: The id that belongs to the numbers of `begin`.
         lost: How many were lost, as of the last `find_lost`.
     """
 
@@ -197,7 +198,7 @@ class OwnChanges:
         """Note that the server has a change.
 
         Args:
-            client: Who has numbered it.
+            client: The id that belongs to its number.
             number: Its number.
             incarnation: The incarnation of the server that has it.
             names: The variables that it changes.
@@ -214,7 +215,7 @@ class OwnChanges:
 
         Args:
             incarnation: The new incarnation of the server. It is not asked if nothing can be lost.
-            ask: Returns what the server says of itself, and of the changes of a client.
+            ask: Returns the answer of the server to `Hello` of a client.
 
         Returns:
             The incarnation that has answered.

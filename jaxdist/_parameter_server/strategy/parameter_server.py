@@ -22,9 +22,9 @@ from jaxdist._parameter_server.strategy.cluster import (
     read_cluster,
 )
 from jaxdist._parameter_server.strategy.links import Note
-from jaxdist._parameter_server.strategy.prepare import Prepared
+from jaxdist._parameter_server.strategy.prepare import Prepared, Preparer
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
-from jaxdist._parameter_server.strategy.tasks import LocalTasks, RemoteTasks, Tasks
+from jaxdist._parameter_server.strategy.tasks import LocalTasks, RemoteTasks
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._strategies import StrategyExtended
 from jaxdist._validate import as_integer, check_callable, show
@@ -61,7 +61,7 @@ class ParameterServerStrategy(ServerStrategy):
     Raises:
         ClusterError: The cluster has no servers or no workers, or other jobs, or this process is
             one of them.
-        ArgumentTypeError: `cluster_resolver` is no resolver, or was not given.
+        ArgumentTypeError: `cluster_resolver` is not a resolver, or was not given.
         DeadlineExceededError: Tasks do not answer within `JAXDIST_JOIN_SECONDS`.
         UnauthenticatedError: A task has another secret.
 
@@ -104,7 +104,7 @@ class ParameterServerStrategy(ServerStrategy):
         self._resolver = cluster_resolver
         client = secrets.token_hex(8)
         layouts = find_worker_layouts(cluster_resolver, len(cluster.workers))
-        self._tasks: Tasks = (
+        self._tasks: LocalTasks | RemoteTasks = (
             LocalTasks(
                 cluster,
                 client,
@@ -123,6 +123,7 @@ class ParameterServerStrategy(ServerStrategy):
             variable_partitioner,
             max_staleness,
         )
+        self._preparer = call_as("ClusterCoordinator.schedule", Preparer, self)
         self._extended = ServerExtended(self)
         # Whether this process may read batches of its own datasets.
         self._may_read_here = False
@@ -166,10 +167,6 @@ class ParameterServerStrategy(ServerStrategy):
         """Return what adds workers."""
         return self._tasks.joining
 
-    def _platforms_of_workers(self) -> Sequence[str]:
-        """Return the platforms that functions are exported for."""
-        return self._tasks.find_platforms()
-
     def prepare(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Prepared:
@@ -188,7 +185,7 @@ class ParameterServerStrategy(ServerStrategy):
             return dataset_or_fn
         raise refuse(
             f"dataset_fn={show(dataset_or_fn)}.",
-            "It is a function without arguments that returns a dataset, or a dataset.",
+            "It is a dataset, or a function without arguments that returns one.",
             "Pass for instance lambda: jaxdist.data.batches(x, 32).",
         )
 

@@ -27,7 +27,7 @@ _HELLO_SECONDS = 5.0
 
 
 class PatientServer(RemoteServer):
-    """A server, as a task uses it whose own calls nobody repeats.
+    """A server, for a task whose own calls nobody else repeats.
 
     A call that finds no server is repeated for `JAXDIST_SERVER_SECONDS`, as a closure is. A change
     of the caller itself has a number, so one whose reply was lost counts once. Those that a server
@@ -42,7 +42,7 @@ class PatientServer(RemoteServer):
         super().__init__(channel, index)
         # Numbers of changes that belong to no closure.
         self._own = OwnChanges(index)
-        # Who else numbers changes of this task.
+        # The other clients whose changes come from this task.
         self._watched: set[str] = set()
         # The incarnation whose snapshot was asked for these; "" before the first reply.
         self._compared = ""
@@ -85,12 +85,12 @@ class PatientServer(RemoteServer):
         """Treat the closures of a client as changes of the caller itself: they run in its process.
 
         Args:
-            client: Who has numbered them.
+            client: The id that belongs to their numbers.
         """
         self._watched.add(client)
 
     def count_lost_changes(self) -> int:
-        """Return how many changes of the caller itself were lost, as far as the server was heard.
+        """Return how many changes of the caller itself the server has lost, as far as it reported.
 
         Raises:
             PSUnavailableError: The server was started again, and does not answer any more.
@@ -115,7 +115,15 @@ class PatientServer(RemoteServer):
                 tries, waited = tries + 1, time.monotonic() - began
                 pause = min(backoff.find_next(), limit - waited)
                 if waited >= limit or self._is_closed.wait(pause):
-                    raise self._make_last(error, message.method, tries, waited, limit) from error
+                    times = "once" if tries == 1 else f"{tries} times"
+                    raise type(error)(
+                        f"{first_line(error)}\n\n{message.method!r} was tried {times}, for "
+                        f"{waited:.1f} s. A call to a server waits {limit:g} s "
+                        "(JAXDIST_SERVER_SECONDS) for it to come back.\n\n"
+                        "Start the server again: it then serves from its snapshot. Set "
+                        f"JAXDIST_SERVER_SECONDS={2 * limit:g} to wait longer.",
+                        [self._index],
+                    ) from error
             else:
                 self._compare(self.incarnation)
                 return reply
@@ -130,31 +138,9 @@ class PatientServer(RemoteServer):
         try:
             self._compared = self._own.find_lost(incarnation, self._ask)
         except JaxdistError as error:
-            # It is gone again. The call has its reply; the next one asks.
+            # It is gone again. This call has its reply; the next one will ask.
             _LOG.info("What ps %d has lost is not known yet: %s", self._index, error)
 
     def _ask(self, client: str) -> ServerInfo:
         message = make_message(Hello.method, Hello(client))
         return read_reply(ServerInfo, super()._exchange(message, _HELLO_SECONDS))
-
-    def _make_last(
-        self,
-        error: PSUnavailableError | DeadlineExceededError,
-        method: str,
-        tries: int,
-        waited: float,
-        limit: float,
-    ) -> PSUnavailableError | DeadlineExceededError:
-        kind = (
-            DeadlineExceededError
-            if isinstance(error, DeadlineExceededError)
-            else PSUnavailableError
-        )
-        times = "once" if tries == 1 else f"{tries} times"
-        return kind(
-            f"{first_line(error)}\n\n{method!r} was tried {times}, for {waited:.1f} s. "
-            f"A call of a server waits {limit:g} s (JAXDIST_SERVER_SECONDS) for it to return.\n\n"
-            "Start the server again: it then serves from its snapshot. Set "
-            f"JAXDIST_SERVER_SECONDS={2 * limit:g} to wait longer.",
-            [self._index],
-        )

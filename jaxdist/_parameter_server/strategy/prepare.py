@@ -1,11 +1,10 @@
-"""From a call of `schedule` to what a worker runs."""
+"""Prepares a call of `schedule` for the worker that will run it."""
 
-import contextlib
 import dataclasses
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,14 +12,15 @@ import numpy as np
 
 from jaxdist._called import called, name_call
 from jaxdist._parameter_server.closures.adopted import adopt
-from jaxdist._parameter_server.closures.inputs import is_key
+from jaxdist._parameter_server.closures.inputs import StateLeaf, is_key
+from jaxdist._parameter_server.closures.move import move_optimizers
 from jaxdist._parameter_server.closures.program import (
     ClosureProgram,
     TemplateSource,
     find_shardings,
 )
-from jaxdist._parameter_server.closures.recorder import Recorders
-from jaxdist._parameter_server.closures.traced import Recent, TracedClosure
+from jaxdist._parameter_server.closures.trace import trace_closure
+from jaxdist._parameter_server.closures.traced import Recent, Traced
 from jaxdist._parameter_server.coordinator import (
     PerWorkerDataset,
     PerWorkerIterator,
@@ -34,16 +34,14 @@ from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.sharded import ShardedVariable
 from jaxdist._parameter_server.worker.datasets import is_value
 from jaxdist._parameter_server.worker.devices import find_platform
-from jaxdist._program import WholeCalls, is_unit
+from jaxdist._program import WholeCall, WholeCalls, is_unit
 from jaxdist._typing import PyTree
 from jaxdist._values import copy_if_writable
 from jaxdist.errors import ArgumentTypeError, ContextError, DeadlineExceededError
 
 _SECONDS = 300.0
-# What Python says when `next` is called on a list.
+# The error of Python when `next` is called on a list.
 _NO_ITERATOR = "is not an iterator"
-# Moves the optimizers of a traced function to the servers of a strategy.
-Finish = Callable[[TracedClosure, Recorders, Sequence[Any], Any], TracedClosure]
 
 
 @dataclasses.dataclass(eq=False)
@@ -101,24 +99,21 @@ class LeafOf:
     number: int
 
     def find(self, index: int) -> Any:
-        made: Made = self.values.of(index)
-        return jax.tree.leaves(made.value)[self.number]
+        """Return the leaf, of a worker in this process."""
+        return jax.tree.leaves(self.values.of(index).value)[self.number]
 
 
 class Preparer:
     """Traces scheduled functions, each once for arguments of one shape.
 
     Args:
-        caller: How errors call the function that takes steps.
         is_for_workers: Whether workers run the functions, and not this process.
         strategy: The strategy.
-        finish: Moves the optimizers of a traced function to the servers.
     """
 
-    def __init__(self, strategy: Any, finish: Finish, *, is_for_workers: bool = True) -> None:
+    def __init__(self, strategy: Any, *, is_for_workers: bool = True) -> None:
         self._caller, self._is_for_workers = name_call(), is_for_workers
         self._strategy = weakref.ref(strategy)
-        self._finish_with = finish
         self._calls = WholeCalls()
         self._programs: Recent[Any, ClosureProgram] = Recent(256)
         # Calls without arguments are equal, so nothing has to be looked at again.
@@ -187,15 +182,7 @@ class Preparer:
                 self._check(given_args, given_kwargs)
                 strategy = self._get_strategy()
                 try:
-                    return ClosureProgram(
-                        call,
-                        adopt(call, strategy),
-                        sources,
-                        self._enter,
-                        self._finish,
-                        self._find_platforms,
-                        self._read,
-                    )
+                    return ClosureProgram(call, adopt(call, strategy), sources, self._trace)
                 except Exception as error:
                     if datasets and isinstance(error, TypeError) and _NO_ITERATOR in str(error):
                         raise_no_iterator(given_args, given_kwargs, datasets[0])
@@ -218,7 +205,6 @@ class Preparer:
             given = [copy_if_writable(x) for x in given]
         return Prepared(program, [*given, *program.find_keys(), OwnIndex()], iterators)
 
-    @called(lambda self: self._caller)
     def _check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if self._is_for_workers:
             check_arguments(args, kwargs)
@@ -233,18 +219,6 @@ class Preparer:
             )
         return strategy
 
-    def _finish(
-        self, closure: TracedClosure, recorders: Recorders, nodes: Sequence[Any]
-    ) -> TracedClosure:
-        return self._finish_with(closure, recorders, nodes, self._get_strategy())
-
-    def _find_platforms(self) -> Sequence[str]:
-        strategy = self._get_strategy()
-        if self._is_for_workers:
-            found: Sequence[str] = strategy._platforms_of_workers()
-            return found
-        return [find_platform(strategy.layout)]
-
     def _read(self, leaf: Any) -> Any:
         """Return what the function returns for a leaf of its result.
 
@@ -254,14 +228,17 @@ class Preparer:
         is_read = self._is_for_workers and isinstance(leaf, ServerVariable | ShardedVariable)
         return leaf.value() if is_read else leaf
 
-    @contextlib.contextmanager
-    def _enter(self) -> Iterator[Any]:
+    def _trace(self, call: WholeCall, state: Sequence[StateLeaf]) -> Traced:
         """Trace in the scope of the strategy, for whichever worker runs the function."""
         strategy = self._get_strategy()
-        index = Port("worker index", strategy.layout, (), np.int32, role=WorkerIndex())
-        find_index = index.value if self._is_for_workers else raise_outside
-        with strategy.scope(), on_worker(find_index):
-            yield strategy
+        if self._is_for_workers:
+            platforms = strategy._tasks.find_platforms()
+            index = Port("worker index", strategy.layout, (), np.int32, role=WorkerIndex()).value
+        else:
+            platforms, index = [find_platform(strategy.layout)], raise_outside
+        with strategy.scope(), on_worker(index):
+            traced, recorders = trace_closure(call, state, strategy, platforms, self._read)
+            return move_optimizers(traced, recorders, call.flat.nodes, strategy)
 
 
 def _as_plain(value: Any) -> Any:

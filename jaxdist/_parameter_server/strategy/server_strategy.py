@@ -16,7 +16,6 @@ from jaxdist import _compat
 from jaxdist._called import call_as, called
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.adopted import Adopted
-from jaxdist._parameter_server.closures.move import move_optimizers
 from jaxdist._parameter_server.closures.traced import Recent
 from jaxdist._parameter_server.strategy.links import LocalWorkerLink, Note
 from jaxdist._parameter_server.strategy.prepare import Prepared, Preparer
@@ -24,7 +23,6 @@ from jaxdist._parameter_server.variables.make_shards import make_shards
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.sharded import ShardedVariable
-from jaxdist._parameter_server.worker.devices import find_platform
 from jaxdist._parameter_server.worker.worker import Worker
 from jaxdist._program import RunOptions, check_options, function
 from jaxdist._strategies import Strategy
@@ -70,10 +68,7 @@ class ServerStrategy(Strategy):
         self.adopted = Adopted()
         _compat.show_as_array(ServerVariable)
         self._partitioner = partitioner
-        self._preparer = Preparer(self, move_optimizers)
-        self._preparer_here = call_as(
-            "strategy.run", Preparer, self, move_optimizers, is_for_workers=False
-        )
+        self._preparer_here = call_as("strategy.run", Preparer, self, is_for_workers=False)
         # Steps that run in this process have numbers of their own.
         worker = Worker(storage, layout, max_staleness)
         client = secrets.token_hex(8)
@@ -82,10 +77,6 @@ class ServerStrategy(Strategy):
         self._steps: Recent[Any, Callable[..., Any]] = Recent(64)
         # The worker keeps values between its steps, and runs one at a time.
         self._lock = threading.RLock()
-
-    def _platforms_of_workers(self) -> Sequence[str]:
-        """Return the platforms that functions are exported for."""
-        return [find_platform(self.layout)]
 
     # Variables
 
@@ -115,7 +106,7 @@ class ServerStrategy(Strategy):
             f"Make a second {type(self).__name__} of the same cluster."
         )
 
-    # Running on the coordinator
+    # Running here
 
     @called("strategy.run")
     def run(
@@ -129,7 +120,7 @@ class ServerStrategy(Strategy):
         """Run `fn` on the replicas of the worker that runs the scheduled function around it.
 
         Outside of a scheduled function it runs in this process: it reads variables of the servers
-        and sends its changes, as a worker does. A log line says once that no worker runs it.
+        and sends its changes, as a worker does. This is logged once.
 
         Args:
             fn: As for `Strategy.run`.
@@ -170,7 +161,7 @@ class ServerStrategy(Strategy):
         return self.layout.num_replicas == 1
 
     def _make_note(self, client: str) -> Note:
-        """Return what is told which servers have counted a step that ran here."""
+        """Return what is called with the servers that have counted a step that ran here."""
         return lambda number, counted, read: None
 
     def _run_here(self, prepared: Prepared, number: int) -> Any:

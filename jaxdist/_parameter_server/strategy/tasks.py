@@ -6,20 +6,16 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, Protocol
+from typing import Any
 
 from jaxdist._called import called, name_call
 from jaxdist._cluster import Task
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._parameter_server.coordinator import Joining, ServerReport, WorkerLink
+from jaxdist._parameter_server.coordinator import ServerReport
 from jaxdist._parameter_server.protocol import Configure, GetStatistics, Hello
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.strategy.joining import LocalJoining, RemoteJoining
-from jaxdist._parameter_server.strategy.links import (
-    LocalWorkerLink,
-    RemoteWorkerLink,
-    make_wrong_task_error,
-)
+from jaxdist._parameter_server.strategy.links import LocalWorkerLink, RemoteWorkerLink, check_task
 from jaxdist._parameter_server.strategy.losses import LossReport
 from jaxdist._parameter_server.strategy.patient_server import PatientServer
 from jaxdist._parameter_server.transport import Channel, connect
@@ -77,38 +73,6 @@ def _is_ready(channel: Channel, seconds: float) -> bool:
     return True
 
 
-class Tasks(Protocol):
-    """The servers and the workers of a strategy."""
-
-    storage: Servers
-
-    @property
-    def links(self) -> Sequence[WorkerLink]:
-        """The connections to the workers, with those that have joined."""
-        ...
-
-    @property
-    def joining(self) -> Joining:
-        """What adds workers."""
-        ...
-
-    def check_dataset(self, dataset_or_fn: Any) -> None:
-        """Raise if workers cannot make this dataset."""
-        ...
-
-    def find_platforms(self) -> Sequence[str]:
-        """Return the platforms of the workers, as `jax.export` names them."""
-        ...
-
-    def watch(self, client: str) -> None:
-        """Count which changes of steps that run in this process the servers lose."""
-        ...
-
-    def report(self) -> ServerReport:
-        """Return what the servers have counted."""
-        ...
-
-
 class LocalTasks:
     """Servers and workers in this process.
 
@@ -132,15 +96,13 @@ class LocalTasks:
         servers = [VariableServer(name, max_staleness=max_staleness) for name in names]
         self.storage = Servers(servers, client)
         self._platforms = sorted({find_platform(layout) for layout in layouts})
-        workers = [Worker(self.storage, layout, max_staleness) for layout in layouts]
-        self.links: list[WorkerLink] = [
-            LocalWorkerLink(n, worker, client) for n, worker in enumerate(workers)
-        ]
         storage = self.storage
-        self.joining = LocalJoining(
-            self.links,
-            lambda n: LocalWorkerLink(n, Worker(storage, make_layout(n), max_staleness), client),
-        )
+
+        def make_link(index: int, layout: ReplicaMesh) -> LocalWorkerLink:
+            return LocalWorkerLink(index, Worker(storage, layout, max_staleness), client)
+
+        self.links = [make_link(n, layout) for n, layout in enumerate(layouts)]
+        self.joining = LocalJoining(self.links, lambda n: make_link(n, make_layout(n)))
 
     def check_dataset(self, dataset_or_fn: Any) -> None:
         """Do nothing: a worker in this process can call any function."""
@@ -161,7 +123,6 @@ class RemoteTasks:
     """Servers and workers as other tasks, by gRPC.
 
     Args:
-        caller: What the user called, for errors.
         cluster: Their addresses.
         client: The id of the job's run.
         max_staleness: The bound that the servers get.
@@ -193,8 +154,7 @@ class RemoteTasks:
         ending.atexit = False  # pyrefly: ignore[missing-attribute]
         for n, server in enumerate(servers):
             found = server.call(Hello(client))
-            if found.task != f"ps:{n}":
-                raise make_wrong_task_error(cluster.servers[n], f"ps:{n}", found.task)
+            check_task(cluster.servers[n], f"ps:{n}", found.task)
             server.call(Configure(max_staleness))
         for link in self.links:
             _greet(link)
@@ -241,7 +201,7 @@ def _connect_all(cluster: Task) -> list[Channel]:
         raise DeadlineExceededError(
             f"{name_call()} waited {seconds:g} s, and {len(missing)} of {len(channels)} tasks do "
             f"not answer:\n{format_lines(missing)}\n\nThe coordinator begins when all servers and "
-            "workers are there.\n\nStart them: `jaxdist server` in each, or "
+            "workers answer.\n\nStart them: `jaxdist server` in each, or "
             "jaxdist.Server(resolver.cluster_spec(), resolver.task_type, "
             "resolver.task_id).join(). JAXDIST_JOIN_SECONDS is how long to wait."
         )

@@ -25,7 +25,7 @@ _NAME = re.compile(r"/job:(?P<job>\w+)(/replica:\d+)?(/task:(?P<task>\d+))?(/dev
 
 
 class WorkerExtended(StrategyExtended):
-    """The lower-level interface of a strategy with parameter servers, of which each worker has one.
+    """The lower-level interface of a strategy with parameter servers that each worker makes.
 
     Args:
         strategy: The strategy.
@@ -78,8 +78,8 @@ class WorkerExtended(StrategyExtended):
             var_list: The optimized variables.
 
         Raises:
-            ArgumentTypeError: Something in `var_list` is no variable.
-            ArgumentError: There is none.
+            ArgumentTypeError: Something in `var_list` is not a variable.
+            ArgumentError: `var_list` is empty.
         """
         remedy = "Pass for instance var_list=[variable]."
         listed = as_list("var_list", var_list, "a list of variables", remedy)
@@ -89,7 +89,7 @@ class WorkerExtended(StrategyExtended):
         if not listed:
             raise refuse(
                 "var_list=[].",
-                "With parameter servers the state of no variable is where the first variable is.",
+                "State that belongs to no variable is on the server of the first variable.",
                 remedy,
             )
         return min(listed, key=lambda v: v.name)

@@ -1,4 +1,4 @@
-"""`WorkerStrategy`: a strategy with parameter servers, of which each worker has its own."""
+"""`WorkerStrategy`: a strategy with parameter servers that each worker makes for itself."""
 
 import dataclasses
 import logging
@@ -20,14 +20,14 @@ from jaxdist._parameter_server.coordinator import Backoff, read_wait_settings
 from jaxdist._parameter_server.protocol import Hello
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.strategy.cluster import find_worker_devices, read_own_task
-from jaxdist._parameter_server.strategy.links import Note, make_wrong_task_error
+from jaxdist._parameter_server.strategy.links import Note, check_task
 from jaxdist._parameter_server.strategy.losses import LossReport
 from jaxdist._parameter_server.strategy.patient_server import PatientServer
 from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
 from jaxdist._parameter_server.strategy.tasks import wait_for_tasks
 from jaxdist._parameter_server.strategy.worker_extended import WorkerExtended, name_task
-from jaxdist._parameter_server.transport import connect
+from jaxdist._parameter_server.transport import Channel, connect
 from jaxdist._parameter_server.variables.remote_server import Link
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._processes import get_settings
@@ -41,32 +41,24 @@ _LOG = logging.getLogger("jaxdist")
 _REPORT_SECONDS = 5.0
 
 
-class ServersInProcess:
-    """The servers of jobs whose tasks are all in this process.
+_LOCK_OF_SERVERS = threading.Lock()
+_SERVERS: weakref.WeakValueDictionary[str, VariableServer] = weakref.WeakValueDictionary()
+
+
+def find_servers_here(addresses: Sequence[str]) -> list[VariableServer]:
+    """Return the servers of a job whose tasks are all in this process; make missing ones.
 
     The strategies of a job, one for each worker, find the same server at the same address. A server
     ends when the last strategy that uses it is deleted.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._found: weakref.WeakValueDictionary[str, VariableServer] = (
-            weakref.WeakValueDictionary()
-        )
-
-    def find(self, addresses: Sequence[str]) -> list[VariableServer]:
-        """Return the servers at some addresses; make those that are not there."""
-        with self._lock:
-            servers = []
-            for number, address in enumerate(addresses):
-                server = self._found.get(address)
-                if server is None:
-                    server = self._found[address] = VariableServer(f"ps:{number}")
-                servers.append(server)
-            return servers
-
-
-SERVERS_IN_PROCESS = ServersInProcess()
+    with _LOCK_OF_SERVERS:
+        servers = []
+        for number, address in enumerate(addresses):
+            server = _SERVERS.get(address)
+            if server is None:
+                server = _SERVERS[address] = VariableServer(f"ps:{number}")
+            servers.append(server)
+        return servers
 
 
 class WorkerServers(Servers):
@@ -83,17 +75,15 @@ class WorkerServers(Servers):
     def __init__(self, task: Task) -> None:
         self._task = task
         # Those that no one has waited for yet.
-        self._channels = (
-            []
-            if task.is_local
-            else [connect(a, layer="grpc", name=f"ps {n}") for n, a in enumerate(task.servers)]
-        )
+        self._channels: list[Channel] = []
         self._connecting = threading.Lock()
-        links: list[Link] = (
-            [*SERVERS_IN_PROCESS.find(task.servers)]
-            if task.is_local
-            else [PatientServer(channel, n) for n, channel in enumerate(self._channels)]
-        )
+        links: list[Link] = []
+        if task.is_local:
+            links += find_servers_here(task.servers)
+        else:
+            named = enumerate(task.servers)
+            self._channels += [connect(a, layer="grpc", name=f"ps {n}") for n, a in named]
+            links += [PatientServer(channel, n) for n, channel in enumerate(self._channels)]
         super().__init__(links, secrets.token_hex(8))
 
     def _check_is_no_server(self, names: Sequence[str]) -> None:
@@ -119,26 +109,21 @@ class WorkerServers(Servers):
             if not self._channels:
                 return
             limit, name = get_settings().join_seconds, f"{self._task.job} {self._task.index}"
-            named = {
-                f"ps {n} at {a}": channel
-                for n, (a, channel) in enumerate(
-                    zip(self._task.servers, self._channels, strict=True)
-                )
-            }
+            numbered = enumerate(zip(self._task.servers, self._channels, strict=True))
+            named = {f"ps {n} at {a}": channel for n, (a, channel) in numbered}
             missing = call_as(name, wait_for_tasks, named, limit)
             if missing:
                 verb = "does" if len(missing) == 1 else "do"
                 raise DeadlineExceededError(
                     f"{name} waited {limit:g} s (JAXDIST_JOIN_SECONDS), and {', '.join(missing)} "
                     f"{verb} not answer.\n\n"
-                    "Variables are made on the parameter servers, which have to be there.\n\n"
+                    "Variables are made on the parameter servers, which have to answer first.\n\n"
                     "Start them: `jaxdist server` in each, or jaxdist.Server("
                     "resolver.cluster_spec(), resolver.task_type, resolver.task_id).join()."
                 )
             for number, address in enumerate(self._task.servers):
                 found = self.links[number].call(Hello())
-                if found.task != f"ps:{number}":
-                    raise make_wrong_task_error(address, f"ps:{number}", found.task)
+                check_task(address, f"ps:{number}", found.task)
             self._channels.clear()
 
     def _before_creation(self, place: int, names: Sequence[str]) -> None:
@@ -181,7 +166,6 @@ class WorkerStrategy(ServerStrategy):
     and the same server in each of them, and no worker has to tell another one where it is.
 
     Args:
-        caller: The name of the strategy, for errors.
         resolver: The cluster, and which task of it this process is; None is that of the
             environment (`cluster_resolver.choose_resolver`).
     """

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 
 from jaxdist import _mesh
-from jaxdist._parameter_server.closures.traced import TracedClosure, read_request
 from jaxdist._parameter_server.coordinator import on_worker
 from jaxdist._parameter_server.transport import Handler, connect
 from jaxdist._parameter_server.transport.calls import describe_failure
@@ -39,6 +38,7 @@ from jaxdist._parameter_server.worker_protocol import (
     Load,
     Make,
     Run,
+    TracedClosure,
     WaitForAttempt,
     WorkerInfo,
 )
@@ -102,7 +102,7 @@ class Session:
 
     def load(self, request: Load) -> Answer:
         """Keep a closure for later runs."""
-        closure = read_request(request)
+        closure = request.closure
         self._servers.learn(request.places)
         with self._lock:
             self._programs[closure.digest] = closure, request.shapes

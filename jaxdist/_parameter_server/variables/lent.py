@@ -1,4 +1,4 @@
-"""`Lent`: what objects that hold a variable of a server get of it, and give back."""
+"""`Lent`: lends the value of a variable on a server to NNX objects, and takes it back."""
 
 import weakref
 from collections.abc import Callable
@@ -16,7 +16,7 @@ class Lent:
     __slots__ = ()
 
     _label: str
-    # The array that an NNX variable has shown last, while somebody has it.
+    # The array that was lent last, as long as it exists.
     _lent: Callable[[], Any]
     value: Callable[[], Any]
 
@@ -38,7 +38,7 @@ class Lent:
         raise ContextError(
             f"Variable {self._label!r} of a parameter server was changed or donated in nnx.jit, "
             "nnx.grad or another transformation of Flax, or in a function that no worker runs.\n\n"
-            "Such a function gets a copy of the value. What it writes back would take the place of "
+            "Such a function gets a copy of the value. What it writes back would replace "
             "what workers changed in the meantime, so it only reads.\n\n"
             "Use strategy.run(step, args) or coordinator.schedule(step, args) with the model among "
             "args; they may contain transformations. Or use a copy: nnx.clone(model)."

@@ -19,7 +19,7 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 
 class ShardInfo(NamedTuple):
-    """What an initialiser with the parameter `shard_info` gets: the shape of a shard, its place."""
+    """The argument `shard_info` of an initialiser: the shape and the place of a shard."""
 
     shape: tuple[int, ...]
     offset: tuple[int, ...]
@@ -79,13 +79,13 @@ def make_shards(
     Raises:
         ArgumentError: There is no initial value, or the partitioner cuts another dim than the first
             one.
-        ArgumentTypeError: The partitioner returns no list of integers.
+        ArgumentTypeError: The partitioner does not return a list of integers.
         ShapeError: The initial value does not have the shape of the variable or of the shard.
     """
     if initial_value is None:
         raise refuse(
             "no initial_value.",
-            "A variable has a value from the start, also where a variable_partitioner cuts it.",
+            "A variable has a value from the start, even if a variable_partitioner cuts it.",
             "Pass an array, a number, or a function that makes one.",
         )
     # A function cannot tell its shape and dtype before it was called.
@@ -192,16 +192,21 @@ def _find_arguments(
     return {}
 
 
+def keep_array(parameter: str, value: Any) -> Any:
+    """Return an array as it is, also a traced one; and other values as an array."""
+    has_dtype = hasattr(value, "dtype") and is_array(value)
+    return value if has_dtype else as_array(parameter, value)
+
+
 @called(lambda name: f"Variable {name!r}")
 def _as_whole(name: str, value: Any) -> Any:
-    has_dtype = hasattr(value, "dtype") and is_array(value)
-    return value if has_dtype else as_array("initial_value", value)
+    return keep_array("initial_value", value)
 
 
 @called(lambda name: f"Variable {name!r}")
 def _make_shape_error(name: str, wanted: tuple[int, ...], found: tuple[int, ...]) -> ShapeError:
     return refuse(
-        f"an initial_value of shape {list(found)}, and what it fills has the shape {list(wanted)}.",
+        f"an initial_value of shape {list(found)} for a variable or shard of shape {list(wanted)}.",
         "The initial value has the shape of the variable; a function with partition_shape or "
         "shard_info may return the rows of one shard.",
         f"Return an array of shape {list(wanted)}.",

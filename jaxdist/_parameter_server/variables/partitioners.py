@@ -12,8 +12,8 @@ from jaxdist._validate import as_integer, as_list, show, spell_dtype
 from jaxdist.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 
 _SHAPE = "the whole shape of the variable, a list or tuple of integers"
-# NumPy's kinds of text; TensorFlow has one dtype for them, string.
-_KINDS_OF_TEXT = "SUT"
+# NumPy's kinds of strings; TensorFlow has one dtype for them, string.
+_KINDS_OF_STRINGS = "SUT"
 
 
 class Partitioner:
@@ -60,7 +60,7 @@ class FixedShardsPartitioner(Partitioner):
 
     Raises:
         ArgumentError: `num_shards` is below 1.
-        ArgumentTypeError: `num_shards` is no integer.
+        ArgumentTypeError: `num_shards` is not an integer.
 
     Example:
         >>> from jaxdist.experimental import partitioners
@@ -80,8 +80,8 @@ class FixedShardsPartitioner(Partitioner):
         """Return `num_shards` for `axis`, or its size where that is smaller, and 1 elsewhere.
 
         Raises:
-            ArgumentError: `axis` is no dim of `shape`, or `shape` has a negative size.
-            ArgumentTypeError: `shape` is not known, or `dtype` is no dtype.
+            ArgumentError: `axis` is not a dim of `shape`, or `shape` has a negative size.
+            ArgumentTypeError: `shape` is not known, or `dtype` is not a dtype.
         """
         dims, dim = _read_shape(shape, axis)
         _count_bytes(dtype, 1)
@@ -98,11 +98,11 @@ class MinSizePartitioner(Partitioner):
     Args:
         min_shard_bytes: The least number of bytes of a shard.
         max_shards: The greatest number of shards.
-        bytes_per_string: The bytes that count for one element of a dtype of texts.
+        bytes_per_string: The bytes that count for one element of a dtype of strings.
 
     Raises:
         ArgumentError: A number is below 1.
-        ArgumentTypeError: A number is no integer.
+        ArgumentTypeError: A number is not an integer.
 
     Example:
         >>> from jaxdist.experimental import partitioners
@@ -126,8 +126,8 @@ class MinSizePartitioner(Partitioner):
         """Return the number of shards for `axis`, and 1 elsewhere.
 
         Raises:
-            ArgumentError: `axis` is no dim of `shape`, or `shape` has a negative size.
-            ArgumentTypeError: `shape` is not known, or `dtype` is no dtype.
+            ArgumentError: `axis` is not a dim of `shape`, or `shape` has a negative size.
+            ArgumentTypeError: `shape` is not known, or `dtype` is not a dtype.
         """
         dims, dim = _read_shape(shape, axis)
         total = math.prod(dims) * _count_bytes(dtype, self._of_text)
@@ -142,12 +142,12 @@ class MaxSizePartitioner(Partitioner):
 
     Args:
         max_shard_bytes: The greatest number of bytes of a shard.
-        max_shards: The greatest number of shards; None and 0 are no limit.
-        bytes_per_string: The bytes that count for one element of a dtype of texts.
+        max_shards: The greatest number of shards; None and 0 mean no limit.
+        bytes_per_string: The bytes that count for one element of a dtype of strings.
 
     Raises:
         ArgumentError: `max_shard_bytes` or `bytes_per_string` is below 1, or `max_shards` below 0.
-        ArgumentTypeError: A number is no integer.
+        ArgumentTypeError: A number is not an integer.
 
     Example:
         >>> from jaxdist.experimental import partitioners
@@ -172,8 +172,8 @@ class MaxSizePartitioner(Partitioner):
         """Return the number of shards for `axis`, and 1 elsewhere.
 
         Raises:
-            ArgumentError: `axis` is no dim of `shape`, or `shape` has a negative size.
-            ArgumentTypeError: `shape` is not known, or `dtype` is no dtype.
+            ArgumentError: `axis` is not a dim of `shape`, or `shape` has a negative size.
+            ArgumentTypeError: `shape` is not known, or `dtype` is not a dtype.
         """
         dims, dim = _read_shape(shape, axis)
         rows = math.prod(dims[:dim] + dims[dim + 1 :])
@@ -226,11 +226,11 @@ def _count_bytes(dtype: Any, of_text: int) -> int:
             raise TypeError
         found = jnp.dtype(spell_dtype(dtype))
         # "V" without fields is the kind of bfloat16 and other dtypes of JAX.
-        if found.kind not in f"biufcV{_KINDS_OF_TEXT}" or found.names is not None:
+        if found.kind not in f"biufcV{_KINDS_OF_STRINGS}" or found.names is not None:
             raise TypeError
     except TypeError:
         raise ArgumentTypeError(
             f"{name_call()} was called with dtype={show(dtype)}.\n\n"
             "dtype is the dtype of the variable's elements.\n\nPass for instance dtype='float32'."
         ) from None
-    return of_text if found.kind in _KINDS_OF_TEXT else found.itemsize
+    return of_text if found.kind in _KINDS_OF_STRINGS else found.itemsize

@@ -27,7 +27,27 @@ from jaxdist._values import (
 from jaxdist.errors import ContextError
 
 
-class Port(Variable):
+class Distant(Variable):
+    """A variable whose value is not in this process; in a trace it is an input of the program."""
+
+    __slots__ = ("_zero",)
+
+    @property
+    def held(self) -> Any:
+        """The value: in a trace the traced one, else `_held`."""
+        binding = current_binding()
+        return self._held if binding is None else binding.held(self, self._zero)
+
+    @held.setter
+    def held(self, array: Any) -> None:
+        binding = current_binding()
+        if binding is None:
+            self._held = array
+        else:
+            binding.hold(self, array)
+
+
+class Port(Distant):
     """A variable of a traced closure. Its first value is zero.
 
     Args:
@@ -40,7 +60,7 @@ class Port(Variable):
         role: What the closure sends by it, or reads by it.
     """
 
-    __slots__ = ("_zero", "role")
+    __slots__ = ("role",)
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
         return object.__new__(cls)
@@ -65,19 +85,6 @@ class Port(Variable):
         self._zero = make_zero(self._home.global_shape, dtype)
         self.role = role
 
-    @property
-    def held(self) -> Any:
-        """The value in the current trace."""
-        binding = current_binding()
-        return self._refuse() if binding is None else binding.held(self, self._zero)
-
-    @held.setter
-    def held(self, array: Any) -> None:
-        binding = current_binding()
-        if binding is None:
-            self._refuse()
-        binding.hold(self, array)
-
     # `get_arrays` and `set_arrays` read and write this attribute outside of a trace.
     @property
     def _held(self) -> Any:
@@ -91,7 +98,7 @@ class Port(Variable):
         raise ContextError(
             f"Variable {self._label!r} of a parameter server was changed, or rows of it were read, "
             "in a jaxdist.function that no worker runs.\n\n"
-            "Rows are asked for before a whole scheduled function runs, and changes are sent after "
+            "Rows are requested before a whole scheduled function runs, and changes are sent after "
             "it.\n\n"
             "Use coordinator.schedule(fn, args) or strategy.run(fn, args). Or pass the rows: "
             "variable.sparse_read(ids)."
@@ -106,36 +113,20 @@ class Addition:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class RowChange:
-    """The role of the count of a change of rows.
+class ServerUpdate:
+    """The role of the count of a change that only the server computes: of rows, or by a program.
 
     Args:
         variable: The variable.
         op: The operation of the server.
-        ids: The port of the rows' numbers; `shard_rows.NO_ROW` changes nothing.
-        rows: The port of the operands.
-    """
-
-    variable: Any
-    op: str
-    ids: Port
-    rows: Port
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ProgramChange:
-    """The role of the count of a change by an update program of the server.
-
-    Args:
-        variable: The variable.
-        op: The operation of the server.
-        operand: The port of the operand.
+        operands: The ports of its operands. Of rows they are numbers and values; the number
+            `shard_rows.NO_ROW` changes nothing.
         what: What the change is called in messages.
     """
 
     variable: Any
     op: str
-    operand: Port
+    operands: tuple[Port, ...]
     what: str
 
 

@@ -20,10 +20,10 @@ from jaxdist._parameter_server.variables.make_shards import (
 )
 from jaxdist._parameter_server.variables.ports import (
     Addition,
+    Distant,
     Port,
-    ProgramChange,
-    RowChange,
     RowRead,
+    ServerUpdate,
     make_zero,
 )
 from jaxdist._parameter_server.variables.servers import Servers
@@ -33,7 +33,6 @@ from jaxdist._values import (
     Change,
     IndexedSlices,
     Scatter,
-    Variable,
     VariableAggregation,
     VariablePlacement,
     VariableSynchronization,
@@ -49,7 +48,7 @@ from jaxdist.errors import ContextError, UnsupportedError
 _OPS = {Change.ASSIGN: "assign", Change.ADD: "add", Change.SUBTRACT: "sub"}
 
 
-class ServerVariable(Lent, Variable):
+class ServerVariable(Lent, Distant):
     """A `Variable` whose value is on a parameter server.
 
     The scope of a `ParameterServerStrategy` makes it. Outside of a scheduled function each read is
@@ -61,27 +60,32 @@ class ServerVariable(Lent, Variable):
     Cost:
         Outside of a scheduled function: the bytes of the variable for each read or change.
 
+    Attributes:
+        remote_name: The name of the variable on the servers.
+        part: Which rows of a table it has; None if it is not a shard.
+        added: What a traced closure adds to it.
+        assigned: How often a traced closure assigns it.
+
     Source:
         `tf.distribute.ParameterServerStrategy`: variables on `/job:ps`.
     """
 
     __slots__ = (
-        "_added",
         "_added_in",
-        "_assigned",
         "_copies",
         "_lent",
-        "_part",
-        "_remote_name",
         "_row_changes",
         "_storage",
-        "_zero",
+        "added",
+        "assigned",
+        "part",
+        "remote_name",
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # `Variable(...)` in the scope calls this a second time for a variable that its strategy
         # has made completely.
-        if not hasattr(self, "_remote_name"):
+        if not hasattr(self, "remote_name"):
             super().__init__(*args, **kwargs)
 
     @classmethod
@@ -101,7 +105,7 @@ class ServerVariable(Lent, Variable):
         made._aggregation = VariableAggregation.NONE
         made._synchronization = VariableSynchronization.ON_WRITE
         made._set_up(tuple(shape), np.dtype(dtype), strategy.layout)
-        made._remote_name, *made._copies = names
+        made.remote_name, *made._copies = names
         return made
 
     def _make_initial(self, initial_value: Any, dtype: Any, shape: Any) -> Any:
@@ -115,7 +119,7 @@ class ServerVariable(Lent, Variable):
         self._set_up(tuple(array.shape), np.dtype(array.dtype), layout)
         is_program = isinstance(array, ExportedInitial)
         value = array.content if is_program else np.asarray(array)
-        self._remote_name = self._storage.create(self._label, value)
+        self.remote_name = self._storage.create(self._label, value)
         self._copies: list[str] = []
 
     def _set_up(self, shape: tuple[int, ...], dtype: Any, layout: ReplicaMesh | None) -> None:
@@ -126,9 +130,9 @@ class ServerVariable(Lent, Variable):
         self._home = VariablePlacement(layout, sharding, False, shape, dtype)
         self._zero = make_zero(shape, dtype)
         ports = strategy.layout
-        self._part: Part | None = None
-        self._added = Port(self._label, ports, shape, dtype, self._aggregation, role=Addition(self))
-        self._assigned = Port(self._label, ports, (), np.int32)
+        self.part: Part | None = None
+        self.added = Port(self._label, ports, shape, dtype, self._aggregation, role=Addition(self))
+        self.assigned = Port(self._label, ports, (), np.int32)
         self._added_in: Any = _nowhere
         self._lent: Callable[[], Any] = _nowhere
         # The changes of rows in the current trace: the trace, the step in it, the port.
@@ -148,57 +152,23 @@ class ServerVariable(Lent, Variable):
     @property
     def device(self) -> str:
         """The full name of the CPU of the server that has the value."""
-        number = self._storage.find_server(self._remote_name)
+        number = self._storage.find_server(self.remote_name)
         return f"/job:ps/replica:0/task:{number}/device:CPU:0"
 
     def place_new_here(self) -> contextlib.AbstractContextManager[None]:
         """Return a block whose variables are on the server that has this one."""
-        return self._storage.place_with(self._remote_name)
-
-    @property
-    def remote_name(self) -> str:
-        """The name of the variable on the servers."""
-        return self._remote_name
-
-    @property
-    def part(self) -> Part | None:
-        """Which rows of a table it has; None if it is no shard."""
-        return self._part
+        return self._storage.place_with(self.remote_name)
 
     def become_part(self, part: Part) -> None:
         """Name rows as those of a table in errors."""
-        self._part = part
-
-    @property
-    def added(self) -> Port:
-        """What a traced closure adds to it."""
-        return self._added
-
-    @property
-    def assigned(self) -> Port:
-        """How often a traced closure assigns it."""
-        return self._assigned
+        self.part = part
 
     # Reading
-
-    @property
-    def held(self) -> Any:
-        """The value: in a trace the traced one, else the one that the server has."""
-        binding = current_binding()
-        return self._held if binding is None else binding.held(self, self._zero)
-
-    @held.setter
-    def held(self, array: Any) -> None:
-        binding = current_binding()
-        if binding is None:
-            self._held = array
-        else:
-            binding.hold(self, array)
 
     # `get_arrays` and `set_arrays` read and write this attribute outside of a trace.
     @property
     def _held(self) -> Any:
-        value = self._storage.read(self._remote_name)
+        value = self._storage.read(self.remote_name)
         return self._home.copy_to_all(value)
 
     @_held.setter
@@ -212,7 +182,7 @@ class ServerVariable(Lent, Variable):
         binding = current_binding()
         if binding is None or self._added_in() is not binding:
             return held
-        return held + self._added.value()
+        return held + self.added.value()
 
     def read_rows(self, ids: Any) -> Any:
         """Return rows of the value. Only these rows move.
@@ -225,7 +195,7 @@ class ServerVariable(Lent, Variable):
         """
         if not self._is_traced():
             ids = np.asarray(ids)
-            rows = self._storage.read_rows(self._remote_name, ids.ravel())
+            rows = self._storage.read_rows(self.remote_name, ids.ravel())
             return jnp.asarray(rows.reshape((*ids.shape, *self.shape[1:])))
         self._check_rows_are_known("read", "reads")
         flat = jnp.ravel(ids)
@@ -303,12 +273,12 @@ class ServerVariable(Lent, Variable):
         self._check_rows_are_known("changed", "changes")
         binding = self._get_binding()
         if change is Change.ASSIGN:
-            self._assigned.assign_add(1, read_value=False)
+            self.assigned.assign_add(1, read_value=False)
             if self._added_in() is binding:
-                self._added.assign(self._zero, read_value=False)
+                self.added.assign(self._zero, read_value=False)
             return super()._update(change, value, use_locking, name, read_value=read_value)
         self._added_in = weakref.ref(binding)
-        self._added._update(change, value, use_locking, name, read_value=False)
+        self.added._update(change, value, use_locking, name, read_value=False)
         return self.value() if read_value else None
 
     def change_rows(self, kind: Scatter, slices: IndexedSlices) -> None:
@@ -324,29 +294,18 @@ class ServerVariable(Lent, Variable):
         if not isinstance(blocks, IndexedSlices):
             raise UnsupportedError(
                 f"Elements or blocks of Variable {self._label!r} were to be changed "
-                f"({kind.value}), by scatter_nd_add or its like, batch_scatter_update, or "
+                f"({kind.value}), by scatter_nd_add or the like, batch_scatter_update, or "
                 "variable[index].assign.\n\n"
                 "A server changes whole variables and whole rows.\n\n"
-                "Use scatter_add and its like with IndexedSlices, or assign the whole variable."
+                "Use scatter_add and the like with IndexedSlices, or assign the whole variable."
             )
         if not self._is_traced():
             self._send(kind.value, np.array(blocks.indices), np.array(blocks.values))
             return self.value()
-        layout = self._strategy.layout
         if self._is_own_rows():
-            blocks = collect_rows(self, kind, blocks, layout, in_merge=False)
+            blocks = collect_rows(self, kind, blocks, self._strategy.layout, in_merge=False)
         ids, rows = jnp.asarray(blocks.indices), jnp.asarray(blocks.values)
-        sent = RowChange(
-            self,
-            kind.value,
-            Port(self._label, layout, ids.shape, ids.dtype),
-            Port(self._label, layout, rows.shape, self.dtype),
-        )
-        sent.ids.assign(ids, read_value=False)
-        sent.rows.assign(rows.astype(self.dtype), read_value=False)
-        count = Port(self._label, layout, (), np.int32, role=sent)
-        count.assign_add(1, read_value=False)
-        self._note_change(count)
+        self._update_later(kind.value, kind.value, ids, rows.astype(self.dtype))
         # The new rows are known to the server only.
         return None
 
@@ -355,28 +314,29 @@ class ServerVariable(Lent, Variable):
 
         Args:
             op: The operation of the server.
-            operand: Its operand, of the shape of the variable.
+            operand: Its operand, of the shape and dtype of the variable.
             what: What the change is called in messages.
         """
-        if not self._is_traced():
+        if self._is_traced():
+            self._update_later(op, what, operand)
+        else:
             self._send(op, _own(operand))
-            return
+
+    def _update_later(self, op: str, what: str, *operands: Any) -> None:
+        """Let the server change the variable when the function has run; no worker knows how."""
         layout = self._strategy.layout
-        given = Port(self._label, layout, self.shape, self.dtype)
-        given.assign(operand, read_value=False)
-        role = ProgramChange(self, op, given, what)
+        ports = tuple(Port(self._label, layout, x.shape, x.dtype) for x in operands)
+        for port, operand in zip(ports, operands, strict=True):
+            port.assign(operand, read_value=False)
+        role = ServerUpdate(self, op, ports, what)
         count = Port(self._label, layout, (), np.int32, role=role)
         count.assign_add(1, read_value=False)
-        self._note_change(count)
-
-    def _note_change(self, count: Port) -> None:
-        """Remember that the server changes the variable later, in a way that no worker knows."""
         step = get_call_context().in_step
         of_step = _nowhere if step is None else weakref.ref(step)
         self._row_changes.append((weakref.ref(self._get_binding()), of_step, count))
 
     def _send(self, op: str, *operands: np.ndarray) -> None:
-        for name in (self._remote_name, *self._copies):
+        for name in (self.remote_name, *self._copies):
             self._storage.change(ServerChange(op, name, operands))
 
 

@@ -150,7 +150,7 @@ class Servers:
         self._has_said_what_counts = True
         _LOG.warning(
             "Variable %r exists on ps:%d, where another run has made it and changed it %d time(s): "
-            "that value counts, and initial_value does not. The same is true for other variables "
+            "that value is used, and initial_value is not. The same is true for other variables "
             "that exist there. For a new start, start the servers again without their snapshots, "
             "or assign the values.",
             name,
@@ -262,7 +262,7 @@ class Servers:
             self._own.threads = ThreadPoolExecutor(len(self.links), "jaxdist-servers")
         threads: ThreadPoolExecutor = self._own.threads
         waiting = {n: threads.submit(self.links[n].call, r) for n, r in requests.items()}
-        # Every call ends before an error is raised: none goes on behind the caller's back.
+        # Every call ends before an error is raised: no call continues after it.
         errors = [e for f in waiting.values() if (e := f.exception()) is not None]
         if errors:
             raise errors[0]
@@ -281,11 +281,11 @@ def _compare_with_snapshots(
     made: Mapping[str, int],
     new: Mapping[str, int],
 ) -> None:
-    """Say which variables begin anew although the servers have started from snapshots.
+    """Report variables that start over although the servers have started from snapshots.
 
     Args:
         servers: The servers.
-        client: The id of this run. What it has made itself before a server came back counts not.
+        client: The id of this run. What it made before a server came back does not count.
         made: All variables of this run, with the number of their server.
         new: Those of them that were not compared yet.
 
@@ -305,16 +305,16 @@ def _compare_with_snapshots(
         raise CheckpointError(
             f"The variables {_list_places(missing)} were made on servers that have started from "
             f"snapshots of other variables: {_list_places(unused)}.\n\n"
-            "A variable goes on from its value in the snapshot of its server, by its name. None of "
-            f"these is there, so the training would begin anew.\n\n{_REMEDY}"
+            "A variable continues from its value in the snapshot of its server, by its name. None "
+            f"of these is in a snapshot, so the training would start over.\n\n{_REMEDY}"
         )
     rest = (
-        f" The snapshots also have {_list_places(unused)}, which nobody has asked for."
+        f" The snapshots also have {_list_places(unused)}, which were not created."
         if unused
         else ""
     )
     _LOG.warning(
-        "The servers have started from snapshots, and these do not have %s: what is not there "
+        "The servers have started from snapshots, and these do not have %s: what is missing "
         "begins with its initial value.%s %s",
         _list_places(missing),
         rest,

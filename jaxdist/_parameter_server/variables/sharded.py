@@ -9,9 +9,10 @@ import numpy as np
 
 from jaxdist._called import call_as, called, refuse, refuse_type
 from jaxdist._parameter_server.variables import shard_rows
+from jaxdist._parameter_server.variables.make_shards import keep_array
 from jaxdist._parameter_server.variables.shard_rows import read_index, split_slices
 from jaxdist._parameter_server.worker_protocol import Part
-from jaxdist._validate import as_array, as_flag, check_instance, is_array, show
+from jaxdist._validate import as_flag, check_instance, show
 from jaxdist._values import (
     Assignable,
     Change,
@@ -27,20 +28,10 @@ from jaxdist._values import (
 )
 from jaxdist.errors import ArgumentTypeError, ReplicaValueError, ShapeError
 
-# What each shard has; `read_rows(ids)` beside them is used where it is there.
-PROTOCOL = (
-    "shape",
-    "dtype",
-    "name",
-    "trainable",
-    "value",
-    "numpy",
-    "assign",
-    "assign_add",
-    "assign_sub",
-    "scatter_add",
-    "sparse_read",
-)
+# Names that each shard has; `read_rows(ids)` is used too, if the first shard has it.
+_NAMES = (
+    "shape dtype name trainable value numpy assign assign_add assign_sub scatter_add sparse_read"
+).split()
 _SHARDS = "a list of one or more variables, the shards in the order of their rows"
 
 
@@ -161,8 +152,7 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
 
     @called("ShardedVariable")
     def __init__(self, variables: Sequence[Any], name: str = "ShardedVariable") -> None:
-        text = "a text"
-        check_instance("name", name, str, text, "Pass for instance name='w'.")
+        check_instance("name", name, str, "a string", "Pass for instance name='w'.")
         self._label = name
         self._variables = _check_shards(variables)
         rows = [int(v.shape[0]) for v in self._variables]
@@ -198,7 +188,7 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
 
         Raises:
             ArgumentError: An index is out of bounds. In a step such rows are nan.
-            ArgumentTypeError: The indices are no integers.
+            ArgumentTypeError: The indices are not integers.
 
         Example:
             >>> from jaxdist._parameter_server.variables import ShardedVariable
@@ -241,7 +231,7 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
     def __len__(self) -> NoReturn:
         raise ArgumentTypeError(
             f"len was called on ShardedVariable {self._label!r}.\n\n"
-            f"It has {len(self._variables)} shard(s), which a loop gives, and {self._shape[0]} "
+            f"It has {len(self._variables)} shard(s), which a loop returns, and {self._shape[0]} "
             "rows.\n\nUse len(variable.variables) or variable.shape[0]."
         )
 
@@ -306,8 +296,7 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
                 "Combine the values first: strategy.reduce('MEAN', value, axis=None).",
                 kind=ReplicaValueError,
             )
-        given = value if hasattr(value, "dtype") and is_array(value) else None
-        given = as_array(parameter, value) if given is None else given
+        given = keep_array(parameter, value)
         # The shards check their rows too, but then some of them would have changed already.
         call_as(change.value, check_value, self._label, parameter, given, self._shape, self.dtype)
         for shard, start in zip(self._variables, self._starts.tolist(), strict=True):
@@ -374,7 +363,7 @@ def list_shards(variable: Any) -> Sequence[Any]:
 def _check_shards(given: Any) -> tuple[Any, ...]:
     remedy = "Pass for instance [jaxdist.Variable(rows), jaxdist.Variable(more_rows)]."
     is_list = isinstance(given, (list, tuple))
-    if not is_list or not given or not all(all(hasattr(v, n) for n in PROTOCOL) for v in given):
+    if not is_list or not given or not all(all(hasattr(v, n) for n in _NAMES) for v in given):
         raise refuse_type(f"variables={show(given)}.", f"variables is {_SHARDS}.", remedy)
     shapes, dtypes = [tuple(v.shape) for v in given], [str(v.dtype) for v in given]
     if len(set(dtypes)) > 1:

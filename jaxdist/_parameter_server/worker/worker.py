@@ -11,7 +11,7 @@ import numpy as np
 from jax import export
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._parameter_server.closures.traced import Recent, TracedClosure
+from jaxdist._parameter_server.closures.traced import Recent
 from jaxdist._parameter_server.protocol import (
     Change,
     Changed,
@@ -28,7 +28,7 @@ from jaxdist._parameter_server.worker.devices import (
     check_platform,
     find_platform,
 )
-from jaxdist._parameter_server.worker_protocol import Input, Source, Update
+from jaxdist._parameter_server.worker_protocol import Input, Source, TracedClosure, Update
 from jaxdist.errors import ContextError, DeadlineExceededError, OtherProcessError, RowIndexError
 
 _TRIES = 100

@@ -29,7 +29,7 @@ def test_a_function_is_exported_for_the_platforms_of_the_workers(
         v.assign_add(x)
         return x @ v.value()
 
-    closure = strategy.prepare(step, (np.ones(3, np.float32),), {}).program.first
+    closure = strategy.prepare(step, (np.ones(3, np.float32),), {}).program.first.closure
     assert list(export.deserialize(bytearray(closure.exported)).platforms) == platforms
 
 

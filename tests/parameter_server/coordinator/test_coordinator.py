@@ -123,7 +123,7 @@ def test_statistics_have_what_the_servers_report(
 @pytest.mark.parametrize("how", ["join", "done", "schedule"])
 def test_the_first_error_is_raised_once_by(coordinator: ClusterCoordinator, how: str) -> None:
     values = [coordinator.schedule(_fail, ("first",))]
-    wait_for(lambda: coordinator._queue.has_error)
+    wait_for(lambda: coordinator._queue._error is not None)
     call = {"schedule": lambda: coordinator.schedule(lambda: None)}.get(
         how, getattr(coordinator, how)
     )
@@ -153,7 +153,7 @@ def test_after_an_error_what_runs_is_stopped_and_what_waits_is_cancelled(
     running = coordinator.schedule(loop)
     assert began.wait(30)
     failed = coordinator.schedule(_fail)
-    wait_for(lambda: coordinator._queue.has_error)
+    wait_for(lambda: coordinator._queue._error is not None)
     with pytest.raises(ValueError, match="wrong"):
         coordinator.join()
     with pytest.raises(CancelledError, match="Please reschedule"):
@@ -381,7 +381,7 @@ def test_a_dataset_that_cannot_be_made_is_an_error_of_the_closure_that_needs_it(
     iterator = iter(coordinator.create_per_worker_dataset(make))
     coordinator.join()  # An input that is not used is no error.
     value = coordinator.schedule(next, (iterator,))
-    wait_for(lambda: coordinator._queue.has_error)
+    wait_for(lambda: coordinator._queue._error is not None)
     with pytest.raises(ClosureInputError, match="OSError: no file") as caught:
         coordinator.join() if how == "join" else coordinator.schedule(len)
     assert isinstance(caught.value.original_exception, OSError)

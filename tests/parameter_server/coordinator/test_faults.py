@@ -13,7 +13,7 @@ import pytest
 
 from jaxdist._parameter_server.coordinator import ClusterCoordinator, Fence, WorkerLink
 from jaxdist._parameter_server.coordinator.closure_queue import ClosureQueue
-from jaxdist._parameter_server.coordinator.retries import Backoff, WaitSettings
+from jaxdist._parameter_server.coordinator.retries import Backoff
 from jaxdist._parameter_server.coordinator.scheduled import Scheduled
 from jaxdist._parameter_server.coordinator.workers import WorkerThread
 from jaxdist.errors import (
@@ -234,7 +234,8 @@ def test_a_closure_that_is_cancelled_before_it_begins_does_not_reach_the_worker(
     coordinator._workers.stop()
     coordinator._workers.join(30)
     link, queue = FakeLink(0), ClosureQueue()
-    thread = WorkerThread(link, queue, Fence(), WaitSettings(), coordinator._workers)
+    coordinator._workers.queue = queue
+    thread = WorkerThread(link, coordinator._workers)
     queue.put(item := Scheduled((len, [[]], {}), "len", Fence()))
     assert queue.get(link.cancel) is item
     item.is_cancelled = True

@@ -190,8 +190,8 @@ def test_a_closure_that_does_not_finish_is_reported_once_with_its_worker_and_sta
     first, *rest = text.splitlines()
     assert first.startswith("No function has finished for 0.")
     assert first.endswith(" s, and 2 wait or run.")
-    assert "(wait_here) since 0." in rest[0]
-    assert rest[0].startswith("Worker 0 runs function ")
+    assert "(wait_here) for 0." in rest[0]
+    assert rest[0].startswith("Worker 0 has been running function ")
     assert any("gate.wait(30)" in line for line in rest)
     assert rest[-1].startswith("Worker 1 was lost ")
     gate.set()

@@ -27,7 +27,7 @@ def train(name: str) -> dict[str, Any]:
         coordinator._workers.join(20)
         links: Any = strategy.links()
         for link in links:
-            link.close()
+            link._channel.close()
         strategy.storage.close()
 
 

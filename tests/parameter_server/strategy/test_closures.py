@@ -555,7 +555,7 @@ def test_closures_of_two_optimizers_of_one_model_differ(coordinated: Coordinated
     for rate in (0.1, 0.01):
         optimizer = nnx.Optimizer(model, optax.sgd(rate), wrt=nnx.Param)
         prepared = strategy.prepare(step, (model, optimizer, x, y), {})
-        digests.add(prepared.program.first.digest)
+        digests.add(prepared.program.first.closure.digest)
     coordinator.join()
     assert len(digests) == 2
 

@@ -79,8 +79,8 @@ def test_flags_and_devices_follow_from_the_task(
     ("tasks", "job", "number", "said"),
     [
         ({"worker": ["a:1"]}, "worker", 0, "parameter servers"),
-        (_CLUSTER, None, None, "has to say which task it is"),
-        (_CLUSTER, "worker", None, "has to say which task it is"),
+        (_CLUSTER, None, None, "has to identify the task"),
+        (_CLUSTER, "worker", None, "has to identify the task"),
         (_CLUSTER, "worker", 2, "2 tasks of that job"),
         (_WITHOUT_CHIEF, "chief", 0, "0 tasks of that job"),
         ({"worker": {0: "a:1", 2: "b:1"}, "ps": ["c:1"]}, "worker", 1, "2 tasks of that job"),

@@ -222,7 +222,7 @@ def test_what_cannot_join_is_named_and_the_training_goes_on(
             coordinator.add_worker()
         with pytest.raises(ArgumentError, match=r"An address is host:port"):
             coordinator.add_worker("localhost")
-        with pytest.raises(ClusterError, match=r"there is the task 'ps:0'"):
+        with pytest.raises(ClusterError, match=r"is 'ps:0'"):
             coordinator.add_worker(ps)
         with pytest.raises(ClusterError, match=rf"{second} has the index 0, and so has .*{first}"):
             coordinator.add_worker(second)

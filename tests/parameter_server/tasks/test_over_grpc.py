@@ -44,6 +44,7 @@ from jaxdist._parameter_server.worker_protocol import (
     Load,
     Make,
     Run,
+    TracedClosure,
     WaitForAttempt,
 )
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
@@ -157,7 +158,7 @@ def cluster() -> Iterator[_Cluster]:
 def test_addresses_of_servers_and_workers_that_are_exchanged_are_named(cluster: _Cluster) -> None:
     tasks = cluster.spec.as_dict()
     spec = ClusterSpec({"ps": tasks["worker"], "worker": tasks["ps"]})
-    with pytest.raises(ClusterError, match=r"there is the task 'worker:0', and not 'ps:0'"):
+    with pytest.raises(ClusterError, match=r"is 'worker:0', and not 'ps:0'"):
         ParameterServerStrategy(SimpleClusterResolver(spec, task_type="chief", task_id=0))
 
 
@@ -524,10 +525,10 @@ def _get_error(variable: Any) -> Any:
 def test_tasks_are_known_by_their_names(cluster: _Cluster) -> None:
     tasks = cluster.spec.as_dict()
     swapped: dict[str, Any] = {"ps": tasks["ps"], "worker": list(tasks["worker"])[::-1]}
-    with pytest.raises(ClusterError, match=r"there is the task 'worker:1', and not 'worker:0'"):
+    with pytest.raises(ClusterError, match=r"is 'worker:1', and not 'worker:0'"):
         ParameterServerStrategy(SimpleClusterResolver(ClusterSpec(swapped)))
     swapped = {"ps": list(tasks["ps"])[::-1], "worker": tasks["worker"]}
-    with pytest.raises(ClusterError, match=r"there is the task 'ps:1', and not 'ps:0'"):
+    with pytest.raises(ClusterError, match=r"is 'ps:1', and not 'ps:0'"):
         ParameterServerStrategy(SimpleClusterResolver(ClusterSpec(swapped)))
 
 
@@ -589,18 +590,16 @@ def test_a_worker_refuses_messages_that_are_not_valid(cluster: _Cluster) -> None
         arguments=[],
     )
     assert call(channel, run).state == "unknown"
-    load = Load(
-        client="c",
+    closure = TracedClosure(
         name="f",
         digest="d",
-        program=np.zeros(3, np.uint8),
+        exported=np.zeros(3, np.uint8),
         inputs=(),
         updates=(),
         num_results=0,
         batches=(),
-        places={},
-        shapes=[],
     )
+    load = Load("c", closure, places={}, shapes=[])
     with pytest.raises(ShapeError, match="load was given 0 arrays"):
         channel.call(dataclasses.replace(make_message("load", load), arrays=()))
     call(channel, load)
