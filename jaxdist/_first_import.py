@@ -32,13 +32,19 @@ _WITH_JAX = ("jaxdist._contexts", "jaxdist._compat.sources")
 Around = Callable[[Callable[[], None]], None]
 
 
-@contextlib.contextmanager
-def hide_driver_lines() -> Iterator[None]:
+def hide_driver_lines() -> contextlib.AbstractContextManager[None]:
     """Leave out the lines on stderr that say that this machine has no driver; keep all others."""
+    return hide_lines(_EXPECTED_LINES)
+
+
+@contextlib.contextmanager
+def hide_lines(parts: Sequence[bytes]) -> Iterator[None]:
+    """Leave out the lines on stderr that have one of these parts; write the others at the end."""
     try:
-        sys.stderr.flush()
+        if sys.stderr is not None:
+            sys.stderr.flush()
         kept = os.dup(2)
-    except (OSError, ValueError, AttributeError):  # a process without stderr
+    except (OSError, ValueError):  # a process without stderr
         yield
         return
     with tempfile.TemporaryFile() as lines:
@@ -49,7 +55,7 @@ def hide_driver_lines() -> Iterator[None]:
             os.dup2(kept, 2)
             os.close(kept)
             lines.seek(0)
-            other = [line for line in lines if not any(e in line for e in _EXPECTED_LINES)]
+            other = [line for line in lines if not any(part in line for part in parts)]
             if other:
                 os.write(2, b"".join(other))
 

@@ -12,7 +12,7 @@ from jax._src import config as _config
 from jax._src import xla_bridge as _bridge
 
 # Before JAX 0.11 XLA's CPU compiler drops optimization barriers before it combines all-reduces.
-KEEPS_BARRIERS = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
+KEEPS_BARRIERS = jax.__version_info__ >= (0, 11)
 
 
 # Note [Equal bits on any number of devices]

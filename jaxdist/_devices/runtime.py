@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jaxdist import _compat
 from jaxdist._called import called, name_call, refuse, refuse_type
 from jaxdist._validate import as_list, show
 from jaxdist.errors import (
@@ -274,11 +275,7 @@ class StepsInFlight:
         # Only the last step keeps a result, since the devices run steps in order. The smallest
         # result holds the least memory until the next step.
         if self._count >= MAX_STEPS_IN_FLIGHT_ON_CPU:
-            arrays = [
-                x
-                for x in leaves(outputs)
-                if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
-            ]
+            arrays = filter(_compat.is_concrete, leaves(outputs))
             self._newest = min(arrays, key=lambda x: x.nbytes, default=None)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self, final
 
 import jax
 
-from jaxdist import _checks, _collectives, _compat, _processes, _replica, _reports, data
+from jaxdist import _checks, _collectives, _compat, _processes, _replica, data
 from jaxdist._called import call_as, called, refuse
 from jaxdist._collectives import ReduceOp
 from jaxdist._hooks import COMPILE_FOR, MAKE_STRATEGY
@@ -258,8 +258,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
                 call = self._runner.find_call(fn, options)
             if self._between is not None:
                 seconds = self.communication.options.timeout_seconds
-                name = getattr(fn, "__name__", type(fn).__name__)
-                return self._between.run(call, fn, name, args, kwargs, seconds)
+                return self._between.run(call, fn, args, kwargs, seconds)
             return call(*args, **kwargs) if kwargs else call(*args)
         except Exception as error:
             # The C++ call path cannot name arguments, so the cause is found after the failure, and
@@ -315,13 +314,9 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         # The runner's errors begin with `strategy.run`; the user called `strategy.lower`.
         with CallerRename("strategy.run ", "strategy.lower "):
             program = self._runner.program(fn, args, kwargs, options)
-        return dataclasses.replace(program, planner=self._planner(fn, options))
-
-    def _planner(
-        self, fn: Callable[..., Any], options: RunOptions | None
-    ) -> "Callable[..., _reports.SlicePlan]":
         # Planning is a higher room, so it is called through a hook.
-        return functools.partial(COMPILE_FOR.call, self, fn, options)
+        planner = functools.partial(COMPILE_FOR.call, self, fn, options)
+        return dataclasses.replace(program, planner=planner)
 
     @final
     @_compat.with_hidden_frames
@@ -388,8 +383,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         check_callable(fn)
         # `check_gradients` rejects options of the wrong type.
         if isinstance(options, RunOptions) and options.donate_argnums:
-            why = "both steps run on copies"
-            log_without_effect("donate_argnums", why)
+            log_without_effect("donate_argnums", "both steps run on copies")
         return _checks.check_gradients(self, fn, args, dict(kwargs or {}), options, rtol)
 
     # Across replicas
@@ -526,7 +520,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         Source:
             `tf.distribute.Strategy.experimental_local_results`.
         """
-        check_not_in_function(self, "experimental_local_results")
+        check_not_in_function(self)
         return local.list_results(variables_as_values(value), self.layout)
 
     @final

@@ -8,7 +8,9 @@ from typing import Any
 import jax
 
 from jaxdist import cost
-from jaxdist._collectives.algorithms import Auto, group_all, hide_complex_constant, make_auto
+from jaxdist._collectives.algorithms.algorithm import group_all
+from jaxdist._collectives.algorithms.by_name import Auto, make_auto
+from jaxdist._collectives.algorithms.one_level import hide_complex_constant
 from jaxdist._collectives.marks import (
     AllReducePlan,
     Summing,

@@ -144,7 +144,7 @@ class StrategyExtended(ExtendedV1):
         check_across(self._strategy, "extended.reduce_to", _INSIDE)
         reduce_op = _collectives.reduce_op(reduce_op)
         target = _collectives.target_in_strategy(destinations, self._strategy.layout)
-        chosen = _collectives.read_options(options, experimental_hints, packs=True)
+        chosen = _collectives.read_options(options, experimental_hints)
         # Errors of `Strategy.reduce` begin with its name; the user called this method.
         with CallerRename("Strategy.reduce", caller):
             reduced = self._strategy.reduce(reduce_op, value, axis=None, options=chosen)
@@ -189,7 +189,7 @@ class StrategyExtended(ExtendedV1):
         check_across(self._strategy, "extended.batch_reduce_to", _INSIDE)
         reduce_op = _collectives.reduce_op(reduce_op)
         pairs = _collectives.check_pairs(value_destination_pairs)
-        chosen = _collectives.read_options(options, experimental_hints, packs=True)
+        chosen = _collectives.read_options(options, experimental_hints)
         layout = self._strategy.layout
         targets = [_collectives.target_in_strategy(d, layout) for _, d in pairs]
         # The list is one pytree, so one `reduce` can pack all values.
