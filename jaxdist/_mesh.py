@@ -17,10 +17,10 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from jaxdist._called import called, name_call, refuse, refuse_type
+from jaxdist._called import called, name_call, refuse
 from jaxdist._compat import find_mapped_axis
 from jaxdist._processes import Process, get_current_process
-from jaxdist._validate import show
+from jaxdist._validate import check_instance
 from jaxdist.errors import ContextError, DeviceError
 
 REPLICA_AXIS = "replica"
@@ -354,12 +354,8 @@ def make_auto_sharding(sharding: Any) -> Any:
 @called("MirroredStrategy")
 def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:
     """Build the `ReplicaMesh` of a strategy around a user's mesh."""
-    if not isinstance(mesh, Mesh):
-        raise refuse_type(
-            f"mesh={show(mesh)}.",
-            "mesh is a jax.sharding.Mesh.",
-            "Build one with jax.sharding.Mesh(devices, axis_names), or leave mesh out.",
-        )
+    remedy = "Build one with jax.sharding.Mesh(devices, axis_names), or leave mesh out."
+    check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh", remedy)
     names = mesh.axis_names
     # Do not guess the axes: on a mesh ("data", "model"), copies over both axes would be wrong.
     if replica_axes is None:

@@ -47,7 +47,6 @@ _TOP = {
     ),
     "get_loss_reduction": "It is jaxdist.compat.v1.get_loss_reduction.",
 }
-_EXPERIMENTAL = {}
 _STEP = f"It differentiates a loss with respect to variables that it finds by itself.\n\n{_RUN}"
 _CONTRIB = {
     "CollectiveAllReduceStrategy": (
@@ -102,12 +101,24 @@ _TPU_V1 = {
     "shutdown_system": "It is tpu.experimental.shutdown_tpu_system(resolver).",
 }
 # Version 1 of `tf.distribute` lacks these names, so `compat.v1` leaves them out on purpose.
+_NAMES_OF_V2 = (
+    *("DistributedDataset", "DistributedIterator", "DistributedValues", "InputOptions"),
+    "TPUStrategy",
+)
 _ONLY_V2 = "Version 1 of tf.distribute has no {0} here; it is jaxdist.{0}."
 # Module -> documented name -> the error message.
 MISSING: dict[str, dict[str, str]] = {
     "jaxdist": _TOP,
-    "jaxdist.experimental": _EXPERIMENTAL,
     "jaxdist.contrib": _CONTRIB,
+    "jaxdist.errors": {
+        "AbortedError": (
+            "A lost worker is errors.WorkerUnavailableError, and a server that does not answer, or "
+            "that has lost its variables, is errors.PSUnavailableError."
+        ),
+        "FailedPreconditionError": (
+            "What is called at the wrong time or place is errors.ContextError, a RuntimeError."
+        ),
+    },
     "jaxdist.cluster_resolver": {
         "SageMakerClusterResolver": (
             "TensorFlow does not export it either.\n\nUse SimpleClusterResolver."
@@ -122,16 +133,7 @@ MISSING: dict[str, dict[str, str]] = {
         ),
     },
     "jaxdist.compat.v1": {
-        **{
-            name: _ONLY_V2.format(name)
-            for name in (
-                "DistributedDataset",
-                "DistributedIterator",
-                "DistributedValues",
-                "InputOptions",
-                "TPUStrategy",
-            )
-        },
+        **{name: _ONLY_V2.format(name) for name in _NAMES_OF_V2},
         "MultiWorkerMirroredStrategy": (
             "It is jaxdist.compat.v1.experimental.MultiWorkerMirroredStrategy."
         ),
@@ -139,33 +141,20 @@ MISSING: dict[str, dict[str, str]] = {
             "It is jaxdist.compat.v1.experimental.ParameterServerStrategy."
         ),
     },
-    "jaxdist.compat.v1.experimental": {},
     "jaxdist.compat.v1.tpu": _TPU_V1,
 }
 _LOGICAL = "TPUStrategy has it: a replica of another strategy spans the other axes of its mesh."
+_METHODS_OF_TF_DATA = (
+    *("cache", "enumerate", "filter", "interleave", "map", "prefetch", "repeat", "shuffle", "skip"),
+    *("take", "unbatch", "zip"),
+)
 _TRANSFORMED = (
     "It is no tf.data dataset: write examples.batch(size, shuffle=True, seed=0, repeat=epochs).\n\n"
     "To map or filter use Grain, whose datasets experimental_distribute_dataset takes."
 )
 # Class -> documented method or property -> the error message.
 MISSING_MEMBERS: dict[str, dict[str, str]] = {
-    "Examples": dict.fromkeys(
-        (
-            "cache",
-            "enumerate",
-            "filter",
-            "interleave",
-            "map",
-            "prefetch",
-            "repeat",
-            "shuffle",
-            "skip",
-            "take",
-            "unbatch",
-            "zip",
-        ),
-        _TRANSFORMED,
-    ),
+    "Examples": dict.fromkeys(_METHODS_OF_TF_DATA, _TRANSFORMED),
     "Strategy": {
         "configure": (
             f"{_SESSIONS}\n\nDevices, options and processes are arguments of the strategy, and "
@@ -225,3 +214,7 @@ def _make_error(where: str, name: str, table: Mapping[str, str], owner: Any) -> 
     # For names that are not documented, the message that Python itself would use.
     found = f"module {where!r}" if owner is None else f"{where!r} object"
     return AttributeError(f"{found} has no attribute {name!r}", name=name, obj=owner)
+
+
+# `errors` is imported by this module, and so cannot call it.
+explain_missing("jaxdist.errors")

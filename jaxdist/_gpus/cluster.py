@@ -235,16 +235,16 @@ def _spread(gpu: str, count: int, *, below: bool = False) -> str:
     whole = hosts * gpus
     count = min(count, _MOST_GPUS // whole * whole)
     if count <= gpus:
-        return f"{gpu}:1x{count}" if hosts == 1 else f"{gpu}:1x1x{count}"
-    if hosts > 1 and count <= hosts * gpus:
-        return f"{gpu}:1x{-(-count // gpus)}x{gpus}"
-    domains = count // (hosts * gpus) if below else -(-count // (hosts * gpus))
-    return f"{gpu}:{domains}x{gpus}" if hosts == 1 else f"{gpu}:{domains}x{hosts}x{gpus}"
+        return GpuCluster(gpu, 1, 1, count).name
+    if hosts > 1 and count <= whole:
+        return GpuCluster(gpu, 1, -(-count // gpus), gpus).name
+    domains = count // whole if below else -(-count // whole)
+    return GpuCluster(gpu, domains, hosts, gpus).name
 
 
 def _make_example(gpu: str) -> str:
     hosts, gpus = CHIPS[gpu].pod
-    return f"{gpu}:4x{gpus}" if hosts == 1 else f"{gpu}:2x{hosts}x{gpus}"
+    return GpuCluster(gpu, 4 if hosts == 1 else 2, hosts, gpus).name
 
 
 def _shorten(text: str) -> str:
