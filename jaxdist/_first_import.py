@@ -1,4 +1,4 @@
-"""What happens with the first import of JAX, which is that of jaxdist or of the program.
+"""Prepares the first import of JAX, whether jaxdist or the program imports it.
 
 Lines about a driver that a plan for GPUs does not need are left out. JAX 0.10 with its CUDA plugin
 writes them on a machine without a driver, and no setting prevents it.
@@ -24,9 +24,9 @@ _EXPECTED_LINES = (
 )
 _DRIVER = "/proc/driver/nvidia"
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-# Are imported with JAX, and import nothing else of jaxdist. `_contexts` has parts of the keys of
-# JAX's caches: made later, they would make JAX trace and compile all functions again. `sources`
-# leaves the frames of jaxdist out of JAX's tracebacks.
+# These modules are imported with JAX, and import nothing else of jaxdist. `_contexts` has parts of
+# the keys of JAX's caches: made later, they would make JAX trace and compile all functions again.
+# `sources` leaves the frames of jaxdist out of JAX's tracebacks.
 _WITH_JAX = ("jaxdist._contexts", "jaxdist._compat.sources")
 
 Around = Callable[[Callable[[], None]], None]

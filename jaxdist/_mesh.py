@@ -251,8 +251,8 @@ class ReplicaMesh:
     @functools.cached_property
     def device_owners(self) -> dict[jax.Device, int]:
         """The index of the process of each device."""
-        said = self.owners or tuple(d.process_index for d in self.devices)
-        return dict(zip(self.devices, said, strict=True))
+        owners = self.owners or tuple(d.process_index for d in self.devices)
+        return dict(zip(self.devices, owners, strict=True))
 
     @functools.cached_property
     def replica_owners(self) -> tuple[int, ...]:
@@ -370,14 +370,14 @@ def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:
         what = f"{unknown} is not among them" if unknown else f"{axes} is empty or repeats a name"
         raise refuse(
             f"mesh with the axes {names}, and replica_axes={axes}: {what}.",
-            "replica_axes are axes of the mesh.",
+            "replica_axes are names of axes of the mesh.",
             f"Pass one or more of {names}, each once.",
         )
     kinds = dict(zip(names, mesh.axis_types, strict=True))
     manual = [a for a, kind in kinds.items() if kind is AxisType.Manual]
     if manual:
         raise refuse(
-            f"mesh with the axes {names}, of which {manual} are Manual.",
+            f"mesh with the axes {names}; {manual} are Manual.",
             "Axes of a strategy's mesh are Explicit or Auto; a step makes its replica axes manual "
             "itself.",
             "Make the mesh with jax.make_mesh(shape, names), or with "

@@ -35,7 +35,7 @@ _TOP = {
         "line of its own, and leaves that line out for experimental_aggregate_gradients=False."
     ),
     "lookup": (
-        "There are no lookup tables: arrays hold numbers, and no strings.\n\n"
+        "There are no lookup tables: arrays hold numbers, not strings.\n\n"
         "Look keys up in the dataset, with a dict or numpy.searchsorted. A table from integers to "
         "numbers that workers read is a jaxdist.Variable in the scope, and rows of it are "
         "jaxdist.nn.embedding_lookup(table, ids)."
@@ -74,11 +74,11 @@ _CONTRIB = {
     ),
     "Step": _STEP,
     "TPUStrategy": (
-        "It is jaxdist.TPUStrategy(resolver); steps_per_run is how often fit comes back to the "
+        "It is jaxdist.TPUStrategy(resolver); steps_per_run is how often fit returns to the "
         "host, and jaxdist.multi_step runs several steps in one dispatch."
     ),
     "UpdateContext": (
-        "In a function that extended.update calls there is no context to ask: variables are the "
+        "A function that extended.update calls has no replica context: variables are the "
         "copies of the replica, and get_replica_context() is None."
     ),
     "run_standard_tensorflow_server": "It is jaxdist.Server(cluster_spec, job_name, task_index).",
@@ -116,7 +116,7 @@ MISSING: dict[str, dict[str, str]] = {
             "that has lost its variables, is errors.PSUnavailableError."
         ),
         "FailedPreconditionError": (
-            "What is called at the wrong time or place is errors.ContextError, a RuntimeError."
+            "A call at the wrong time or place raises errors.ContextError, a RuntimeError."
         ),
     },
     "jaxdist.cluster_resolver": {
@@ -149,8 +149,8 @@ _METHODS_OF_TF_DATA = (
     *("take", "unbatch", "zip"),
 )
 _TRANSFORMED = (
-    "It is no tf.data dataset: write examples.batch(size, shuffle=True, seed=0, repeat=epochs).\n\n"
-    "To map or filter use Grain, whose datasets experimental_distribute_dataset takes."
+    "It is not a tf.data dataset: write examples.batch(size, shuffle=True, seed=0, repeat=epochs)."
+    "\n\nTo map or filter use Grain, whose datasets experimental_distribute_dataset takes."
 )
 # Class -> documented method or property -> the error message.
 MISSING_MEMBERS: dict[str, dict[str, str]] = {
@@ -199,7 +199,7 @@ class _Finder(MetaPathFinder):
         table = MISSING.get(module, {})
         if name in table:
             # Without `name=`: in `from module import name`, Python ignores an error that has it.
-            raise MissingModuleError(f"{module}.{name} is not there.\n\n{table[name]}")
+            raise MissingModuleError(f"{module}.{name} does not exist.\n\n{table[name]}")
 
 
 def missing_member(owner: Any, name: str, table: Mapping[str, str]) -> AttributeError:
@@ -209,7 +209,7 @@ def missing_member(owner: Any, name: str, table: Mapping[str, str]) -> Attribute
 
 def _make_error(where: str, name: str, table: Mapping[str, str], owner: Any) -> AttributeError:
     if name in table:
-        text = f"{where}.{name} is not there.\n\n{table[name]}"
+        text = f"{where}.{name} does not exist.\n\n{table[name]}"
         return MissingNameError(text, name=name, obj=owner)
     # For names that are not documented, the message that Python itself would use.
     found = f"module {where!r}" if owner is None else f"{where!r} object"

@@ -73,7 +73,7 @@ def test_a_documented_name_that_is_not_there_says_what_is_in_its_place(name: str
     with pytest.raises(MissingNameError) as caught:
         getattr(place, last)
     assert isinstance(caught.value, AttributeError)
-    assert f"{last} is not there" in str(caught.value)
+    assert f"{last} does not exist" in str(caught.value)
     assert MISSING[name] in str(caught.value)
 
 

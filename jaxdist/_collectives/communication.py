@@ -30,7 +30,7 @@ class Communication:
     # Whether other processes have a part of the mesh, so that time limits have an effect.
     is_shared: bool = False
 
-    def asked(
+    def read_call(
         self, options: Any, experimental_hints: Any, *, packs: bool = False
     ) -> CommunicationOptions:
         """Return the options of one call. Fields that the call leaves out are the strategy's."""
@@ -95,7 +95,7 @@ def gather_by_ops(
         result = ops.gather(value, everywhere, axis, options)
     if isinstance(result, PerReplica) or len(getattr(result, "shape", ())) != rank:
         raise ReplicaValueError(
-            f"{what} gave {result!r}, of type {type(result).__name__}, for {name}.\n\n"
+            f"{what} returned {result!r}, of type {type(result).__name__}, for {name}.\n\n"
             "It returns one array for all replicas: their values, concatenated on dim "
             f"{axis}.\n\nReturn an array of rank {rank}."
         )

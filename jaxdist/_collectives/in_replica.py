@@ -157,8 +157,8 @@ def check_results(ops: Any, results: Any, shapes: Sequence[Any]) -> list[jax.Arr
     name = _method_name(ops)
     if not isinstance(results, (list, tuple)) or len(results) != len(shapes):
         raise ReplicaValueError(
-            f"{name} gave {_describe(results)} for {len(shapes)} (value, destinations) pairs.\n\n"
-            "It returns a list with one array for each pair.\n\n"
+            f"{name} returned {_describe(results)} for {len(shapes)} (value, destinations) pairs."
+            "\n\nIt returns a list with one array for each pair.\n\n"
             f"Return a list of {len(shapes)} array(s)."
         )
     pairs = zip(results, shapes, strict=True)
@@ -183,7 +183,7 @@ def _check_result(name: str, number: int, result: Any, given: Any) -> jax.Array:
     fits = getattr(own, "shape", None) == given.shape and hasattr(own, "dtype")
     if isinstance(own, PerReplica) or not fits:
         raise ReplicaValueError(
-            f"{name} gave {_describe(result)} for value {number}, which is "
+            f"{name} returned {_describe(result)} for value {number}, which is "
             f"{given.dtype}{list(given.shape)} on each replica.\n\n"
             "It returns one array of that shape, the same for all replicas.\n\n"
             f"Return an array of shape {list(given.shape)}."
@@ -217,9 +217,9 @@ def _refuse_per_replica(name: str, leaf: Any) -> None:
     if isinstance(leaf, PerReplica):
         raise refuse(
             f"{name}, a PerReplica, in a step.",
-            "In a step each replica has its own value, and a PerReplica is those of all.",
-            "Pass it to the step, strategy.run(step, args=(value, ...)), and use what the step "
-            "gets for it.",
+            "In a step each replica has its own value, and a PerReplica has the values of all.",
+            "Pass it to the step, strategy.run(step, args=(value, ...)), and use the value that "
+            "the step gets for it.",
             kind=ContextError,
         )
 

@@ -193,8 +193,8 @@ def assume_replicated(value: T) -> T:
     if any(map(is_per_replica, jax.tree.leaves(value, is_leaf=is_per_replica))):
         raise refuse_type(
             f"value={show(value)}.",
-            "Inside a replica there is only its own value.",
-            "Pass what the step was given: strategy.run(fn, args=(value,)).",
+            "A replica has only its own value.",
+            "Pass it to the step, strategy.run(fn, args=(value,)), and mark what the step gets.",
         )
     return jax.tree.map(ASSUME_REPLICATED.bind, as_arrays("value", value))
 

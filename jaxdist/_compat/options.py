@@ -145,6 +145,6 @@ def compile_for_gpu_plan(lowered: jax.stages.Lowered, options: dict[str, Any]) -
     try:
         return lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
-        if not any(said in str(error) for said in _NO_TILES):
+        if not any(part in str(error) for part in _NO_TILES):
             raise
         return lowered.compile(compiler_options={**options, "xla_gpu_enable_triton_gemm": False})

@@ -47,16 +47,17 @@ def tpus() -> tuple[list[Any], str]:
 
 
 def describe_search() -> str:
-    """Return a sentence on what decides whether JAX finds a TPU on this machine."""
+    """Describe in a sentence why JAX finds a TPU on this machine, or none."""
     version = _libtpu_version()
     libtpu = f"libtpu {version} is installed" if version else "libtpu is not installed"
     chips = chips_of_this_machine()
     device = f"{chips[0]} exists" if chips else "there is no /dev/accel0 or /dev/vfio/0"
     names = ("JAX_PLATFORMS", "TPU_NAME", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE")
-    said = (
-        ", ".join(f"{n}={os.environ[n]!r}" for n in names if n in os.environ) or "nothing of a TPU"
+    variables = (
+        ", ".join(f"{n}={os.environ[n]!r}" for n in names if n in os.environ)
+        or "no variable for a TPU"
     )
-    return f"On this machine {libtpu}, {device}, and the environment says {said}."
+    return f"On this machine {libtpu}, {device}, and the environment has {variables}."
 
 
 def describe_slice(
@@ -77,7 +78,7 @@ def describe_slice(
     version = _libtpu_version()
     if version is None:
         raise MissingExtraError(
-            f"A description of {name!r} was asked for, and libtpu is not installed.\n\n"
+            f"{name!r} cannot be described: libtpu is not installed.\n\n"
             "libtpu describes slices of TPUs, and needs no TPU for that.\n\n"
             "Install it: pip install libtpu."
         )

@@ -157,7 +157,7 @@ def cluster_of(name: Any, parameter: str = "topology") -> GpuCluster:
         )
     if math.prod(numbers) > _MOST_GPUS:
         raise TopologyError(
-            f"{given}, which are {math.prod(numbers):,} GPUs.\n\n"
+            f"{given}, which is {math.prod(numbers):,} GPUs.\n\n"
             f"A plan is for {_MOST_GPUS:,} GPUs at most.\n\n"
             f"Use '{prefix}{_spread(gpu, _MOST_GPUS, below=True)}' or fewer."
         )
@@ -180,7 +180,7 @@ def _read_gpu(name: str, prefix: str, given: str) -> tuple[str, str]:
         example = _suggest(near or "h100", sizes.rpartition(":")[2])
         hint = f"The nearest is {near!r}: pass for instance" if near else "Pass for instance"
         raise TopologyError(
-            f"{given}, and {_shorten(kind)!r} is no GPU of the table.\n\n"
+            f"{given}, and {_shorten(kind)!r} is not a GPU of the table.\n\n"
             f"GPUs are {', '.join(_GPUS)}.\n\n"
             f"{hint} '{prefix}{example}'. `jaxdist chips` lists all with their peaks."
         )

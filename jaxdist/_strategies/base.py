@@ -434,8 +434,8 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             `tf.distribute.Strategy.reduce`.
         """
         frame = check_across(self, "reduce", _USE_ALL_REDUCE)
-        asked = (options, experimental_hints)
-        return self._combine(REDUCE, value, axis, asked, frame, reduce_op)
+        given = (options, experimental_hints)
+        return self._combine(REDUCE, value, axis, given, frame, reduce_op)
 
     @final
     def gather(
@@ -485,18 +485,18 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
     @_compat.outside_of_meshes
     @called(lambda method: method.caller)
     def _combine(
-        self, method: Method, value: PyTree, axis: Any, asked: Any, frame: Any, op: Any = None
+        self, method: Method, value: PyTree, axis: Any, options: Any, frame: Any, op: Any = None
     ) -> PyTree:
         if self._between is None or (frame is not None and frame.in_merge):
-            return self._across.combine(method, value, axis, asked, frame, op)
+            return self._across.combine(method, value, axis, options, frame, op)
         # Wrong options raise in `combine`.
-        given = [getattr(x, "timeout_seconds", None) for x in asked]
+        given = [getattr(x, "timeout_seconds", None) for x in options]
         own = self.communication.options.timeout_seconds
         seconds = next((x for x in given if x is not None), own)
         check_limit(seconds)
         return self._between.combine(
             method.caller,
-            functools.partial(self._across.combine, method, value, axis, asked, frame, op),
+            functools.partial(self._across.combine, method, value, axis, options, frame, op),
             seconds,
         )
 
@@ -694,7 +694,8 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
     def __copy__(self) -> NoReturn:
         raise ContextError(
             f"copy.copy was called on a {type(self).__name__}.\n\n"
-            "A copy would share the compiled programs of the strategy, which belong to one.\n\n"
+            "A copy would share compiled programs with the strategy, and they belong to one strategy."
+            "\n\n"
             "Use copy.deepcopy(strategy), or make a second strategy."
         )
 

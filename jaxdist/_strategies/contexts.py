@@ -51,7 +51,9 @@ class Scope(contextlib.ContextDecorator, Generic[T]):
         return entered
 
 
-CALL_BEFORE_RUN = "Call it before strategy.run, and pass what it gives as an argument of the step."
+CALL_BEFORE_RUN = (
+    "Call it before strategy.run, and pass what it returns as an argument of the step."
+)
 
 
 def advise_replica_method(method: str) -> str:

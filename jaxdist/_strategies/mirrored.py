@@ -131,8 +131,8 @@ def _read_description(given: Any) -> list[jax.Device] | None:
     name = of_plans[0].removeprefix(_gpus.DESCRIBED)
     raise refuse(
         f"devices={list(names)!r}.",
-        "GPUs that this machine does not have are one text that begins with 'described:', and no "
-        "other devices.",
+        "GPUs that this machine does not have are one string that begins with 'described:', "
+        "without other devices.",
         f"Pass MirroredStrategy('{_gpus.DESCRIBED}{name}').",
         kind=DeviceError,
     )

@@ -122,7 +122,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
 
 def _choose_and_log() -> ClusterResolver:
-    """Return the resolver that the environment calls for, and log where it was found."""
+    """Return the resolver that fits the environment, and log where it was found."""
     source = find_source(os.environ)
     if source.because:
         _LOG.info("%s reads the cluster from %s (%s).", _CALLER, source.name, source.because)

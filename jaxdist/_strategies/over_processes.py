@@ -46,7 +46,7 @@ class BetweenProcesses:
 
     @called("all_reduce")
     def limit(self, fn: Any, seconds: float) -> None:
-        """Set the time limit of one step, which tracing found in the options of its collectives.
+        """Set the time limit of one step, which the options of its collectives ask for.
 
         Raises:
             ArgumentError: `seconds` is larger than XLA's own limit.
@@ -211,8 +211,8 @@ def _warn_if_not_joined() -> None:
         _LOG.warning(
             "%s() in the task %s %d of a cluster of %d processes (%s) works on the devices of "
             "this process alone: each process trains a model of its own. "
-            "MultiWorkerMirroredStrategy() trains with all of them; devices by name, %s, keep "
-            "this message out.",
+            "MultiWorkerMirroredStrategy() trains with all of them; devices by name, %s, avoid "
+            "this message.",
             caller,
             task.job,
             task.index,

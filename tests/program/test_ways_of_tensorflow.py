@@ -71,7 +71,7 @@ def test_an_optimizer_that_is_called_as_in_tensorflow(
 
     with (
         jaxdist.config.run_eagerly(eagerly),
-        refused(MissingNameError, f".{method} is not there", "all_reduce('mean'", way),
+        refused(MissingNameError, f".{method} does not exist", "all_reduce('mean'", way),
     ):
         _strategy().run(step, (PerReplica([1.0, 2.0]),))
 
@@ -94,7 +94,7 @@ def test_other_missing_attributes_stay_errors_of_python() -> None:
     ],
 )
 def test_an_import_of_a_documented_name_says_what_replaces_it(statement: str, said: str) -> None:
-    with refused(MissingModuleError, "is not there", said):
+    with refused(MissingModuleError, "does not exist", said):
         exec(statement, {})
 
 

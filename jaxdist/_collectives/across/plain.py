@@ -111,10 +111,10 @@ def bring_all(request: Request, name: str, value: PerReplica) -> PerReplica:
     purpose = f"the numbers of {name}"
     seconds = request.options.timeout_seconds
     texts = _processes.exchange(name_call(), _CHANNEL, json.dumps(own), seconds, purpose)
-    said = [json.loads(text) for text in texts]
-    if None not in said:
+    of_all = [json.loads(text) for text in texts]
+    if None not in of_all:
         # Exact for integers of any size, which a sum has to compare with the dtype's bounds.
-        left = {p: iter(values) for p, values in enumerate(said)}
+        left = {p: iter(values) for p, values in enumerate(of_all)}
         return PerReplica([next(left[p]) for p in layout.replica_owners])
     arrays = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in value.values]
     if any(not hasattr(x, "dtype") for x in value.values):

@@ -105,8 +105,8 @@ def split(level: ReplicaGroups, local: int) -> tuple[ReplicaGroups, ReplicaGroup
     """
     if local < 1 or level.size % local:
         raise ArgumentError(
-            f"An all-reduce of two levels was asked for {level.size} replicas, with {local} "
-            "replicas for each worker.\n\n"
+            f"An all-reduce in two levels got {level.size} replicas, with {local} for each worker."
+            "\n\n"
             "Every worker has the same number of replicas.\n\n"
             f"Use one of {[n for n in range(1, level.size + 1) if level.size % n == 0]} replicas "
             "for each worker."

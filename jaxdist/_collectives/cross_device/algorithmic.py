@@ -122,7 +122,7 @@ class AlgorithmicOps(CrossDeviceOps):
         """Return the sums over the replicas, on each of them."""
         plan, how = self.summing(arrays, layout, options)
         if options.bytes_per_pack and not self.takes_bytes_per_pack:
-            sentence = f"bytes_per_pack: {self!r} packs as it was told when it was made"
+            sentence = f"bytes_per_pack: {self!r} packs as its own arguments say"
             plan = dataclasses.replace(plan, ignored=(*plan.ignored, sentence))
         return bind_all_reduce(arrays, plan, how)
 

@@ -82,8 +82,8 @@ class NcclAllReduce(AlgorithmicOps):
     ) -> tuple[AllReducePlan, Summing]:
         """Return all-reduces of several leaves each."""
         packs = LeafPacks(layout.replica_axes, num_packs=self.num_packs)
-        asked = packs.largest_bytes(leaves) if self.num_packs else 0
-        return AllReducePlan("xla", repr(self), pack_bytes=asked), packs
+        largest = packs.largest_bytes(leaves) if self.num_packs else 0
+        return AllReducePlan("xla", repr(self), pack_bytes=largest), packs
 
     def __repr__(self) -> str:
         return f"NcclAllReduce(num_packs={self.num_packs})"

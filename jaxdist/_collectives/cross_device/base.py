@@ -289,9 +289,8 @@ class CrossDeviceOps:
             check_results(self, results, [local_shape(per_replica_value)])
             return results[0]
         raise UnsupportedError(
-            f"A reduction with {type(self).__name__} was asked for, and it has no "
-            "reduce_implementation.\n\n"
-            "A subclass of CrossDeviceOps says how values are reduced.\n\n"
+            f"{type(self).__name__} was used for a reduction, and it has no reduce_implementation."
+            "\n\nA subclass of CrossDeviceOps defines how values are reduced.\n\n"
             "Override reduce_implementation(reduce_op, per_replica_value, destinations, options), "
             "or batch_reduce_implementation."
         )
@@ -346,7 +345,7 @@ def _check_one(name: str, leaf: Any) -> None:
     if isinstance(leaf, PerReplica):
         raise refuse(
             f"{name}={leaf!r}, a PerReplica.",
-            "What is broadcast is one value, and a PerReplica has one for each replica.",
+            "A broadcast copies one value, and a PerReplica has one for each replica.",
             "Reduce it first: ops.reduce('MEAN', value, destinations).",
         )
     check_integer(f"cannot broadcast {name}", leaf)
@@ -358,15 +357,15 @@ def _check_broadcast(what: str, result: Any, tensor: Any) -> None:
     wanted, found = (jax.tree.flatten_with_path(x) for x in (tensor, result))
     if found[1] != wanted[1]:
         raise ReplicaValueError(
-            f"{what} gave {result!r}, of type {type(result).__name__}.\n\n"
-            "It returns the structure that it was given.\n\n"
+            f"{what} returned {result!r}, of type {type(result).__name__}.\n\n"
+            "It returns a value of the structure that it was given.\n\n"
             f"Return a pytree with the structure {wanted[1]}."
         )
     for (path, have), (_, given) in zip(found[0], wanted[0], strict=True):
         if np.shape(have) != np.shape(given):
             raise ReplicaValueError(
-                f"{what} gave tensor{jax.tree_util.keystr(path)} of shape {list(np.shape(have))}, "
-                f"and it was given {list(np.shape(given))}.\n\n"
+                f"{what} returned tensor{jax.tree_util.keystr(path)} of shape "
+                f"{list(np.shape(have))}, and it was given {list(np.shape(given))}.\n\n"
                 "It returns the array that it was given, on the destinations.\n\n"
                 f"Return an array of shape {list(np.shape(given))}."
             )

@@ -182,7 +182,7 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
             raise ArgumentError(
                 f"{self!r} has {workers} worker(s) of {local} replica(s), {local * workers} "
                 f"together, and it is used with {layout.num_replicas} replicas.\n\n"
-                "All replicas are those of the workers.\n\n" + self._suggest(layout.num_replicas)
+                "The workers together have all replicas.\n\n" + self._suggest(layout.num_replicas)
             )
         entries = tuple(
             Entry(make_algorithm(s.alg, local=local, platform=layout.platform), s.shards, s.limit)
@@ -245,8 +245,8 @@ def _check_workers(given: Any) -> tuple[str, ...]:
             )
     if len(set(workers)) < len(names):
         raise refuse(
-            f"worker_devices={list(names)}, in which one comes twice.",
-            "worker_devices has each worker once.",
+            f"worker_devices={list(names)}, which has one worker twice.",
+            "worker_devices lists each worker once.",
             "Leave the second one out.",
         )
     return names

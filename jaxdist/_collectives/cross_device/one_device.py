@@ -152,9 +152,9 @@ def _accumulate(
         if found == kind:
             return result
     raise ShapeError(
-        f"{what} gave {found} for {layout.num_replicas} values {kind}.\n\n"
-        f"It gives one array of the shape and dtype of each value: {kind}.\n\n"
-        "Reduce over the list alone, for instance sum(values), and cast what it gives: "
+        f"{what} returned {found} for {layout.num_replicas} values {kind}.\n\n"
+        f"It returns one array of the shape and dtype of each value: {kind}.\n\n"
+        "Reduce over the list alone, for instance sum(values), and cast the result: "
         "result.astype(values[0].dtype)."
     )
 

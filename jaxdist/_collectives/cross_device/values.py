@@ -121,7 +121,7 @@ def put_on_target(value: PyTree, target: Any) -> PyTree:
 
 @called("")
 def list_devices(destinations: Any) -> Sequence[jax.Device]:
-    """Return the devices that destinations name, or none if they name none."""
+    """Return the devices that destinations name, or an empty list if they name no device."""
     if isinstance(destinations, (list, tuple)):
         return [runtime.device_from_name(d) for d in destinations]
     target = find_target(destinations, None)
@@ -173,9 +173,9 @@ def _refuse_traced(name: str, value: Any) -> None:
     is_traced = isinstance(value, jax.core.Tracer)
     if get_call_context().in_replica and (is_traced or isinstance(value, PerReplica)):
         raise ContextError(
-            f"{name_call()} was called in a step, and {name} is no value of all replicas there: "
-            f"{value!r}.\n\nIn a step, a replica has its own value alone; a merge function gets "
-            "those of all.\n\nCall get_replica_context().all_reduce(op, value) or "
+            f"{name_call()} was called in a step, and {name} is not a value of all replicas there: "
+            f"{value!r}.\n\nIn a step, a replica has only its own value; a merge function gets "
+            "the values of all.\n\nCall get_replica_context().all_reduce(op, value) or "
             f".all_gather(value, axis), or {name_call()} in merge_fn of "
             "get_replica_context().merge_call(merge_fn, args=(value,))."
         )
@@ -185,7 +185,7 @@ def _refuse_traced(name: str, value: Any) -> None:
             f"{name}={value!r} inside a trace (jax.jit, jax.grad ...), where the layout of an "
             "array cannot be seen.",
             "The layout says which rows belong to which replica.",
-            "Call strategy.reduce or strategy.gather, which know their replicas, or give the "
+            "Call strategy.reduce or strategy.gather, which know their replicas, or pass the "
             "values one by one: jaxdist.PerReplica([value_of_replica_0, ...]).",
             kind=ReplicaValueError,
         )
@@ -256,7 +256,7 @@ def find_layout(values: Sequence[PerReplica], destinations: Sequence[Any]) -> Re
     if len(set(counts)) > 1:
         raise refuse(
             f"values of different numbers of replicas: {counts}.",
-            "Values that are reduced together are of the same replicas.",
+            "Values that are reduced together must be of the same replicas.",
             "Call it once for the values of each number of replicas.",
             kind=ReplicaValueError,
         )
@@ -275,7 +275,7 @@ def find_layout(values: Sequence[PerReplica], destinations: Sequence[Any]) -> Re
         raise refuse(
             f"a PerReplica of {count} values, and this process has {len(present)} device(s).",
             "Each value is reduced on a device of its own.",
-            f"Ask for more CPU devices before JAX starts: jaxdist.testing.virtual_devices({count}"
+            f"Request more CPU devices before JAX starts: jaxdist.testing.virtual_devices({count}"
             ").",
             kind=ReplicaValueError,
         )
@@ -298,7 +298,7 @@ def gather_handle(handle: Handle, axis: int) -> jax.Array:
 
 
 def read_slices(name: str, value: Any) -> IndexedSlices | None:
-    """Return `value` as slices with per-replica parts, or None if it holds none.
+    """Return `value` as slices with per-replica parts, or None if it has no slices.
 
     Raises:
         ReplicaValueError: Only some replicas have slices, or their whole arrays differ.
@@ -317,7 +317,7 @@ def read_slices(name: str, value: Any) -> IndexedSlices | None:
         raise refuse(
             f"{name} that is not of one kind:\n{found}",
             "Slices are reduced with slices, of one whole array (dense_shape).",
-            "Give IndexedSlices on every replica, or slices.to_dense() on each.",
+            "Pass IndexedSlices on every replica, or slices.to_dense() on each.",
             kind=ReplicaValueError,
         )
     return join_slices(value)

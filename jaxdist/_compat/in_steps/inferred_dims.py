@@ -136,7 +136,7 @@ def _as_sizes(newshape: Any) -> tuple[int, ...] | None:
     try:
         sizes = [newshape] if not hasattr(newshape, "__iter__") else newshape
         return tuple(operator.index(n) for n in sizes)
-    except Exception:  # A dim that JAX refuses, with its own words.
+    except Exception:  # JAX refuses such a dim with its own error.
         return None
 
 

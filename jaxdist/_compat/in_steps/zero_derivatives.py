@@ -2,11 +2,11 @@
 
 # Note [Derivatives of empty results]
 # A lookup of no rows gives an empty array, which JAX makes as a constant. So JAX never computes the
-# derivative with respect to the table, and what comes before the table has no backward pass. If the
-# table was gathered from all replicas, the reduce-scatter of its gradient is missing on a replica
-# without rows, and the other replicas wait for it. A convolution of no rows, `jnp.where` and others
-# do the same. In a block of `keep_zero_derivatives` the derivative is an array of zeros, which is
-# computed like any other.
+# derivative with respect to the table, and operations before the table have no backward pass. If
+# the table was gathered from all replicas, the reduce-scatter of its gradient is missing on a
+# replica without rows, and the other replicas wait for it. A convolution of no rows, `jnp.where`
+# and others do the same. In a block of `keep_zero_derivatives` the derivative is an array of zeros,
+# which is computed like any other.
 
 import contextlib
 import functools

@@ -76,7 +76,7 @@ def offer_to_distant(
     pairs = zip(variables, values, strict=True)
     if not _Shown.kinds:
         return pairs
-    # All objects are asked before any other variable changes.
+    # All objects get their values before any other variable changes.
     return [pair for pair in pairs if not _write_back(*pair)]
 
 

@@ -302,7 +302,7 @@ class AcrossReplicas:
         elif not _collectives.has_override(ops, "gather_implementation"):
             # The classes of jaxdist gather as XLA does; only a user's own method is called.
             ops = None
-        chosen = self._communication.asked(*options, packs=packs)
+        chosen = self._communication.read_call(*options, packs=packs)
         return Request(axis, self._layout, op, chosen, ops)
 
 

@@ -364,7 +364,7 @@ class StrategyExtended(ExtendedV1):
             where = "outside every strategy" if frame is None else frame.describe()
             raise ContextError(
                 f"StrategyExtended.colocate_vars_with was called {where}.\n\n"
-                "It says where variables are made, and those of a strategy are made in its scope."
+                "It places new variables, and those of a strategy are made in its scope."
                 "\n\nEnter strategy.scope() first."
             )
         given = colocate_with_variable
@@ -400,7 +400,7 @@ class StrategyExtended(ExtendedV1):
         Source:
             `tf.compat.v1.distribute.StrategyExtended.non_slot_devices`.
         """
-        remedy = "Pass for instance var_list=[variable], or [] where there is none."
+        remedy = "Pass for instance var_list=[variable], or [] if there are none."
         listed = as_list("var_list", var_list, "a list of variables", remedy)
         for number, v in enumerate(listed):
             _check_variable(v, f"var_list[{number}]")
