@@ -694,8 +694,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
     def __copy__(self) -> NoReturn:
         raise ContextError(
             f"copy.copy was called on a {type(self).__name__}.\n\n"
-            "A copy would share compiled programs with the strategy, and they belong to one strategy."
-            "\n\n"
+            "A copy would share compiled programs, which belong to one strategy.\n\n"
             "Use copy.deepcopy(strategy), or make a second strategy."
         )
 

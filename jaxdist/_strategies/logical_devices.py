@@ -116,8 +116,8 @@ def _require_layout(strategy: Any) -> ReplicaMesh:
     if layout is None:
         raise ContextError(
             f"{name_call()} was called outside of a step.\n\n"
-            "It chooses the logical device that computes a value in a step. Arrays outside of a step "
-            "are on all logical devices of a replica, or are split over them.\n\n"
+            "It chooses the logical device that computes a value in a step. Arrays outside of a "
+            "step are on all logical devices of a replica, or are split over them.\n\n"
             "Call it in the function that you pass to strategy.run. To place an array, use "
             "experimental_split_to_logical_devices or experimental_replicate_to_logical_devices."
         )
