@@ -68,8 +68,12 @@ def find_own_frame(strategy: StrategyProperties, what: str) -> _replica.Frame | 
         MixedStrategyError: Another strategy is current.
     """
     frame = _replica.current_frame()
-    if frame is None or frame.strategy is strategy:
-        return frame
+    if frame is not None and frame.strategy is not strategy:
+        _refuse_mixing(strategy, what, frame)
+    return frame
+
+
+def _refuse_mixing(strategy: StrategyProperties, what: str, frame: _replica.Frame) -> NoReturn:
     raise MixedStrategyError(
         f"{type(strategy).__name__}.{what} was called {frame.describe()}.\n\n"
         f"{_explain_conflict(strategy, frame.strategy)}\n\n"
@@ -106,8 +110,12 @@ def check_across(strategy: StrategyProperties, what: str, remedy: str) -> _repli
     is_described = strategy.layout.described is not None
     if is_described and (frame is None or not frame.is_inside_step):
         strategy.layout.check_can_run()
-    frame = find_own_frame(strategy, what)
-    if frame is not None and frame.replica is not None:
+    if frame is None:
+        return None
+    # Every `reduce` comes here, so `find_own_frame` is not called.
+    if frame.strategy is not strategy:
+        _refuse_mixing(strategy, what, frame)
+    if frame.replica is not None:
         _refuse_context(strategy, what, frame, remedy)
     return frame
 

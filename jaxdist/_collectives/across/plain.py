@@ -57,7 +57,8 @@ def put_on_default_device(array: np.ndarray, like: Any = None) -> jax.Array:
     dtype = array.dtype
     is_kept = dtype.itemsize < 8 or dtype == jax.dtypes.canonicalize_dtype(dtype)
     placed = _compat.put_uncommitted(array) if is_kept else jnp.asarray(array)
-    return placed if like is None else _as_keys(placed, like)
+    has_keys = like is not None and not isinstance(like.dtype, np.dtype)
+    return _as_keys(placed, like) if has_keys else placed
 
 
 def take_plain_array(array: jax.Array) -> jax.Array:
