@@ -21,7 +21,7 @@ from benchmarks._lines import CountLine, Line, SkipLine
 from benchmarks._sums import mapped
 from jaxdist import hlo
 from jaxdist._collectives import CommunicationOptions, MultiWorkerAllReduce
-from jaxdist._collectives.algorithms import NAMES
+from jaxdist._collectives.algorithms.by_name import NAMES
 
 ROW = "collectives"
 SHARDS = (1, 2)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from jaxdist import cluster_resolver
 
 # Note [Who this process is]
-# All that work with a cluster read it here, and each refuses what does not fit in its own words:
+# All code that works with a cluster reads it here, and each caller checks what it needs:
 #
 # - Strategies of equal workers (`find_task`): chief, worker, ps, evaluator, at most one chief. The
 #   evaluator need not be listed. A task that the resolver does not name is the only one.
@@ -24,8 +24,8 @@ class Task:
 
     Args:
         cluster: The tasks of each job, and their addresses.
-        job: The job of this process; None if nothing says it.
-        index: Its number in the job; None if nothing says it.
+        job: The job of this process; None if it is unknown.
+        index: Its number in the job; None if it is unknown.
         training: The addresses of the tasks that train together, in the order of their processes:
             the chief, then the workers.
         is_local: Whether all tasks are in this process.
@@ -50,7 +50,7 @@ class Task:
 
     @property
     def is_alone(self) -> bool:
-        """Whether it trains with no other process: a job of one process, ps, or an evaluator."""
+        """Whether it trains without other processes: a job of one process, a ps or an evaluator."""
         return self.number is None or len(self.training) < 2
 
     @property

@@ -10,11 +10,10 @@ from jax.experimental.compilation_cache import compilation_cache as jax_cache
 from jaxdist._called import called, refuse
 from jaxdist._validate import as_path
 
-_CALLER = "config.compilation_cache"
 _LEAST_SECONDS = "jax_persistent_cache_min_compile_time_secs"
 
 
-@called(_CALLER)
+@called("config.compilation_cache")
 def compilation_cache(directory: str | os.PathLike[str] | None) -> None:
     """Keep compiled programs in a folder, where later processes find them.
 

@@ -1,6 +1,6 @@
 """Values of the current thread that are parts of the keys of JAX's caches.
 
-JAX traces every function again after one of them is made, so `_first_import` has all of them made
+JAX traces every function again after one of them is made, so `_first_import` makes all of them
 with the first import of JAX.
 """
 

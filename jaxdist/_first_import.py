@@ -1,4 +1,4 @@
-"""What happens with the first import of JAX, which is that of jaxdist or of the program.
+"""Prepares the first import of JAX, whether jaxdist or the program imports it.
 
 Lines about a driver that a plan for GPUs does not need are left out. JAX 0.10 with its CUDA plugin
 writes them on a machine without a driver, and no setting prevents it.
@@ -24,21 +24,27 @@ _EXPECTED_LINES = (
 )
 _DRIVER = "/proc/driver/nvidia"
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-# Are imported with JAX, and import nothing else of jaxdist. `_contexts` has parts of the keys of
-# JAX's caches: made later, they would make JAX trace and compile all functions again. `sources`
-# leaves the frames of jaxdist out of JAX's tracebacks.
+# These modules are imported with JAX, and import nothing else of jaxdist. `_contexts` has parts of
+# the keys of JAX's caches: made later, they would make JAX trace and compile all functions again.
+# `sources` leaves the frames of jaxdist out of JAX's tracebacks.
 _WITH_JAX = ("jaxdist._contexts", "jaxdist._compat.sources")
 
 Around = Callable[[Callable[[], None]], None]
 
 
-@contextlib.contextmanager
-def hide_driver_lines() -> Iterator[None]:
+def hide_driver_lines() -> contextlib.AbstractContextManager[None]:
     """Leave out the lines on stderr that say that this machine has no driver; keep all others."""
+    return hide_lines(_EXPECTED_LINES)
+
+
+@contextlib.contextmanager
+def hide_lines(parts: Sequence[bytes]) -> Iterator[None]:
+    """Leave out the lines on stderr that have one of these parts; write the others at the end."""
     try:
-        sys.stderr.flush()
+        if sys.stderr is not None:
+            sys.stderr.flush()
         kept = os.dup(2)
-    except (OSError, ValueError, AttributeError):  # a process without stderr
+    except (OSError, ValueError):  # a process without stderr
         yield
         return
     with tempfile.TemporaryFile() as lines:
@@ -49,7 +55,7 @@ def hide_driver_lines() -> Iterator[None]:
             os.dup2(kept, 2)
             os.close(kept)
             lines.seek(0)
-            other = [line for line in lines if not any(e in line for e in _EXPECTED_LINES)]
+            other = [line for line in lines if not any(part in line for part in parts)]
             if other:
                 os.write(2, b"".join(other))
 

@@ -10,7 +10,6 @@ from typing import Any
 from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, show
 
-_CALLER = "config.gpu_flags"
 _GPU = re.compile(r"\d+|(GPU|MIG)-.+")
 TRAININGS = ("data_parallel", "fsdp")
 # The generation of each GPU; the advice depends on it.
@@ -169,7 +168,7 @@ class GpuFlags(dict[str, str]):
         return "\n".join(parts)
 
 
-@called(_CALLER)
+@called("config.gpu_flags")
 def gpu_flags(
     training: str,
     *,

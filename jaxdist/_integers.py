@@ -1,4 +1,4 @@
-"""Checks for 64-bit integers, which JAX cuts off to 32 bits unless 64 bits are turned on.
+"""Checks 64-bit integers, which JAX cuts off to 32 bits unless 64 bits are turned on.
 
 # Note [Integers of 64 bits]
 Without `jax_enable_x64`, JAX keeps the lower 32 bits of an int64 or uint64 array, without a

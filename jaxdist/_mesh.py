@@ -17,10 +17,10 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from jaxdist._called import called, name_call, refuse, refuse_type
+from jaxdist._called import called, name_call, refuse
 from jaxdist._compat import find_mapped_axis
 from jaxdist._processes import Process, get_current_process
-from jaxdist._validate import show
+from jaxdist._validate import check_instance
 from jaxdist.errors import ContextError, DeviceError
 
 REPLICA_AXIS = "replica"
@@ -251,8 +251,8 @@ class ReplicaMesh:
     @functools.cached_property
     def device_owners(self) -> dict[jax.Device, int]:
         """The index of the process of each device."""
-        said = self.owners or tuple(d.process_index for d in self.devices)
-        return dict(zip(self.devices, said, strict=True))
+        owners = self.owners or tuple(d.process_index for d in self.devices)
+        return dict(zip(self.devices, owners, strict=True))
 
     @functools.cached_property
     def replica_owners(self) -> tuple[int, ...]:
@@ -354,12 +354,8 @@ def make_auto_sharding(sharding: Any) -> Any:
 @called("MirroredStrategy")
 def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:
     """Build the `ReplicaMesh` of a strategy around a user's mesh."""
-    if not isinstance(mesh, Mesh):
-        raise refuse_type(
-            f"mesh={show(mesh)}.",
-            "mesh is a jax.sharding.Mesh.",
-            "Build one with jax.sharding.Mesh(devices, axis_names), or leave mesh out.",
-        )
+    remedy = "Build one with jax.sharding.Mesh(devices, axis_names), or leave mesh out."
+    check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh", remedy)
     names = mesh.axis_names
     # Do not guess the axes: on a mesh ("data", "model"), copies over both axes would be wrong.
     if replica_axes is None:
@@ -374,14 +370,14 @@ def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:
         what = f"{unknown} is not among them" if unknown else f"{axes} is empty or repeats a name"
         raise refuse(
             f"mesh with the axes {names}, and replica_axes={axes}: {what}.",
-            "replica_axes are axes of the mesh.",
+            "replica_axes are names of axes of the mesh.",
             f"Pass one or more of {names}, each once.",
         )
     kinds = dict(zip(names, mesh.axis_types, strict=True))
     manual = [a for a, kind in kinds.items() if kind is AxisType.Manual]
     if manual:
         raise refuse(
-            f"mesh with the axes {names}, of which {manual} are Manual.",
+            f"mesh with the axes {names}; {manual} are Manual.",
             "Axes of a strategy's mesh are Explicit or Auto; a step makes its replica axes manual "
             "itself.",
             "Make the mesh with jax.make_mesh(shape, names), or with "

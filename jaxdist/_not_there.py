@@ -35,7 +35,7 @@ _TOP = {
         "line of its own, and leaves that line out for experimental_aggregate_gradients=False."
     ),
     "lookup": (
-        "There are no lookup tables: arrays hold numbers, and no strings.\n\n"
+        "There are no lookup tables: arrays hold numbers, not strings.\n\n"
         "Look keys up in the dataset, with a dict or numpy.searchsorted. A table from integers to "
         "numbers that workers read is a jaxdist.Variable in the scope, and rows of it are "
         "jaxdist.nn.embedding_lookup(table, ids)."
@@ -47,7 +47,6 @@ _TOP = {
     ),
     "get_loss_reduction": "It is jaxdist.compat.v1.get_loss_reduction.",
 }
-_EXPERIMENTAL = {}
 _STEP = f"It differentiates a loss with respect to variables that it finds by itself.\n\n{_RUN}"
 _CONTRIB = {
     "CollectiveAllReduceStrategy": (
@@ -75,11 +74,11 @@ _CONTRIB = {
     ),
     "Step": _STEP,
     "TPUStrategy": (
-        "It is jaxdist.TPUStrategy(resolver); steps_per_run is how often fit comes back to the "
+        "It is jaxdist.TPUStrategy(resolver); steps_per_run is how often fit returns to the "
         "host, and jaxdist.multi_step runs several steps in one dispatch."
     ),
     "UpdateContext": (
-        "In a function that extended.update calls there is no context to ask: variables are the "
+        "A function that extended.update calls has no replica context: variables are the "
         "copies of the replica, and get_replica_context() is None."
     ),
     "run_standard_tensorflow_server": "It is jaxdist.Server(cluster_spec, job_name, task_index).",
@@ -102,12 +101,24 @@ _TPU_V1 = {
     "shutdown_system": "It is tpu.experimental.shutdown_tpu_system(resolver).",
 }
 # Version 1 of `tf.distribute` lacks these names, so `compat.v1` leaves them out on purpose.
+_NAMES_OF_V2 = (
+    *("DistributedDataset", "DistributedIterator", "DistributedValues", "InputOptions"),
+    "TPUStrategy",
+)
 _ONLY_V2 = "Version 1 of tf.distribute has no {0} here; it is jaxdist.{0}."
 # Module -> documented name -> the error message.
 MISSING: dict[str, dict[str, str]] = {
     "jaxdist": _TOP,
-    "jaxdist.experimental": _EXPERIMENTAL,
     "jaxdist.contrib": _CONTRIB,
+    "jaxdist.errors": {
+        "AbortedError": (
+            "A lost worker is errors.WorkerUnavailableError, and a server that does not answer, or "
+            "that has lost its variables, is errors.PSUnavailableError."
+        ),
+        "FailedPreconditionError": (
+            "A call at the wrong time or place raises errors.ContextError, a RuntimeError."
+        ),
+    },
     "jaxdist.cluster_resolver": {
         "SageMakerClusterResolver": (
             "TensorFlow does not export it either.\n\nUse SimpleClusterResolver."
@@ -122,16 +133,7 @@ MISSING: dict[str, dict[str, str]] = {
         ),
     },
     "jaxdist.compat.v1": {
-        **{
-            name: _ONLY_V2.format(name)
-            for name in (
-                "DistributedDataset",
-                "DistributedIterator",
-                "DistributedValues",
-                "InputOptions",
-                "TPUStrategy",
-            )
-        },
+        **{name: _ONLY_V2.format(name) for name in _NAMES_OF_V2},
         "MultiWorkerMirroredStrategy": (
             "It is jaxdist.compat.v1.experimental.MultiWorkerMirroredStrategy."
         ),
@@ -139,33 +141,20 @@ MISSING: dict[str, dict[str, str]] = {
             "It is jaxdist.compat.v1.experimental.ParameterServerStrategy."
         ),
     },
-    "jaxdist.compat.v1.experimental": {},
     "jaxdist.compat.v1.tpu": _TPU_V1,
 }
 _LOGICAL = "TPUStrategy has it: a replica of another strategy spans the other axes of its mesh."
+_METHODS_OF_TF_DATA = (
+    *("cache", "enumerate", "filter", "interleave", "map", "prefetch", "repeat", "shuffle", "skip"),
+    *("take", "unbatch", "zip"),
+)
 _TRANSFORMED = (
-    "It is no tf.data dataset: write examples.batch(size, shuffle=True, seed=0, repeat=epochs).\n\n"
-    "To map or filter use Grain, whose datasets experimental_distribute_dataset takes."
+    "It is not a tf.data dataset: write examples.batch(size, shuffle=True, seed=0, repeat=epochs)."
+    "\n\nTo map or filter use Grain, whose datasets experimental_distribute_dataset takes."
 )
 # Class -> documented method or property -> the error message.
 MISSING_MEMBERS: dict[str, dict[str, str]] = {
-    "Examples": dict.fromkeys(
-        (
-            "cache",
-            "enumerate",
-            "filter",
-            "interleave",
-            "map",
-            "prefetch",
-            "repeat",
-            "shuffle",
-            "skip",
-            "take",
-            "unbatch",
-            "zip",
-        ),
-        _TRANSFORMED,
-    ),
+    "Examples": dict.fromkeys(_METHODS_OF_TF_DATA, _TRANSFORMED),
     "Strategy": {
         "configure": (
             f"{_SESSIONS}\n\nDevices, options and processes are arguments of the strategy, and "
@@ -210,7 +199,7 @@ class _Finder(MetaPathFinder):
         table = MISSING.get(module, {})
         if name in table:
             # Without `name=`: in `from module import name`, Python ignores an error that has it.
-            raise MissingModuleError(f"{module}.{name} is not there.\n\n{table[name]}")
+            raise MissingModuleError(f"{module}.{name} does not exist.\n\n{table[name]}")
 
 
 def missing_member(owner: Any, name: str, table: Mapping[str, str]) -> AttributeError:
@@ -220,8 +209,12 @@ def missing_member(owner: Any, name: str, table: Mapping[str, str]) -> Attribute
 
 def _make_error(where: str, name: str, table: Mapping[str, str], owner: Any) -> AttributeError:
     if name in table:
-        text = f"{where}.{name} is not there.\n\n{table[name]}"
+        text = f"{where}.{name} does not exist.\n\n{table[name]}"
         return MissingNameError(text, name=name, obj=owner)
     # For names that are not documented, the message that Python itself would use.
     found = f"module {where!r}" if owner is None else f"{where!r} object"
     return AttributeError(f"{found} has no attribute {name!r}", name=name, obj=owner)
+
+
+# `errors` is imported by this module, and so cannot call it.
+explain_missing("jaxdist.errors")

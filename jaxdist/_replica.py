@@ -132,15 +132,9 @@ class ReplicaContext:
 
     @called("ReplicaContext")
     def __init__(self, strategy: Any, *, traced: bool = True) -> None:
-        layout = getattr(strategy, "layout", None)
-        if not isinstance(layout, ReplicaMesh):
-            raise refuse_type(
-                f"strategy={show(strategy)}.",
-                "A replica context belongs to a strategy.",
-                "Ask for the one of the step that runs: jaxdist.get_replica_context().",
-            )
+        remedy = "Use the context of the running step: jaxdist.get_replica_context()."
         self._strategy = strategy
-        self._layout: ReplicaMesh = layout
+        self._layout = layout_of(strategy, remedy)
         self._traced = as_flag("traced", traced)
 
     @property
@@ -242,7 +236,7 @@ class ReplicaContext:
         """
         op = _collectives.reduce_op(reduce_op)
         communication: _collectives.Communication = self._strategy.communication
-        chosen = communication.asked(options, experimental_hints, packs=True)
+        chosen = communication.read_call(options, experimental_hints, packs=True)
         # Outside every strategy, the value of the only replica is the result.
         if not self._traced:
             return _collectives.reduce_tree_of_one(op, value)
@@ -295,7 +289,7 @@ class ReplicaContext:
             `tf.distribute.ReplicaContext.all_gather`.
         """
         communication: _collectives.Communication = self._strategy.communication
-        chosen = communication.asked(options, experimental_hints)
+        chosen = communication.read_call(options, experimental_hints)
         # Check before any communication, and also outside of a strategy, so that code that runs
         # there does not fail later in a step.
         for path, leaf in jax.tree.flatten_with_path(value, is_leaf=stops(Stop.SPARSE))[0]:
@@ -399,7 +393,7 @@ class ReplicaContext:
         raise ContextError(
             f"ReplicaContext.{what} was called {where}, on the context of a step that is not "
             "running here.\n\n"
-            "A replica context belongs to the step that asked for it, and ends with it.\n\n"
+            "A replica context belongs to the step that requested it, and ends with it.\n\n"
             "Call jaxdist.get_replica_context() inside the function that you pass to "
             "strategy.run, and use it there."
         )

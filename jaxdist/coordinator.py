@@ -1,4 +1,4 @@
-"""Documented names under `tf.distribute.coordinator`, and what its functions work with."""
+"""Documented names under `tf.distribute.coordinator`, and the classes that its functions use."""
 
 from typing import TYPE_CHECKING
 

@@ -59,7 +59,6 @@ Each exception is also a subclass of a fitting built-in exception, so `except Va
 """
 
 import collections.abc
-from typing import TYPE_CHECKING, NoReturn
 
 
 class JaxdistError(Exception):
@@ -375,24 +374,3 @@ class DividedMetricWarning(UserWarning):
 
 class StateDivergenceWarning(UserWarning):
     """Warns that a result with the structure of an argument differs between replicas."""
-
-
-# Names that TensorFlow documents under `tf.errors` and jaxdist does not have.
-_NOT_THERE = {
-    "AbortedError": (
-        "A lost worker is errors.WorkerUnavailableError, and a server that does not answer, or "
-        "that has lost its variables, is errors.PSUnavailableError."
-    ),
-    "FailedPreconditionError": (
-        "What is called at the wrong time or place is errors.ContextError, a RuntimeError."
-    ),
-}
-
-# Type checkers must not see `__getattr__`: they would then accept every name of this module.
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> NoReturn:
-        if name in _NOT_THERE:
-            text = f"jaxdist.errors.{name} is not there.\n\n{_NOT_THERE[name]}"
-            raise MissingNameError(text, name=name)
-        raise AttributeError(f"module 'jaxdist.errors' has no attribute {name!r}", name=name)

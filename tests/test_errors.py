@@ -74,7 +74,6 @@ PROTOCOLS = {
     ("_called.py", "RuntimeError"),
     ("_compat/arrays.py", "RuntimeError"),
     ("_late.py", "AttributeError"),
-    ("errors.py", "AttributeError"),
     # As dicts and files raise them.
     ("_processes/store.py", "KeyError"),
     ("_checkpoints/parts.py", "OSError"),

@@ -26,25 +26,34 @@ if TYPE_CHECKING:
     from jaxdist._collectives.across.together import check_same_call as check_same_call
     from jaxdist._collectives.across.together import check_sum as check_sum
     from jaxdist._collectives.across.together import check_together as check_together
-    from jaxdist._collectives.algorithms import hide_complex_constant as hide_complex_constant
+    from jaxdist._collectives.algorithms.one_level import (
+        hide_complex_constant as hide_complex_constant,
+    )
     from jaxdist._collectives.communication import Communication as Communication
+    from jaxdist._collectives.communication import gather_by_ops as gather_by_ops
+    from jaxdist._collectives.communication import has_override as has_override
     from jaxdist._collectives.communication import read_communication as read_communication
-    from jaxdist._collectives.cross_device import AlgorithmicOps as AlgorithmicOps
-    from jaxdist._collectives.cross_device import AllReduceCrossDeviceOps as AllReduceCrossDeviceOps
-    from jaxdist._collectives.cross_device import CollectiveAllReduce as CollectiveAllReduce
-    from jaxdist._collectives.cross_device import CrossDeviceOps as CrossDeviceOps
-    from jaxdist._collectives.cross_device import (
+    from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps as AlgorithmicOps
+    from jaxdist._collectives.cross_device.all_reduce import (
+        AllReduceCrossDeviceOps as AllReduceCrossDeviceOps,
+    )
+    from jaxdist._collectives.cross_device.all_reduce import (
+        CollectiveAllReduce as CollectiveAllReduce,
+    )
+    from jaxdist._collectives.cross_device.all_reduce import (
         HierarchicalCopyAllReduce as HierarchicalCopyAllReduce,
     )
-    from jaxdist._collectives.cross_device import MultiWorkerAllReduce as MultiWorkerAllReduce
-    from jaxdist._collectives.cross_device import NcclAllReduce as NcclAllReduce
-    from jaxdist._collectives.cross_device import ReductionToOneDevice as ReductionToOneDevice
-    from jaxdist._collectives.cross_device import check_pairs as check_pairs
-    from jaxdist._collectives.cross_device import gather_by_ops as gather_by_ops
-    from jaxdist._collectives.cross_device import has_override as has_override
-    from jaxdist._collectives.cross_device import local_shape as local_shape
-    from jaxdist._collectives.cross_device import put_on_target as put_on_target
-    from jaxdist._collectives.cross_device import target_in_strategy as target_in_strategy
+    from jaxdist._collectives.cross_device.all_reduce import NcclAllReduce as NcclAllReduce
+    from jaxdist._collectives.cross_device.base import CrossDeviceOps as CrossDeviceOps
+    from jaxdist._collectives.cross_device.base import check_pairs as check_pairs
+    from jaxdist._collectives.cross_device.multi_worker import (
+        MultiWorkerAllReduce as MultiWorkerAllReduce,
+    )
+    from jaxdist._collectives.cross_device.one_device import (
+        ReductionToOneDevice as ReductionToOneDevice,
+    )
+    from jaxdist._collectives.cross_device.values import local_shape as local_shape
+    from jaxdist._collectives.cross_device.values import target_in_strategy as target_in_strategy
     from jaxdist._collectives.in_replica import all_gather as all_gather
     from jaxdist._collectives.in_replica import all_reduce as all_reduce
     from jaxdist._collectives.in_replica import check_results as check_results
@@ -62,7 +71,6 @@ if TYPE_CHECKING:
     from jaxdist._collectives.marks import collect_notes as collect_notes
     from jaxdist._collectives.marks import fresh_trace_key as fresh_trace_key
     from jaxdist._collectives.marks import make_mark as make_mark
-    from jaxdist._collectives.marks import note_ignored as note_ignored
     from jaxdist._collectives.marks import require_replicated as require_replicated
     from jaxdist._collectives.marks import shared_trace_key as shared_trace_key
     from jaxdist._collectives.options import CollectiveHints as CollectiveHints

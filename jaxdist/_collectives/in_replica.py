@@ -1,13 +1,14 @@
 """Collectives inside a step: every replica calls them with its own value."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from jaxdist._called import name_call, refuse
-from jaxdist._collectives.algorithms import hide_complex_constant
+from jaxdist._collectives.algorithms.one_level import hide_complex_constant
 from jaxdist._collectives.marks import assume_replicated
 from jaxdist._collectives.options import CommunicationOptions
 from jaxdist._collectives.reduction import (
@@ -20,12 +21,7 @@ from jaxdist._collectives.reduction import (
     result_dtype,
 )
 from jaxdist._collectives.sums.default_sum import sum_by_default
-from jaxdist._collectives.uneven_gather import (
-    current_log,
-    note_collective,
-    uneven_all_gather,
-)
-from jaxdist._collectives.users_code import annotate_errors
+from jaxdist._collectives.uneven_gather import current_log, note_collective, uneven_all_gather
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import AxisNames, PyTree
 from jaxdist._validate import as_integer
@@ -44,7 +40,39 @@ from jaxdist._values import (
     share_of_mean,
     stops,
 )
-from jaxdist.errors import ContextError, ReplicaValueError, ShapeError
+from jaxdist.errors import (
+    ArgumentTypeError,
+    ContextError,
+    JaxdistError,
+    ReplicaValueError,
+    ShapeError,
+)
+
+
+@contextlib.contextmanager
+def annotate_errors(what: str, given: str) -> Iterator[None]:
+    """Add to every error of the block that `what` was called with values `given`.
+
+    Errors keep their type. JAX's errors about traced values become one that gives the remedy.
+    """
+    try:
+        yield
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
+        # JAX's messages have many lines about tracers; the first one has the cause.
+        first = str(error).partition("\n")[0]
+        raise ArgumentTypeError(
+            f"{what}, called for {given}, used the number of a traced value: {first}"
+            "\n\nIt is called once, while the program is traced. Values have no numbers then.\n\n"
+            "Use jax.numpy instead of numpy, jnp.where instead of if, and no float(), int() or "
+            ".item()."
+        ) from error
+    # Our own errors already name the cause and the remedy.
+    except JaxdistError:
+        raise
+    except Exception as error:
+        error.add_note(f"Raised in {what}, called for {given}.")
+        raise
+
 
 T = TypeVar("T")
 
@@ -129,8 +157,8 @@ def check_results(ops: Any, results: Any, shapes: Sequence[Any]) -> list[jax.Arr
     name = _method_name(ops)
     if not isinstance(results, (list, tuple)) or len(results) != len(shapes):
         raise ReplicaValueError(
-            f"{name} gave {_describe(results)} for {len(shapes)} (value, destinations) pairs.\n\n"
-            "It returns a list with one array for each pair.\n\n"
+            f"{name} returned {_describe(results)} for {len(shapes)} (value, destinations) pairs."
+            "\n\nIt returns a list with one array for each pair.\n\n"
             f"Return a list of {len(shapes)} array(s)."
         )
     pairs = zip(results, shapes, strict=True)
@@ -155,7 +183,7 @@ def _check_result(name: str, number: int, result: Any, given: Any) -> jax.Array:
     fits = getattr(own, "shape", None) == given.shape and hasattr(own, "dtype")
     if isinstance(own, PerReplica) or not fits:
         raise ReplicaValueError(
-            f"{name} gave {_describe(result)} for value {number}, which is "
+            f"{name} returned {_describe(result)} for value {number}, which is "
             f"{given.dtype}{list(given.shape)} on each replica.\n\n"
             "It returns one array of that shape, the same for all replicas.\n\n"
             f"Return an array of shape {list(given.shape)}."
@@ -189,9 +217,9 @@ def _refuse_per_replica(name: str, leaf: Any) -> None:
     if isinstance(leaf, PerReplica):
         raise refuse(
             f"{name}, a PerReplica, in a step.",
-            "In a step each replica has its own value, and a PerReplica is those of all.",
-            "Pass it to the step, strategy.run(step, args=(value, ...)), and use what the step "
-            "gets for it.",
+            "In a step each replica has its own value, and a PerReplica has the values of all.",
+            "Pass it to the step, strategy.run(step, args=(value, ...)), and use the value that "
+            "the step gets for it.",
             kind=ContextError,
         )
 

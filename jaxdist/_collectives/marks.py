@@ -193,8 +193,8 @@ def assume_replicated(value: T) -> T:
     if any(map(is_per_replica, jax.tree.leaves(value, is_leaf=is_per_replica))):
         raise refuse_type(
             f"value={show(value)}.",
-            "Inside a replica there is only its own value.",
-            "Pass what the step was given: strategy.run(fn, args=(value,)).",
+            "A replica has only its own value.",
+            "Pass it to the step, strategy.run(fn, args=(value,)), and mark what the step gets.",
         )
     return jax.tree.map(ASSUME_REPLICATED.bind, as_arrays("value", value))
 
@@ -260,18 +260,13 @@ def _bind(arrays: Sequence[Any], plan: AllReducePlan, how: Summing) -> list[Any]
     return ALL_REDUCE.bind(*arrays, program=program, plan=plan, how=how)
 
 
-def _evaluate(*arrays: Any, program: Any, plan: AllReducePlan, how: Summing) -> list[Any]:
+def _evaluate(*arrays: Any, program: Any, **_: Any) -> list[Any]:
     """Run the program of the primitive."""
     return jaxpr_as_fun(program)(*arrays)
 
 
-def _shapes(*arrays: Any, program: Any, plan: AllReducePlan, how: Summing) -> list[Any]:
-    """Return the shapes and dtypes of the results."""
-    return program.out_avals
-
-
 def _transpose(
-    cotangents: Sequence[Any], *_: Any, program: Any, plan: AllReducePlan, how: Summing
+    cotangents: Sequence[Any], *_: Any, plan: AllReducePlan, how: Summing, **__: Any
 ) -> list[Any]:
     """Return the all-reduce of the cotangents."""
     # All replicas must reach the same collective, so symbolic zeros become arrays.
@@ -293,7 +288,7 @@ def _batch(
 
 
 ALL_REDUCE.def_impl(_evaluate)
-ALL_REDUCE.def_abstract_eval(_shapes)
+ALL_REDUCE.def_abstract_eval(lambda *_, program, **__: program.out_avals)
 mlir.register_lowering(ALL_REDUCE, mlir.lower_fun(_evaluate, multiple_results=True))
 ad.deflinear2(ALL_REDUCE, _transpose)
 batching.primitive_batchers[ALL_REDUCE] = _batch

@@ -8,9 +8,9 @@ import numbers
 import warnings
 from typing import Any
 
-from jaxdist._called import called, name_call, refuse, refuse_type
+from jaxdist._called import called, name_call, refuse
 from jaxdist._collectives.marks import note_ignored
-from jaxdist._validate import show
+from jaxdist._validate import check_instance, show
 
 
 class CommunicationImplementation(enum.Enum):
@@ -94,18 +94,10 @@ class CommunicationOptions:
             >>> Options(5, 1.0).merged(Options(bytes_per_pack=7))  # doctest: +ELLIPSIS
             CommunicationOptions(bytes_per_pack=7, timeout_seconds=1.0, ...)
         """
-        if not isinstance(later, CommunicationOptions):
-            raise refuse_type(
-                f"later={show(later)}.",
-                "later is a CommunicationOptions.",
-                "Pass for instance CommunicationOptions(bytes_per_pack=1 << 20).",
-            )
+        remedy = "Pass for instance CommunicationOptions(bytes_per_pack=1 << 20)."
+        check_instance("later", later, CommunicationOptions, "a CommunicationOptions", remedy)
         defaults = CommunicationOptions()
-        given = {
-            field.name: getattr(later, field.name)
-            for field in dataclasses.fields(self)
-            if getattr(later, field.name) != getattr(defaults, field.name)
-        }
+        given = {k: v for k, v in vars(later).items() if v != getattr(defaults, k)}
         return dataclasses.replace(self, **given)
 
 
@@ -179,19 +171,15 @@ _DEFAULT = CommunicationOptions()
 
 
 def read_options(
-    options: Any,
-    experimental_hints: Any,
-    *,
-    packs: bool = False,
-    name: str = "options",
+    options: Any, experimental_hints: Any, name: str = "options"
 ) -> CommunicationOptions:
     """Return the options that were given, and report those without effect.
 
     `name` is the name of the parameter of `options`.
     """
     given = choose_options(options, experimental_hints, name)
-    # A strategy reports a time limit when it knows its devices.
-    report_ignored(given, packs=packs, waits=True)
+    # Whether a limit has an effect is reported by a strategy, which knows its devices.
+    report_ignored(given, packs=True, waits=True)
     return given
 
 
@@ -213,19 +201,20 @@ def choose_options(
             "Pass options alone.",
         )
     named = "experimental_hints" if options is None else name
-    given = experimental_hints if options is None else options
-    if not isinstance(given, CommunicationOptions):
-        raise refuse_type(
-            f"{named}={show(given)}.",
-            f"{named} is a jaxdist.experimental.CommunicationOptions.",
-            f"Pass for instance {named}"
-            "=jaxdist.experimental.CommunicationOptions(bytes_per_pack=50 * 1024 * 1024), or "
-            "leave it out.",
-        )
+    given: Any = experimental_hints if options is None else options
+    check_instance(
+        named,
+        given,
+        CommunicationOptions,
+        "a jaxdist.experimental.CommunicationOptions",
+        f"Pass for instance {named}"
+        "=jaxdist.experimental.CommunicationOptions(bytes_per_pack=50 * 1024 * 1024), or "
+        "leave it out.",
+    )
     return given
 
 
-def report_ignored(options: CommunicationOptions, *, packs: bool, waits: bool = False) -> None:
+def report_ignored(options: CommunicationOptions, *, packs: bool, waits: bool) -> None:
     """Log options without effect, once for each caller, and note them for `explain`.
 
     `packs` says that the caller uses `bytes_per_pack`, and `waits` that it uses `timeout_seconds`.

@@ -61,7 +61,7 @@ class ReduceOp(enum.Enum):
             return known[aggregation.name]
         raise refuse(
             f"{aggregation!r}.",
-            "A ReduceOp is a sum or a mean, and only two aggregations are one: NONE combines "
+            "A ReduceOp is a sum or a mean, and only two aggregations name one: NONE combines "
             "nothing, and ONLY_FIRST_REPLICA takes one value.",
             "Pass VariableAggregation.SUM or VariableAggregation.MEAN.",
         )

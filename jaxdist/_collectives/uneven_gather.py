@@ -43,7 +43,7 @@ class GatherLog:
     """The all-gathers of one trace in program order: assumed rows of all replicas, and own rows.
 
     `assumed` has the rows of all replicas for each all-gather, from the round before. `seen` has
-    the rows that this trace passed. `asked` has all collectives, so that an error can name values
+    the rows that this trace passed. `collectives` has all calls, so that an error can name values
     that do not fit. `averaged` has the rows and lines of averages that assume `num_replicas * rows`
     rows in total. See Note [Gathers of uneven rows].
     """
@@ -51,13 +51,13 @@ class GatherLog:
     assumed: tuple[tuple[int, ...], ...]
     num_replicas: int
     seen: list[int] = dataclasses.field(default_factory=list)
-    asked: list[CollectiveCall] = dataclasses.field(default_factory=list)
+    collectives: list[CollectiveCall] = dataclasses.field(default_factory=list)
     averaged: list[tuple[int, str]] = dataclasses.field(default_factory=list)
 
     def clear(self) -> None:
         """Remove all records, because the trace starts again."""
         self.seen.clear()
-        self.asked.clear()
+        self.collectives.clear()
         self.averaged.clear()
 
     def next(self, rows: int) -> tuple[int, ...]:
@@ -100,7 +100,9 @@ def note_collective(named: dict[str, Any], free: tuple[int, ...] = ()) -> None:
     if log is not None:
         caller = name_call()
         kinds = {n: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype) for n, x in named.items()}
-        log.asked.append(CollectiveCall(f"{caller} at {_compat.find_callers_line()}", kinds, free))
+        log.collectives.append(
+            CollectiveCall(f"{caller} at {_compat.find_callers_line()}", kinds, free)
+        )
 
 
 def note_averaged(rows: int) -> None:

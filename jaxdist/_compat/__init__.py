@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jaxdist._compat.arrays import get_shards as get_shards
     from jaxdist._compat.arrays import has_deleted as has_deleted
     from jaxdist._compat.arrays import is_committed as is_committed
+    from jaxdist._compat.arrays import is_concrete as is_concrete
     from jaxdist._compat.arrays import is_ready as is_ready
     from jaxdist._compat.arrays import make_uncommitted as make_uncommitted
     from jaxdist._compat.arrays import put_uncommitted as put_uncommitted
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from jaxdist._compat.dispatch import fast_call_record as fast_call_record
     from jaxdist._compat.dispatch import is_checking_numbers as is_checking_numbers
     from jaxdist._compat.dispatch import make_dispatcher as make_dispatcher
-    from jaxdist._compat.handlers import Handler as Handler
     from jaxdist._compat.handlers import HeldTracer as HeldTracer
     from jaxdist._compat.handlers import call_in_trace as call_in_trace
     from jaxdist._compat.handlers import call_outside_traces as call_outside_traces
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from jaxdist._compat.meshes import rewrite_shardings as rewrite_shardings
     from jaxdist._compat.meshes import use_abstract_mesh as use_abstract_mesh
     from jaxdist._compat.meshes import use_no_mesh as use_no_mesh
-    from jaxdist._compat.nnx import DistantValue as DistantValue
     from jaxdist._compat.nnx import find_lent as find_lent
     from jaxdist._compat.nnx import get_held as get_held
     from jaxdist._compat.nnx import is_distant as is_distant

@@ -16,7 +16,7 @@ from jaxdist._compat.nnx import offer_to_distant
 
 # JAX 0.10 on several CPU devices starts a program before it checks that its buffers exist, and
 # then crashes the process. So steps check their arguments themselves there.
-REJECTS_DELETED_ARRAYS = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
+REJECTS_DELETED_ARRAYS = jax.__version_info__ >= (0, 11)
 
 
 def has_deleted(leaves: Sequence[Any]) -> bool:
@@ -26,10 +26,11 @@ def has_deleted(leaves: Sequence[Any]) -> bool:
     try:
         return any(map(_is_deleted, leaves))
     except TypeError:
-        return any(_is_concrete(x) and x.is_deleted() for x in leaves)
+        return any(is_concrete(x) and x.is_deleted() for x in leaves)
 
 
-def _is_concrete(leaf: Any) -> bool:
+def is_concrete(leaf: Any) -> bool:
+    """Whether a leaf is an array of JAX, and not a tracer."""
     # Arrays of random keys have another class. The plain ones are many, so they are tested first.
     return type(leaf) is _xla_client.ArrayImpl or (
         isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)

@@ -3,16 +3,13 @@
 `jax.distributed` offers neither the key-value store nor a service outside of process 0.
 """
 
-import contextlib
-import os
-import sys
-import tempfile
-from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax
+
+from jaxdist._first_import import hide_lines
 
 # XLA publishes the address of each process here, in gloo's own binary form.
 _GLOO_PREFIX = "cpu:gloo"
@@ -51,17 +48,12 @@ def have_backends_started() -> bool:
     return bool(xla_bridge.backends_are_initialized())
 
 
-class Service(Protocol):
-    """A running coordination service. It ends when the object is deleted."""
-
-    def shutdown(self) -> None:
-        """End the service."""
-
-
 def host_coordination_service(
     address: str, count: int, heartbeat_seconds: int, shutdown_seconds: int
-) -> Service:
+) -> Any:
     """Start a coordination service that survives the death of any process of the job.
+
+    The service ends with `shutdown()`, or when the returned object is deleted.
 
     Cost:
         Some threads of gRPC in this process. JAX's backend is not started.
@@ -76,34 +68,14 @@ def host_coordination_service(
         RuntimeError: The service cannot listen at the address.
     """
     # The C++ code warns of `recoverable` at each start, and users can do nothing about it.
-    with _leave_out_of_standard_error("recoverable task feature"):
-        service: Service = _jax.get_distributed_runtime_service(
+    with hide_lines([b"recoverable task feature"]):
+        return _jax.get_distributed_runtime_service(
             address,
             count,
             heartbeat_timeout=heartbeat_seconds,
             shutdown_timeout=shutdown_seconds,
             recoverable=True,
         )
-    return service
-
-
-@contextlib.contextmanager
-def _leave_out_of_standard_error(part: str) -> Iterator[None]:
-    """Drop lines with `part` that C++ code writes; other lines are written at the end."""
-    if sys.stderr is not None:
-        sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as written:
-        os.dup2(written.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            written.seek(0)
-            for line in written:
-                if part.encode() not in line:
-                    os.write(2, line)
 
 
 def set_gloo_address(address: str) -> None:

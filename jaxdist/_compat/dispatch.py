@@ -29,9 +29,7 @@ def answer_miss(outputs: Any, record: Any = None) -> Answer:
 def make_dispatcher(
     name: str,
     miss: Callable[..., Answer],
-    static_argnums: Sequence[int] = (),
-    static_argnames: Sequence[str] = (),
-    copies: Callable[[], None] | None = None,
+    copies: Callable[[], None] | None,
 ) -> Callable[..., Any]:
     """Return a callable on JAX's C++ call path; `miss` handles every new signature.
 
@@ -55,8 +53,8 @@ def make_dispatcher(
         name,
         without_jit,
         miss,
-        list(static_argnums),
-        list(static_argnames),
+        [],  # static positions
+        [],  # static names
         _pxla.JitGlobalCppCacheKeys(),
         _tree_util.dispatch_registry,
         shard_arg,
@@ -98,10 +96,11 @@ def fast_call_record(
     const_args = executable.shard_const_args(compiled._params.const_args)
     # C++ drops arguments that the compiled program does not use: one flag per passed argument.
     kept = [i in executable._kept_var_idx for i in range(len(const_args) + num_arguments)]
+    given = zip(executable._in_shardings, executable.in_avals, strict=True)
     return _pxla.MeshExecutableFastpathData(
         executable.xla_executable,
         out_tree,
-        _get_physical_shardings(executable._in_shardings, executable.in_avals),
+        [_get_physical_sharding(s, a) for s, a in given],
         # Of the results: they may be on another mesh of the same devices than XLA's.
         [o.sharding for o in outputs],
         [o.aval for o in outputs],
@@ -114,7 +113,7 @@ def fast_call_record(
 
 # Before JAX 0.11 an array of numbers below one byte (int4) has another layout on the device than
 # the one that compiled programs expect, and JAX rejects it.
-SUPPORTS_SUB_BYTE_LAYOUTS = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
+SUPPORTS_SUB_BYTE_LAYOUTS = jax.__version_info__ >= (0, 11)
 
 
 def call_without_layout_checks(
@@ -125,10 +124,6 @@ def call_without_layout_checks(
     given = [*executable.shard_const_args(compiled._params.const_args), *leaves]
     kept = [x for i, x in enumerate(given) if i in executable._kept_var_idx]
     return executable.unsafe_call(*kept)
-
-
-def _get_physical_shardings(shardings: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
-    return [_get_physical_sharding(s, a) for s, a in zip(shardings, avals, strict=True)]
 
 
 def _get_physical_sharding(sharding: Any, aval: Any) -> Any:

@@ -4,8 +4,8 @@ import base64
 import contextlib
 import functools
 import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -18,13 +18,14 @@ from jax._src.lib.mlir.dialects import hlo as _hlo
 from jax._src.lib.mlir.dialects import sdy as _sdy
 from jax.experimental import compute_on as _compute_on
 
-_HERE = threading.local()
+from jaxdist._compat.tracing import set_in_block
+
+_OMITS: ContextVar[bool] = ContextVar("jaxdist_omits_constraints", default=False)
 _KERNEL = re.compile(r"body\\22: \\22([A-Za-z0-9+/=]+)")
 _NAME = "lower_with_sharding_in_types"
 
 
-@contextlib.contextmanager
-def omit_open_constraints() -> Iterator[None]:
+def omit_open_constraints() -> contextlib.AbstractContextManager[None]:
     """Lower in this thread without sharding constraints that are open in all dims.
 
     If some mesh axes are manual and others automatic, JAX adds such a constraint to the result of
@@ -33,34 +34,29 @@ def omit_open_constraints() -> Iterator[None]:
     sharded differently. JAX plans to omit these constraints; then this is unnecessary.
     """
     _install()
-    # The patched function is global and other threads may lower at the same time, so the switch
-    # is a thread-local value.
-    before = getattr(_HERE, "without", False)
-    _HERE.without = True
-    try:
-        yield
-    finally:
-        _HERE.without = before
+    return set_in_block(_OMITS, True)
 
 
+@functools.cache
 def _install() -> None:
+    # The function is global and other threads may lower at the same time, so the switch is a
+    # context variable.
     original = getattr(_mlir, _NAME, None)
-    if original is None or getattr(original, "of_jaxdist", False):
+    if original is None:
         return
 
     def lower(context: Any, op: Any, aval: Any, *rest: Any) -> Any:
-        if getattr(_HERE, "without", False) and _is_open(aval):
+        if _OMITS.get() and _is_open(aval):
             return op
         return original(context, op, aval, *rest)
 
-    lower.of_jaxdist = True  # type: ignore[attr-defined]
     setattr(_mlir, _NAME, lower)
 
 
 # XLA of JAX 0.10 joins two slices at traced places, and forgets that the second one stays within
 # the first. It writes a single row in this way, on the slice of a value that a device has. So the
 # row of another device overwrote one of its own.
-_SCATTERS_ARE_WRONG = tuple(int(n) for n in jax.__version__.split(".")[:2]) < (0, 12)
+_SCATTERS_ARE_WRONG = jax.__version_info__ < (0, 12)
 
 
 @functools.cache

@@ -183,12 +183,11 @@ def _rewrite(sharding: Any, name: str) -> Any:
     return sharding if rewrite is None else rewrite(sharding, name)
 
 
+@functools.cache
 def _install() -> None:
     # The patched functions are global and other threads may trace at the same time, so the switch
     # is a thread-local value.
     out_sharding: Any = getattr(_sharding_impls, _OUT_SHARDING)
-    if getattr(out_sharding, "of_jaxdist", False):
-        return
     constraint: Any = getattr(_pjit, _CONSTRAINT)
     of_variable: Any = getattr(_spmd, _OF_VARIABLE)
 
@@ -206,7 +205,6 @@ def _install() -> None:
         return lay_out(value, sharding)
 
     setattr(_spmd, _OF_VARIABLE, lay_out_variable)
-    canonicalize.of_jaxdist = True  # type: ignore[attr-defined]
     setattr(_pjit, _CONSTRAINT, create)
     # Modules of JAX import the function by its name.
     for module in list_modules_of_jax():

@@ -12,7 +12,7 @@ from jax._src import config as _config
 from jax._src import xla_bridge as _bridge
 
 # Before JAX 0.11 XLA's CPU compiler drops optimization barriers before it combines all-reduces.
-KEEPS_BARRIERS = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
+KEEPS_BARRIERS = jax.__version_info__ >= (0, 11)
 
 
 # Note [Equal bits on any number of devices]
@@ -177,6 +177,6 @@ def compile_for_gpu_plan(
     try:
         return lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
-        if not any(said in str(error) for said in _NO_TILES):
+        if not any(part in str(error) for part in _NO_TILES):
             raise
         return lowered.compile(compiler_options={**options, "xla_gpu_enable_triton_gemm": False})

@@ -207,7 +207,7 @@ def drop_unused(closed: Any, keep: Sequence[int]) -> tuple[Any, list[int]]:
     jaxpr, is_used = _partial_eval.dce_jaxpr(closed.jaxpr, used)
     constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     consts = [constants[v] for v in jaxpr.constvars]
-    return ClosedJaxpr(jaxpr, consts), [n for n, is_one in enumerate(is_used) if is_one]
+    return ClosedJaxpr(jaxpr, consts), _numbers(is_used)
 
 
 _RULES_TAKE_READS = len(inspect.signature(_partial_eval._default_dce_rule).parameters) == 3

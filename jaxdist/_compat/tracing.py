@@ -41,12 +41,15 @@ def is_live(tracer: Any) -> bool:
 
     Waits for JAX to answer it for `jit`: there `is_valid` is always true.
     """
+    return any(trace is tracer._trace for trace in _list_traces())
+
+
+def _list_traces() -> Iterator[Any]:
+    """Yield the traces of the caller, the innermost first."""
     trace = get_current_trace()
     while trace is not None:
-        if trace is tracer._trace:
-            return True
+        yield trace
         trace = getattr(trace, "parent_trace", None)
-    return False
 
 
 def is_staged_in(outer: Any) -> bool:
@@ -66,12 +69,10 @@ def find_mapped_axis(names: Collection[str]) -> str | None:
     A collective over this name is one over the mapped values there. Waits for a public way to tell
     the axes of a mesh from those of `vmap`.
     """
-    trace = get_current_trace()
-    while trace is not None:
+    for trace in _list_traces():
         name = trace.axis_data.name if isinstance(trace, _batching.BatchTrace) else None
         if isinstance(name, str) and name in names:
             return name
-        trace = getattr(trace, "parent_trace", None)
     return None
 
 

@@ -46,15 +46,18 @@ def tpus() -> tuple[list[Any], str]:
         return [], str(error).splitlines()[0]
 
 
-def describe_search(environ: Mapping[str, str] = os.environ) -> str:
-    """Return a sentence on what decides whether JAX finds a TPU on this machine."""
+def describe_search() -> str:
+    """Describe in a sentence why JAX finds a TPU on this machine, or none."""
     version = _libtpu_version()
     libtpu = f"libtpu {version} is installed" if version else "libtpu is not installed"
     chips = chips_of_this_machine()
     device = f"{chips[0]} exists" if chips else "there is no /dev/accel0 or /dev/vfio/0"
     names = ("JAX_PLATFORMS", "TPU_NAME", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE")
-    said = ", ".join(f"{n}={environ[n]!r}" for n in names if n in environ) or "nothing of a TPU"
-    return f"On this machine {libtpu}, {device}, and the environment says {said}."
+    variables = (
+        ", ".join(f"{n}={os.environ[n]!r}" for n in names if n in os.environ)
+        or "no variable for a TPU"
+    )
+    return f"On this machine {libtpu}, {device}, and the environment has {variables}."
 
 
 def describe_slice(
@@ -75,18 +78,19 @@ def describe_slice(
     version = _libtpu_version()
     if version is None:
         raise MissingExtraError(
-            f"A description of {name!r} was asked for, and libtpu is not installed.\n\n"
+            f"{name!r} cannot be described: libtpu is not installed.\n\n"
             "libtpu describes slices of TPUs, and needs no TPU for that.\n\n"
             "Install it: pip install libtpu."
         )
     # Imported late: few programs need this module, and importing it takes time.
     from jax.experimental import topologies
 
-    more: dict[str, Any] = {"num_slices": num_slices} if num_slices > 1 else {}
-    more["wrap"] = wrap
+    more = {"num_slices": num_slices} if num_slices > 1 else {}
     with set_environment(_COMPILE_ONLY):
         try:
-            found = topologies.get_topology_desc(platform="tpu", topology_name=name, **more)
+            found = topologies.get_topology_desc(
+                platform="tpu", topology_name=name, wrap=wrap, **more
+            )
         except RuntimeError as error:
             raise NotDescribedError(str(error).splitlines()[0], version) from None
     return list(found.devices)

@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 
-from jaxdist._called import called, name_call, refuse, refuse_type
-from jaxdist._validate import as_list, show
+from jaxdist import _compat
+from jaxdist._called import called, name_call, refuse
+from jaxdist._validate import as_integer, as_list, show
 from jaxdist.errors import (
     ArgumentTypeError,
     BackendStartedError,
@@ -56,7 +57,7 @@ def device_from_name(name: str | jax.Device, given_to: str = "") -> jax.Device:
     where = f"{given_to}: " if given_to else ""
     if not isinstance(name, str):
         raise ArgumentTypeError(
-            f"{where}{show(name)}, was given as a device.\n\n"
+            f"{where}{show(name)}, is not a device.\n\n"
             "A device is a jax.Device, or a string such as 'cpu:0'.\n\n"
             f"Use one of {list_device_names()}."
         )
@@ -65,7 +66,7 @@ def device_from_name(name: str | jax.Device, given_to: str = "") -> jax.Device:
     kind = match["kind"].lower() if match else ""
     if match is None or kind not in _PLATFORMS:
         raise DeviceError(
-            f"{where}device {name!r} is not a name of a device.\n\n"
+            f"{where}device {name!r} is not the name of a device.\n\n"
             "A device is named 'KIND:INDEX' with KIND one of cpu, gpu, tpu, or "
             "'/job:localhost/replica:0/task:0/device:KIND:INDEX'.\n\n"
             f"Use one of {list_device_names()}."
@@ -102,7 +103,7 @@ def device_from_name(name: str | jax.Device, given_to: str = "") -> jax.Device:
 def _virtual_hint(kind: str, index: int) -> str:
     if kind != "cpu":
         return "."
-    return f", or ask for more before JAX starts: jaxdist.testing.virtual_devices({index + 1})."
+    return f", or request more before JAX starts: jaxdist.testing.virtual_devices({index + 1})."
 
 
 def local_devices(platform: str | None = None) -> list[jax.Device]:
@@ -210,18 +211,7 @@ def virtual_devices(count: int) -> None:
         Replaces `tf.config.set_logical_device_configuration`. In JAX itself this is
         `jax.config.update("jax_num_cpu_devices", count)`.
     """
-    if not isinstance(count, int) or isinstance(count, bool):
-        raise refuse_type(
-            f"count={show(count)}.",
-            "count is a number of devices.",
-            "Pass for instance virtual_devices(8).",
-        )
-    if count < 1:
-        raise refuse(
-            f"count={count}.",
-            "There is one device or more.",
-            "Pass for instance virtual_devices(8).",
-        )
+    count = as_integer("count", count, least=1, remedy="Pass for instance virtual_devices(8).")
     # After its start JAX refuses the update, even if XLA_FLAGS already gives this number.
     try:
         jax.config.update("jax_num_cpu_devices", count)
@@ -233,7 +223,7 @@ def virtual_devices(count: int) -> None:
 
 def _make_started_error(count: int, present: int) -> BackendStartedError:
     flag = next((f for f in os.environ.get("XLA_FLAGS", "").split() if f.startswith(_XLA_FLAG)), "")
-    origin = f" (XLA_FLAGS has {flag}: take it out, or let it say {count})" if flag else ""
+    origin = f" (XLA_FLAGS has {flag}: remove it, or set it to {count})" if flag else ""
     return refuse(
         f"count={count}, and JAX has already started, with {present} CPU device(s){origin}.",
         "The number of devices is fixed when JAX first touches one (jax.devices(), jnp.zeros(3), "
@@ -274,11 +264,7 @@ class StepsInFlight:
         # Only the last step keeps a result, since the devices run steps in order. The smallest
         # result holds the least memory until the next step.
         if self._count >= MAX_STEPS_IN_FLIGHT_ON_CPU:
-            arrays = [
-                x
-                for x in leaves(outputs)
-                if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
-            ]
+            arrays = filter(_compat.is_concrete, leaves(outputs))
             self._newest = min(arrays, key=lambda x: x.nbytes, default=None)
 
 

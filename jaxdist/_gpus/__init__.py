@@ -1,4 +1,4 @@
-"""Names of GPUs that this machine need not have, and devices to compile for them."""
+"""Reads names of GPUs, which this machine need not have, and makes devices to compile for."""
 
 from typing import TYPE_CHECKING
 

@@ -157,7 +157,7 @@ def cluster_of(name: Any, parameter: str = "topology") -> GpuCluster:
         )
     if math.prod(numbers) > _MOST_GPUS:
         raise TopologyError(
-            f"{given}, which are {math.prod(numbers):,} GPUs.\n\n"
+            f"{given}, which is {math.prod(numbers):,} GPUs.\n\n"
             f"A plan is for {_MOST_GPUS:,} GPUs at most.\n\n"
             f"Use '{prefix}{_spread(gpu, _MOST_GPUS, below=True)}' or fewer."
         )
@@ -180,7 +180,7 @@ def _read_gpu(name: str, prefix: str, given: str) -> tuple[str, str]:
         example = _suggest(near or "h100", sizes.rpartition(":")[2])
         hint = f"The nearest is {near!r}: pass for instance" if near else "Pass for instance"
         raise TopologyError(
-            f"{given}, and {_shorten(kind)!r} is no GPU of the table.\n\n"
+            f"{given}, and {_shorten(kind)!r} is not a GPU of the table.\n\n"
             f"GPUs are {', '.join(_GPUS)}.\n\n"
             f"{hint} '{prefix}{example}'. `jaxdist chips` lists all with their peaks."
         )
@@ -235,16 +235,16 @@ def _spread(gpu: str, count: int, *, below: bool = False) -> str:
     whole = hosts * gpus
     count = min(count, _MOST_GPUS // whole * whole)
     if count <= gpus:
-        return f"{gpu}:1x{count}" if hosts == 1 else f"{gpu}:1x1x{count}"
-    if hosts > 1 and count <= hosts * gpus:
-        return f"{gpu}:1x{-(-count // gpus)}x{gpus}"
-    domains = count // (hosts * gpus) if below else -(-count // (hosts * gpus))
-    return f"{gpu}:{domains}x{gpus}" if hosts == 1 else f"{gpu}:{domains}x{hosts}x{gpus}"
+        return GpuCluster(gpu, 1, 1, count).name
+    if hosts > 1 and count <= whole:
+        return GpuCluster(gpu, 1, -(-count // gpus), gpus).name
+    domains = count // whole if below else -(-count // whole)
+    return GpuCluster(gpu, domains, hosts, gpus).name
 
 
 def _make_example(gpu: str) -> str:
     hosts, gpus = CHIPS[gpu].pod
-    return f"{gpu}:4x{gpus}" if hosts == 1 else f"{gpu}:2x{hosts}x{gpus}"
+    return GpuCluster(gpu, 4 if hosts == 1 else 2, hosts, gpus).name
 
 
 def _shorten(text: str) -> str:

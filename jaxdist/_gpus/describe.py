@@ -89,7 +89,7 @@ def _check_plugin(cluster: GpuCluster) -> str:
 
 def _make_missing_error(cluster: GpuCluster, what: str) -> MissingExtraError:
     return MissingExtraError(
-        f"A description of {cluster.name!r} was asked for, and {what}.\n\n"
+        f"{cluster.name!r} cannot be described: {what}.\n\n"
         "XLA's compiler for GPUs is in JAX's CUDA plugin, and calls ptxas. They need no GPU, no "
         "driver and no CUDA.\n\n"
         f"Install them for Python {sys.version_info[0]}.{sys.version_info[1]}: "

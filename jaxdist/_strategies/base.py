@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self, final
 
 import jax
 
-from jaxdist import _checks, _collectives, _compat, _processes, _replica, _reports, data
+from jaxdist import _checks, _collectives, _compat, _processes, _replica, data
 from jaxdist._called import call_as, called, refuse
 from jaxdist._collectives import ReduceOp
 from jaxdist._hooks import COMPILE_FOR, MAKE_STRATEGY
@@ -259,8 +259,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
                 call = self._runner.find_call(fn, options)
             if self._between is not None:
                 seconds = self.communication.options.timeout_seconds
-                name = getattr(fn, "__name__", type(fn).__name__)
-                return self._between.run(call, fn, name, args, kwargs, seconds)
+                return self._between.run(call, fn, args, kwargs, seconds)
             return call(*args, **kwargs) if kwargs else call(*args)
         except Exception as error:
             # The C++ call path cannot name arguments, so the cause is found after the failure, and
@@ -316,13 +315,9 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         # The runner's errors begin with `strategy.run`; the user called `strategy.lower`.
         with CallerRename("strategy.run ", "strategy.lower "):
             program = self._runner.program(fn, args, kwargs, options)
-        return dataclasses.replace(program, planner=self._planner(fn, options))
-
-    def _planner(
-        self, fn: Callable[..., Any], options: RunOptions | None
-    ) -> "Callable[..., _reports.SlicePlan]":
         # Planning is a higher room, so it is called through a hook.
-        return functools.partial(COMPILE_FOR.call, self, fn, options)
+        planner = functools.partial(COMPILE_FOR.call, self, fn, options)
+        return dataclasses.replace(program, planner=planner)
 
     @final
     @_compat.with_hidden_frames
@@ -389,8 +384,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         check_callable(fn)
         # `check_gradients` rejects options of the wrong type.
         if isinstance(options, RunOptions) and options.donate_argnums:
-            why = "both steps run on copies"
-            log_without_effect("donate_argnums", why)
+            log_without_effect("donate_argnums", "both steps run on copies")
         return _checks.check_gradients(self, fn, args, dict(kwargs or {}), options, rtol)
 
     # Across replicas
@@ -441,8 +435,8 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             `tf.distribute.Strategy.reduce`.
         """
         frame = check_across(self, "reduce", _USE_ALL_REDUCE)
-        asked = (options, experimental_hints)
-        return self._combine(REDUCE, value, axis, asked, frame, reduce_op)
+        given = (options, experimental_hints)
+        return self._combine(REDUCE, value, axis, given, frame, reduce_op)
 
     @final
     def gather(
@@ -492,18 +486,18 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
     @_compat.outside_of_meshes
     @called(lambda method: method.caller)
     def _combine(
-        self, method: Method, value: PyTree, axis: Any, asked: Any, frame: Any, op: Any = None
+        self, method: Method, value: PyTree, axis: Any, options: Any, frame: Any, op: Any = None
     ) -> PyTree:
         if self._between is None or (frame is not None and frame.in_merge):
-            return self._across.combine(method, value, axis, asked, frame, op)
+            return self._across.combine(method, value, axis, options, frame, op)
         # Wrong options raise in `combine`.
-        given = [getattr(x, "timeout_seconds", None) for x in asked]
+        given = [getattr(x, "timeout_seconds", None) for x in options]
         own = self.communication.options.timeout_seconds
         seconds = next((x for x in given if x is not None), own)
         check_limit(seconds)
         return self._between.combine(
             method.caller,
-            functools.partial(self._across.combine, method, value, axis, asked, frame, op),
+            functools.partial(self._across.combine, method, value, axis, options, frame, op),
             seconds,
         )
 
@@ -527,7 +521,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         Source:
             `tf.distribute.Strategy.experimental_local_results`.
         """
-        check_not_in_function(self, "experimental_local_results")
+        check_not_in_function(self)
         return local.list_results(variables_as_values(value), self.layout)
 
     @final
@@ -701,7 +695,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
     def __copy__(self) -> NoReturn:
         raise ContextError(
             f"copy.copy was called on a {type(self).__name__}.\n\n"
-            "A copy would share the compiled programs of the strategy, which belong to one.\n\n"
+            "A copy would share compiled programs, which belong to one strategy.\n\n"
             "Use copy.deepcopy(strategy), or make a second strategy."
         )
 

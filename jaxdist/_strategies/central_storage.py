@@ -2,17 +2,17 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import jax
 from jax.sharding import SingleDeviceSharding
 
 from jaxdist import _mesh
-from jaxdist._called import called, refuse, refuse_type
+from jaxdist._called import called, refuse
 from jaxdist._devices import runtime
 from jaxdist._strategies.base import Strategy
 from jaxdist._strategies.over_processes import check_one_process
-from jaxdist._validate import show
+from jaxdist._validate import check_instance
 from jaxdist.errors import DeviceError, SeveralProcessesError
 
 PINNED_HOST = "pinned_host"
@@ -84,7 +84,7 @@ def _find_default_devices() -> list[jax.Device]:
     return present[:1] if present[0].platform == "cpu" else present
 
 
-def _find_memory(layout: _mesh.ReplicaMesh, given: object) -> SingleDeviceSharding:
+def _find_memory(layout: _mesh.ReplicaMesh, given: Any) -> SingleDeviceSharding:
     """Return the device and the kind of memory that `parameter_device` names."""
     first = layout.devices[0]
     if given is None:
@@ -102,12 +102,13 @@ def _find_memory(layout: _mesh.ReplicaMesh, given: object) -> SingleDeviceShardi
                 kind=DeviceError,
             )
         return SingleDeviceSharding(first, memory_kind=PINNED_HOST)
-    if not isinstance(given, (str, jax.Device)):
-        raise refuse_type(
-            f"parameter_device={show(given)}.",
-            f"parameter_device is the name of a device, a jax.Device, or {PINNED_HOST!r}.",
-            f"Use one of {runtime.list_device_names()}.",
-        )
+    check_instance(
+        "parameter_device",
+        given,
+        (str, jax.Device),
+        f"the name of a device, a jax.Device, or {PINNED_HOST!r}",
+        f"Use one of {runtime.list_device_names()}.",
+    )
     device = runtime.device_from_name(given, "CentralStorageStrategy(parameter_device=...)")
     if device.process_index != layout.process.index:
         raise refuse(

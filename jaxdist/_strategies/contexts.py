@@ -51,7 +51,9 @@ class Scope(contextlib.ContextDecorator, Generic[T]):
         return entered
 
 
-CALL_BEFORE_RUN = "Call it before strategy.run, and pass what it gives as an argument of the step."
+CALL_BEFORE_RUN = (
+    "Call it before strategy.run, and pass what it returns as an argument of the step."
+)
 
 
 def advise_replica_method(method: str) -> str:
@@ -59,12 +61,19 @@ def advise_replica_method(method: str) -> str:
     return f"Inside a replica use jaxdist.get_replica_context().{method}, or merge_call."
 
 
-def refuse_mixing(strategy: StrategyProperties, what: str, frame: _replica.Frame) -> NoReturn:
-    """Raise the error for a call under another strategy.
+def find_own_frame(strategy: StrategyProperties, what: str) -> _replica.Frame | None:
+    """Return the current frame of the strategy; None outside of every strategy.
 
     Raises:
-        MixedStrategyError: Always.
+        MixedStrategyError: Another strategy is current.
     """
+    frame = _replica.current_frame()
+    if frame is not None and frame.strategy is not strategy:
+        _refuse_mixing(strategy, what, frame)
+    return frame
+
+
+def _refuse_mixing(strategy: StrategyProperties, what: str, frame: _replica.Frame) -> NoReturn:
     raise MixedStrategyError(
         f"{type(strategy).__name__}.{what} was called {frame.describe()}.\n\n"
         f"{_explain_conflict(strategy, frame.strategy)}\n\n"
@@ -103,8 +112,9 @@ def check_across(strategy: StrategyProperties, what: str, remedy: str) -> _repli
         strategy.layout.check_can_run()
     if frame is None:
         return None
+    # Every `reduce` comes here, so `find_own_frame` is not called.
     if frame.strategy is not strategy:
-        refuse_mixing(strategy, what, frame)
+        _refuse_mixing(strategy, what, frame)
     if frame.replica is not None:
         _refuse_context(strategy, what, frame, remedy)
     return frame
@@ -117,12 +127,8 @@ def check_scope(strategy: StrategyProperties) -> None:
         ContextError: Inside a replica.
         MixedStrategyError: Another strategy is current.
     """
-    frame = _replica.current_frame()
-    if frame is None:
-        return
-    if frame.strategy is not strategy:
-        refuse_mixing(strategy, "scope", frame)
-    if frame.is_inside_step:
+    frame = find_own_frame(strategy, "scope")
+    if frame is not None and frame.is_inside_step:
         _refuse_context(strategy, "scope", frame, "Enter the scope outside strategy.run.")
 
 
@@ -136,12 +142,10 @@ def check_run(strategy: StrategyProperties) -> _replica.Frame | None:
         ContextError: Inside a replica.
         MixedStrategyError: Another strategy is current.
     """
-    frame = _replica.current_frame()
+    # This check comes first: inside a replica of another strategy the advice below would be wrong.
+    frame = find_own_frame(strategy, "run")
     if frame is None:
         return None
-    # This check comes first: inside a replica of another strategy the advice below would be wrong.
-    if frame.strategy is not strategy:
-        refuse_mixing(strategy, "run", frame)
     if frame.replica is not None:
         remedy = "A step cannot start another; call the function itself: fn(*args)."
         _refuse_context(strategy, "run", frame, remedy)
@@ -160,7 +164,7 @@ def check_lower(strategy: StrategyProperties) -> None:
         _refuse_context(strategy, "lower", frame, "Call it outside strategy.run.")
 
 
-def check_not_in_function(strategy: StrategyProperties, what: str) -> None:
+def check_not_in_function(strategy: StrategyProperties) -> None:
     """Raise an error if values of single replicas are read inside a `jaxdist.function`.
 
     Raises:
@@ -168,7 +172,8 @@ def check_not_in_function(strategy: StrategyProperties, what: str) -> None:
     """
     if current_binding() is not None:
         raise ContextError(
-            f"{type(strategy).__name__}.{what} was called inside a jaxdist.function.\n\n"
+            f"{type(strategy).__name__}.experimental_local_results was called inside a "
+            "jaxdist.function.\n\n"
             "Per-replica values are unavailable while a function is traced.\n\n"
             "Return the value, and take its local results outside."
         )

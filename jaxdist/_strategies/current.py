@@ -11,7 +11,7 @@ from jaxdist import _mesh, _replica
 from jaxdist._called import called, refuse
 from jaxdist._replica import ReplicaContext
 from jaxdist._strategies.base import Strategy
-from jaxdist._strategies.contexts import refuse_mixing
+from jaxdist._strategies.contexts import find_own_frame
 from jaxdist._validate import check_instance, show
 from jaxdist.errors import ContextError, MixedStrategyError
 
@@ -30,9 +30,7 @@ class DefaultStrategy(Strategy):
     @contextlib.contextmanager
     def _in_scope(self) -> Iterator[Strategy]:
         """Yield without any change; raise an error under another strategy's scope."""
-        frame = _replica.current_frame()
-        if frame is not None and frame.strategy is not self:
-            refuse_mixing(self, "scope", frame)
+        find_own_frame(self, "scope")
         yield self
 
     def __copy__(self) -> NoReturn:

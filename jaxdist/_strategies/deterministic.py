@@ -35,8 +35,8 @@ def add_virtual_replicas(layout: ReplicaMesh, deterministic: bool | int) -> Repl
         near = (1 << (count.bit_length() - 1), 1 << count.bit_length()) if count > 2 else (2, 4, 8)
         raise ArgumentError(
             f"{given}: the number of virtual replicas is {count}.\n\n"
-            "Virtual replicas are added up in pairs, and pairs of pairs, so their number is a "
-            "power of two, from 2 up."
+            "Values of virtual replicas are added in pairs, and pairs of pairs, so their number is "
+            "a power of two, from 2 up."
             f"\n\nUse {' or '.join(map(str, near))}."
         )
     _check_axes(given, layout)
@@ -54,7 +54,7 @@ def check_no_ops_with_deterministic(ops: Any, deterministic: Any) -> None:
     if ops is not None and deterministic:
         raise refuse(
             f"cross_device_ops={ops!r} and deterministic={deterministic!r}.",
-            "Virtual replicas are added up by one tree, whatever the devices.",
+            "Values of virtual replicas are added by one tree, on any devices.",
             "Leave one of them out.",
         )
 

@@ -87,7 +87,7 @@ def _validate_device(strategy: Any, device: Any) -> int:
     is_number = isinstance(device, (int, np.integer)) and not isinstance(device, bool)
     if not is_number:
         raise ArgumentTypeError(
-            f"{name_call()}: logical_device_id={device!r} is no integer.\n\n"
+            f"{name_call()}: logical_device_id={device!r} is not an integer.\n\n"
             f"Logical devices are numbered from 0 to {count - 1}, the same for every replica.\n\n"
             "Pass for instance logical_device_id=0."
         )
@@ -95,7 +95,7 @@ def _validate_device(strategy: Any, device: Any) -> int:
     if strategy.layout.spmd:
         raise ArgumentError(
             f"{name_call()}: the strategy was made with experimental_spmd_xla_partitioning=True, "
-            f"and logical device {device} was asked for.\n\nWith it all logical devices of a "
+            f"and logical device {device} was requested.\n\nWith it, all logical devices of a "
             "replica run one program on their parts of each value.\n\nSplit the tensor, or make "
             "the strategy without it: TPUStrategy(resolver, assignment)."
         )
@@ -116,8 +116,8 @@ def _require_layout(strategy: Any) -> ReplicaMesh:
     if layout is None:
         raise ContextError(
             f"{name_call()} was called outside of a step.\n\n"
-            "It says which logical device computes a value in a step. Arrays outside of a step are "
-            "on all logical devices of a replica, or are split over them.\n\n"
+            "It chooses the logical device that computes a value in a step. Arrays outside of a "
+            "step are on all logical devices of a replica, or are split over them.\n\n"
             "Call it in the function that you pass to strategy.run. To place an array, use "
             "experimental_split_to_logical_devices or experimental_replicate_to_logical_devices."
         )
@@ -236,9 +236,9 @@ def _place(
             sizes = [s for s in (size - size % count, size + -size % count) if s]
             raise ShapeError(
                 f"{name_call()}: dim {dim} of {name}, {array.dtype}{list(array.shape)}, has {size} "
-                f"elements, and {size} is no multiple of its {count} parts.\n\n"
-                "An array outside of a step has parts of one size; only inside of a step XLA pads "
-                "them.\n\n"
+                f"elements, and {size} is not a multiple of its {count} parts.\n\n"
+                "An array outside of a step has parts of one size; XLA pads parts only inside of a "
+                "step.\n\n"
                 f"Make it {' or '.join(map(str, sizes))} long, or split it in the step."
             )
     if isinstance(array, jax.ShapeDtypeStruct):
@@ -253,7 +253,7 @@ def _validate_parts(given: Any) -> tuple[int, ...]:
         isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in entries
     ):
         raise ArgumentTypeError(
-            f"{name_call()}: partition_dimensions={given!r} is no list of integers.\n\n"
+            f"{name_call()}: partition_dimensions={given!r} is not a list of integers.\n\n"
             "partition_dimensions has one integer for each dim of the tensor: the number of parts "
             "of that dim.\n\nPass for instance [1, 2], which splits dim 1 of a matrix into two."
         )
@@ -275,7 +275,7 @@ def check_parts(
         if count < 1:
             raise ArgumentError(
                 f"{what} has {size} element(s) in dim {dim}, and "
-                f"partition_dimensions={list(parts)} wants {count} parts of dim {dim}.\n\n"
+                f"partition_dimensions={list(parts)} asks for {count} parts of dim {dim}.\n\n"
                 f"A dim is split into one part (not at all) or more.\n\n{remedy}"
             )
         if size < count:

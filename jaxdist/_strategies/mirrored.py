@@ -7,7 +7,7 @@ from typing import Any, final
 import jax
 from jax.sharding import Mesh
 
-from jaxdist import _gpus, _mesh
+from jaxdist import _gpus
 from jaxdist import _mesh as meshes
 from jaxdist._called import called, refuse
 from jaxdist._collectives import read_communication
@@ -85,7 +85,11 @@ class MirroredStrategy(Strategy):
                     "A mesh has its devices already.",
                     "Leave devices out: MirroredStrategy(mesh=mesh).",
                 )
-            layout, were_chosen = _note_description(meshes.adopt(mesh, replica_axes)), True
+            layout, were_chosen = meshes.adopt(mesh, replica_axes), True
+            # The devices may be only described.
+            described = _gpus.find_description(layout.devices)
+            if described is not None:
+                layout = dataclasses.replace(layout, described=described)
         elif replica_axes is not None:
             raise refuse(
                 f"replica_axes={replica_axes!r} without a mesh.",
@@ -127,17 +131,11 @@ def _read_description(given: Any) -> list[jax.Device] | None:
     name = of_plans[0].removeprefix(_gpus.DESCRIBED)
     raise refuse(
         f"devices={list(names)!r}.",
-        "GPUs that this machine does not have are one text that begins with 'described:', and no "
-        "other devices.",
+        "GPUs that this machine does not have are one string that begins with 'described:', "
+        "without other devices.",
         f"Pass MirroredStrategy('{_gpus.DESCRIBED}{name}').",
         kind=DeviceError,
     )
-
-
-def _note_description(layout: meshes.ReplicaMesh) -> meshes.ReplicaMesh:
-    """Return the layout, marked as a description if its devices are only described."""
-    described = _gpus.find_description(layout.devices)
-    return layout if described is None else dataclasses.replace(layout, described=described)
 
 
 @final
@@ -177,7 +175,7 @@ class OneDeviceStrategy(Strategy):
         experimental_hints: Any = None,
         deterministic: bool | int = False,
     ) -> None:
-        layout = _mesh.build([runtime.device_from_name(device, "OneDeviceStrategy(device=...)")])
+        layout = meshes.build([runtime.device_from_name(device, "OneDeviceStrategy(device=...)")])
         check_one_process(layout, were_chosen=True)
         layout = add_virtual_replicas(layout, deterministic)
         self._set_up(layout, read_communication(None, options, experimental_hints))

@@ -9,7 +9,7 @@ import jax
 
 from jaxdist import _mesh as meshes
 from jaxdist import _processes
-from jaxdist._called import called, refuse_type
+from jaxdist._called import called
 from jaxdist._cluster import find_task
 from jaxdist._collectives import (
     CommunicationImplementation,
@@ -20,7 +20,7 @@ from jaxdist._devices import runtime
 from jaxdist._strategies.base import Strategy
 from jaxdist._strategies.deterministic import add_virtual_replicas, check_no_ops_with_deterministic
 from jaxdist._strategies.over_processes import check_one_process, warn_if_alone
-from jaxdist._validate import check_instance, show
+from jaxdist._validate import check_instance
 from jaxdist.cluster_resolver import (
     ClusterResolver,
     choose_resolver,
@@ -87,12 +87,13 @@ class MultiWorkerMirroredStrategy(Strategy):
         deterministic: bool | int = False,
     ) -> None:
         resolver = _choose_and_log() if cluster_resolver is None else cluster_resolver
-        if not isinstance(resolver, ClusterResolver):
-            raise refuse_type(
-                f"cluster_resolver={show(cluster_resolver)}.",
-                "cluster_resolver is a jaxdist.cluster_resolver.ClusterResolver.",
-                "Set TF_CONFIG and leave it out, or pass for instance SlurmClusterResolver().",
-            )
+        check_instance(
+            "cluster_resolver",
+            resolver,
+            ClusterResolver,
+            "a jaxdist.cluster_resolver.ClusterResolver",
+            "Set TF_CONFIG and leave it out, or pass for instance SlurmClusterResolver().",
+        )
         communication = read_communication(
             cross_device_ops, communication_options, None, "communication_options"
         )
@@ -121,7 +122,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
 
 def _choose_and_log() -> ClusterResolver:
-    """Return the resolver that the environment calls for, and log where it was found."""
+    """Return the resolver that fits the environment, and log where it was found."""
     source = find_source(os.environ)
     if source.because:
         _LOG.info("%s reads the cluster from %s (%s).", _CALLER, source.name, source.because)

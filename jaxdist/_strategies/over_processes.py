@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import logging
 import os
 import time
@@ -14,7 +15,7 @@ import jax
 from jaxdist import _checkpoints, _processes, cluster_resolver
 from jaxdist._called import called, name_call, refuse
 from jaxdist._cluster import find_task
-from jaxdist._compat import is_ready
+from jaxdist._compat import is_concrete, is_ready
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import LaterCalls
 from jaxdist.errors import JaxdistError, OtherProcessError, SeveralProcessesError
@@ -45,7 +46,7 @@ class BetweenProcesses:
 
     @called("all_reduce")
     def limit(self, fn: Any, seconds: float) -> None:
-        """Set the time limit of one step, which tracing found in the options of its collectives.
+        """Set the time limit of one step, which the options of its collectives ask for.
 
         Raises:
             ArgumentError: `seconds` is larger than XLA's own limit.
@@ -58,7 +59,6 @@ class BetweenProcesses:
         self,
         call: Callable[..., Any],
         fn: Any,
-        name: str,
         args: Any,
         kwargs: Any,
         seconds: float | None,
@@ -70,27 +70,31 @@ class BetweenProcesses:
             UnavailableError: Another process has ended.
         """
         self._steps += 1
+        name = getattr(fn, "__name__", type(fn).__name__)
         shown = f"strategy.run({name})"
         self._later.add(name, args, kwargs, self._layout)
         own = self._limits.get(fn) if self._limits else None
         seconds = own if seconds is None else seconds if own is None else min(own, seconds)
         _checkpoints.keep_states()
+        waiter = _processes.Waiter(shown, shown, seconds, self._steps)
+        return self._call(waiter, functools.partial(call, *args, **(kwargs or {})), seconds)
+
+    def _call(
+        self, waiter: "_processes.Waiter", call: Callable[[], Any], seconds: float | None
+    ) -> Any:
+        """Keep one array of the result of a call; with `seconds`, wait for all of them."""
         try:
-            with _processes.Waiter(shown, shown, seconds, self._steps) as waiter:
-                result = call(*args, **kwargs) if kwargs else call(*args)
-                self._wait(waiter, result, seconds)
+            with waiter:
+                result = call()
+                arrays = list(filter(is_concrete, jax.tree.leaves(result)))
+                if arrays:
+                    self._results.append(min(arrays, key=lambda array: array.nbytes))
+                if seconds is not None:
+                    waiter.wait(arrays)
         except OtherProcessError as error:
             _checkpoints.save_after(error)
             raise
         return result
-
-    def _wait(self, waiter: "_processes.Waiter", result: Any, seconds: float | None) -> None:
-        """Keep one array of a result; with `seconds`, wait for all of them."""
-        arrays = _list_arrays(result)
-        if arrays:
-            self._results.append(min(arrays, key=_count_bytes))
-        if seconds is not None:
-            waiter.wait(arrays)
 
     def combine(self, name: str, call: Callable[[], Any], seconds: float | None) -> Any:
         """Run `reduce` or `gather`; with `seconds`, wait until it has ended.
@@ -101,14 +105,7 @@ class BetweenProcesses:
         """
         self._later.note(name)
         place = self._calls.setdefault(name, _processes.CallOfAll(name)).name_next()
-        try:
-            with _processes.Waiter(name, place, seconds) as waiter:
-                result = call()
-                self._wait(waiter, result, seconds)
-        except OtherProcessError as error:
-            _checkpoints.save_after(error)
-            raise
-        return result
+        return self._call(_processes.Waiter(name, place, seconds), call, seconds)
 
 
 def _finish(between: BetweenProcesses | None) -> None:
@@ -130,10 +127,6 @@ def _finish(between: BetweenProcesses | None) -> None:
             time.sleep(_NAP_SECONDS)
 
 
-def _count_bytes(array: jax.Array) -> int:
-    return array.nbytes
-
-
 def check_limit(seconds: float | None) -> None:
     """Raise for a time limit that XLA's own limit would cut short."""
     most = _processes.get_settings().collective_seconds
@@ -144,14 +137,6 @@ def check_limit(seconds: float | None) -> None:
             f"Pass at most {most:g}, or set JAXDIST_COLLECTIVE_SECONDS={seconds:g} for all "
             "processes.",
         )
-
-
-def _list_arrays(tree: Any) -> list[Any]:
-    return [
-        x
-        for x in jax.tree.leaves(tree)
-        if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
-    ]
 
 
 _INSTEAD = "Make a MultiWorkerMirroredStrategy, which trains with all processes; "
@@ -226,8 +211,8 @@ def _warn_if_not_joined() -> None:
         _LOG.warning(
             "%s() in the task %s %d of a cluster of %d processes (%s) works on the devices of "
             "this process alone: each process trains a model of its own. "
-            "MultiWorkerMirroredStrategy() trains with all of them; devices by name, %s, keep "
-            "this message out.",
+            "MultiWorkerMirroredStrategy() trains with all of them; devices by name, %s, avoid "
+            "this message.",
             caller,
             task.job,
             task.index,

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from jaxdist import _mesh as meshes
-from jaxdist._called import called, refuse, refuse_type
+from jaxdist._called import called, refuse
 from jaxdist._collectives import read_communication
 from jaxdist._strategies import logical_devices
 from jaxdist._strategies.base import Strategy
 from jaxdist._strategies.over_processes import warn_if_alone
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_flag, check_instance, show
+from jaxdist._validate import as_flag, check_instance
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.errors import TopologyError
 from jaxdist.tpu import TPUSystem, order_cores, system_of
@@ -67,13 +67,14 @@ class TPUStrategy(Strategy):
         # As in TensorFlow, the strategy does not need `initialize_tpu_system` before: `system_of`
         # finds the devices at their first use.
         resolver = TPUClusterResolver("") if tpu_cluster_resolver is None else tpu_cluster_resolver
-        if not isinstance(resolver, TPUClusterResolver):
-            raise refuse_type(
-                f"tpu_cluster_resolver={show(resolver)}.",
-                "It is a jaxdist.cluster_resolver.TPUClusterResolver.",
-                "Pass jaxdist.cluster_resolver.TPUClusterResolver(''), or nothing for the TPUs of "
-                "this machine.",
-            )
+        check_instance(
+            "tpu_cluster_resolver",
+            resolver,
+            TPUClusterResolver,
+            "a jaxdist.cluster_resolver.TPUClusterResolver",
+            "Pass jaxdist.cluster_resolver.TPUClusterResolver(''), or nothing for the TPUs of this "
+            "machine.",
+        )
         spmd = as_flag("experimental_spmd_xla_partitioning", experimental_spmd_xla_partitioning)
         system = system_of(
             resolver.tpu_name, f"TPUStrategy(tpu_cluster_resolver={tpu_cluster_resolver!r})"

@@ -191,7 +191,7 @@ def check_text(name: str, value: Any, example: str) -> None:
         kind = ArgumentError if isinstance(value, str) else ArgumentTypeError
         raise refuse(
             f"{name}={show(value)}.",
-            f"{name} is a text that is not empty.",
+            f"{name} is a string that is not empty.",
             f"Pass for instance {name}={example!r}.",
             kind=kind,
         )
@@ -208,7 +208,7 @@ def as_path(name: str, value: Any, example: str) -> str:
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
         raise refuse_type(
             f"{name}={show(value)}.",
-            f"{name} is a path, as a text or a pathlib.Path.",
+            f"{name} is a path: a string or a pathlib.Path.",
             f"Pass for instance {name}={example!r}.",
         )
     path = os.fspath(value)
@@ -286,7 +286,7 @@ def check_keys(found: str, name: str, tree: Any) -> None:
             raise ArgumentError(
                 f"{found} {name}, a dict with the keys {', '.join(map(repr, tree))}: {error}.\n\n"
                 "JAX sorts the keys of each dict, so they can be compared with each other.\n\n"
-                "Use texts as keys, or numbers, in one dict."
+                "Use strings as keys, or numbers, in one dict."
             ) from error
     if type(tree) in (dict, collections.defaultdict, collections.OrderedDict, list, tuple):
         for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree):

@@ -72,7 +72,7 @@ _CUDA = (
 
 
 def cuda_plan_command(version: str = "") -> str:
-    """Return the command that installs what plans for GPUs need, for this Python.
+    """Return the command that installs the packages for plans of GPUs, for this Python.
 
     Args:
         version: The version of JAX; "" lets pip choose.
@@ -142,7 +142,7 @@ def require_extra(name: str, purpose: str) -> None:
     extra = next((e for e in EXTRAS if e.name == name), None)
     if extra is None:
         raise refuse(
-            f"name={name!r}, and there is no such extra.",
+            f"name={name!r}, which is not an extra.",
             f"The extras are {[e.name for e in EXTRAS]}.",
             "Pass one of these.",
         )

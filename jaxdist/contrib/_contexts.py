@@ -47,7 +47,7 @@ def require_replica_context(replica_ctx: ReplicaContext) -> None:
     if found is not replica_ctx:
         raise refuse(
             f"replica_ctx={replica_ctx!r}, and the context of the caller is {found!r}.",
-            "A replica context belongs to the step that asked for it, and ends with it.",
+            "A replica context belongs to the step that requested it, and ends with it.",
             "Call jaxdist.get_replica_context() inside the function that you pass to strategy.run.",
             kind=ContextError,
         )

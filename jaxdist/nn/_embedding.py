@@ -74,10 +74,7 @@ def _find_group(cut: Cut, layout: ReplicaMesh) -> list[Any]:
     return list(layout.mesh.devices[first].ravel())
 
 
-_CALLER = "nn.embedding_lookup"
-
-
-@called(_CALLER)
+@called("nn.embedding_lookup")
 def embedding_lookup(table: Any, ids: Any, *, dtype: Any = None) -> jax.Array:
     """Return rows of a table, in the order of `ids`.
 

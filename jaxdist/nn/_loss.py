@@ -63,8 +63,8 @@ def compute_average_loss(
     if loss.ndim == 0:
         raise refuse(
             "a scalar as per_example_loss.",
-            "It takes one loss for each example, [b] or [b, ...]. Of a mean, the number of "
-            "examples is unknown.",
+            "It takes one loss for each example, [b] or [b, ...]. A mean does not show the "
+            "number of examples.",
             "Leave the mean out of the loss function.",
             kind=ShapeError,
         )
@@ -185,7 +185,7 @@ def _apply_weights(loss: jax.Array, sample_weight: Any) -> jax.Array:
         raise refuse(
             f"per_example_loss of shape {list(loss.shape)} and sample_weight of shape "
             f"{list(np.shape(sample_weight))}.",
-            "Weights stand for the leading dims of the loss; each is of the same size, or 1.",
+            "Weights cover the leading dims of the loss; each dim has the same size, or 1.",
             f"Pass one weight for each example: shape [{loss.shape[0]}].",
             kind=ShapeError,
         )

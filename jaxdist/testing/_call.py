@@ -1,4 +1,4 @@
-"""Runs in each process of `testing.launch`: calls a function, and writes its result to a file."""
+"""Calls a function in each process of `testing.launch`, and writes its result to a file."""
 
 import json
 import os

@@ -124,7 +124,7 @@ def _raise_first_cause(outcome: Outcome, folder: pathlib.Path, seconds: float | 
         found = (_read_error(folder, end.index)[0] for end in outcome.ends)
         raise LaunchError(
             f"{_CALLER}: process {cause.index} failed.\n\n{text or cause.text}\n\n"
-            "The output above has what the processes wrote."
+            "The output of the processes is above."
         ) from next((error for error in found if error is not None), None)
     if outcome.late:
         numbers = ", ".join(map(str, outcome.late))
@@ -132,7 +132,7 @@ def _raise_first_cause(outcome: Outcome, folder: pathlib.Path, seconds: float | 
         raise DeadlineExceededError(
             f"{_CALLER}: {processes} {numbers} did not return within {seconds} s.\n\n"
             "Processes that take longer than timeout_seconds are ended.\n\n"
-            "Pass a larger timeout_seconds, or None to wait for ever.",
+            "Pass a larger timeout_seconds, or None to wait forever.",
             outcome.late,
         )
 

@@ -12,7 +12,7 @@ from benchmarks.__main__ import main
 from benchmarks._bench import Race
 from benchmarks._lines import CountLine, Need
 from benchmarks._rows import MODULES, ROWS
-from jaxdist._collectives.algorithms import NAMES
+from jaxdist._collectives.algorithms.by_name import NAMES
 from tests.tables import sampled
 
 FOLDER = pathlib.Path(benchmarks.__file__).parent

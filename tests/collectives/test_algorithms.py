@@ -12,14 +12,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _mesh, hlo
 from jaxdist._called import called
-from jaxdist._collectives.algorithms import (
-    NAMES,
-    Algorithm,
-    HalvingDoubling,
-    group_all,
-    make_algorithm,
-    split,
-)
+from jaxdist._collectives.algorithms.algorithm import Algorithm, group_all, split
+from jaxdist._collectives.algorithms.by_name import NAMES, make_algorithm
+from jaxdist._collectives.algorithms.one_level import HalvingDoubling
 from jaxdist._collectives.sums.packing import Entry
 from jaxdist.errors import ArgumentError
 from tests.tables import sampled

@@ -300,11 +300,11 @@ def test_wrong_specs_are_refused(spec: Any, parts: tuple[str, ...]) -> None:
         ([], ArgumentError, "one for each worker"),
         ("cpu:0", ArgumentError, "one for each worker"),
         ([3], ArgumentError, "one for each worker"),
-        (["cpu:0", "cpu:0"], ArgumentError, "comes twice"),
+        (["cpu:0", "cpu:0"], ArgumentError, "one worker twice"),
         (["cpu:0", "cpu:99"], DeviceError, "'cpu:99' does not exist"),
         (["gpu:0"], DeviceError, "gpu"),
         (["/job:worker/task:5", "/job:worker/task:0"], DeviceError, "from 0 to 1"),
-        (["worker"], DeviceError, "'worker' is not a name of a device"),
+        (["worker"], DeviceError, "'worker' is not the name of a device"),
     ],
     ids=repr,
 )

@@ -67,7 +67,7 @@ ROWS: dict[str, Row] = {
     "a gather that gives each replica its value": (
         lambda: two(GathersEachValue()).gather({"a": ROWS_OF_TWO}, axis=0),
         ReplicaValueError,
-        ("GathersEachValue.gather_implementation gave", "value['a']", "an array of rank 2"),
+        ("GathersEachValue.gather_implementation returned", "value['a']", "an array of rank 2"),
     ),
     "values of all replicas as one replica's": (
         lambda: jaxdist.assume_replicated([1.0, PerReplica([1.0, 2.0])]),

@@ -141,11 +141,11 @@ class _Gives(CrossDeviceOps):
 def test_a_subclass_on_its_own_that_gives_the_wrong_thing_is_named(gives: Any) -> None:
     ops = _Gives(gives)
     value = PerReplica([1.0, 2.0])
-    with refused(ReplicaValueError, "_Gives.batch_reduce_implementation gave"):
+    with refused(ReplicaValueError, "_Gives.batch_reduce_implementation returned"):
         ops.reduce("SUM", value, "cpu:0")
-    with refused(ReplicaValueError, "_Gives.batch_reduce_implementation gave"):
+    with refused(ReplicaValueError, "_Gives.batch_reduce_implementation returned"):
         ops.batch_reduce("SUM", [(value, "cpu:0")])
-    with refused(ReplicaValueError, "_Gives.broadcast_implementation gave"):
+    with refused(ReplicaValueError, "_Gives.broadcast_implementation returned"):
         ops.broadcast(jnp.ones(3), "cpu:0")
 
 
@@ -171,7 +171,7 @@ def test_axes_are_checked_before_a_subclass_is_asked_to_gather() -> None:
     ids=str,
 )
 def test_a_worker_under_two_names_comes_twice(names: list[str]) -> None:
-    with refused(ArgumentError, "comes twice", names[1]):
+    with refused(ArgumentError, "one worker twice", names[1]):
         jaxdist.contrib.MultiWorkerAllReduce(names, 4)
 
 

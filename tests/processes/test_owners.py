@@ -17,7 +17,7 @@ import jaxdist
 from jaxdist import _mesh as meshes
 from jaxdist import tpu
 from jaxdist._called import called
-from jaxdist._collectives.cross_device.all_reduce import find_group_size
+from jaxdist._collectives.cross_device.all_reduce import choose_hierarchical
 from jaxdist._devices import chips
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._processes import Process
@@ -151,7 +151,7 @@ def test_hosts_and_groups_of_replicas_are_those_of_the_owners_in_every_process(
     for view in views(strategy.layout, owners):
         extended = strategy._on(view).extended
         assert (extended.num_hosts, extended.num_replicas_per_host) == (hosts, most)
-        assert find_group_size(view) == group
+        assert getattr(choose_hierarchical(view), "local", 0) == group
 
 
 def test_one_process_writes_checkpoints_unless_each_has_a_model_of_its_own() -> None:

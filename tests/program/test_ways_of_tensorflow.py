@@ -94,7 +94,7 @@ def test_other_missing_attributes_stay_errors_of_python() -> None:
     ],
 )
 def test_an_import_of_a_documented_name_says_what_replaces_it(statement: str, said: str) -> None:
-    with refused(MissingModuleError, "is not there", said):
+    with refused(MissingModuleError, "does not exist", said):
         exec(statement, {})
 
 

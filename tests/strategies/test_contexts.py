@@ -449,7 +449,7 @@ def test_a_replica_context_of_what_is_no_strategy_is_refused(given: Any) -> None
     with refused(
         ArgumentTypeError,
         f"ReplicaContext was given strategy={given!r}",
-        "Ask for the one of the step that runs: jaxdist.get_replica_context()",
+        "Use the context of the running step: jaxdist.get_replica_context()",
     ):
         ReplicaContext(given)
 

@@ -123,18 +123,18 @@ ROWS: dict[str, Row] = {
                 "'weight', 1: '<' not supported between instances of 'int' and 'str'"
             ),
             "JAX sorts the keys of each dict",
-            "Use texts as keys",
+            "Use strings as keys",
         ),
     ),
     "values by names that cannot be sorted": (
         lambda: evaluate_sums(lambda x, mask: weighted_sums(mix_keys(x), mask)),
         ArgumentError,
-        ("weighted_sums was given per_row, a dict with the keys 'loss', 1: '<'", "Use texts"),
+        ("weighted_sums was given per_row, a dict with the keys 'loss', 1: '<'", "Use strings"),
     ),
     "a model of names that cannot be sorted": (
         lambda: evaluate(ONE, lambda model, batch, mask: {}, [{"w": 1.0, 2: 2.0}], [jnp.ones(4)]),
         ArgumentError,
-        ("training.evaluate was given model[0], a dict with the keys 'w', 2: '<'", "Use texts"),
+        ("training.evaluate was given model[0], a dict with the keys 'w', 2: '<'", "Use strings"),
     ),
     "a batch of names that cannot be sorted": (
         lambda: evaluate(ONE, lambda model, batch, mask: {}, 1.0, [{"x": mix_keys(jnp.ones(4))}]),
@@ -142,7 +142,7 @@ ROWS: dict[str, Row] = {
         (
             "training.evaluate: element 0 of the dataset holds batch['x'], a dict",
             "the keys 'loss', 1: '<'",
-            "Use texts",
+            "Use strings",
         ),
     ),
     "a sum that is complex": (

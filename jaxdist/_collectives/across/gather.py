@@ -107,7 +107,7 @@ def make_unknown_error(request: Request, name: str, value: jax.Array) -> Context
         f"{name_call()} cannot gather {name}, {value.aval.str_short()}, in a function that JAX "
         "traces.\n\n"
         "There the strategy does not know where an array is. A value of every replica is repeated "
-        f"for each of the {replicas} replicas, and rows of all replicas are not.\n\n"
+        f"for each of the {replicas} replicas, but rows of all replicas are not.\n\n"
         f"For rows use PerReplica.of_global(x), for a value of every replica PerReplica([x] * "
         f"{replicas}), or call gather outside of the function."
     )

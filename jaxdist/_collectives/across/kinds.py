@@ -3,8 +3,8 @@
 # Note [Kinds and contexts]
 `Strategy.reduce` and `gather` find the function for a leaf in one table: kind of value times
 context. The column of the context outside of a step is here (`reduce.py`, `gather.py`,
-`slices.py`), since `CrossDeviceOps` use it, too. `_strategies/across/table.py` adds the columns of
-a merge function and of the user's `CrossDeviceOps`. No other code asks a leaf for its type.
+`slices.py`), since `CrossDeviceOps` use it, too. `_strategies/across/calls.py` adds the columns of
+a merge function and of the user's `CrossDeviceOps`. No other code checks the type of a leaf.
 """
 
 import dataclasses

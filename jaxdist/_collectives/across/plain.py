@@ -57,9 +57,8 @@ def put_on_default_device(array: np.ndarray, like: Any = None) -> jax.Array:
     dtype = array.dtype
     is_kept = dtype.itemsize < 8 or dtype == jax.dtypes.canonicalize_dtype(dtype)
     placed = _compat.put_uncommitted(array) if is_kept else jnp.asarray(array)
-    if like is not None and not isinstance(like.dtype, np.dtype):
-        return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(like))
-    return placed
+    has_keys = like is not None and not isinstance(like.dtype, np.dtype)
+    return _as_keys(placed, like) if has_keys else placed
 
 
 def take_plain_array(array: jax.Array) -> jax.Array:
@@ -74,8 +73,7 @@ def take_plain_array(array: jax.Array) -> jax.Array:
         sharding: Any = array.sharding
         array = put(array, NamedSharding(sharding.mesh, PartitionSpec()))
     if not isinstance(array.dtype, np.dtype):  # random keys
-        bits = take_plain_array(jax.random.key_data(array))
-        return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(array))
+        return _as_keys(take_plain_array(jax.random.key_data(array)), like=array)
     # A committed array could not be combined with arrays on other devices.
     return _compat.make_uncommitted(array.addressable_data(0))
 
@@ -114,12 +112,12 @@ def bring_all(request: Request, name: str, value: PerReplica) -> PerReplica:
     purpose = f"the numbers of {name}"
     seconds = request.options.timeout_seconds
     texts = _processes.exchange(name_call(), _CHANNEL, json.dumps(own), seconds, purpose)
-    said = [json.loads(text) for text in texts]
-    if None not in said:
+    of_all = [json.loads(text) for text in texts]
+    if None not in of_all:
         # Exact for integers of any size, which a sum has to compare with the dtype's bounds.
-        left = {p: iter(values) for p, values in enumerate(said)}
+        left = {p: iter(values) for p, values in enumerate(of_all)}
         return PerReplica([next(left[p]) for p in layout.replica_owners])
-    arrays = [x if hasattr(x, "dtype") else jax.numpy.asarray(x) for x in value.values]
+    arrays = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in value.values]
     if any(not hasattr(x, "dtype") for x in value.values):
         value = PerReplica(arrays)  # lists of numbers
     shapes: Any = find_shapes(name, value, layout)  # not None: all values are arrays
@@ -140,7 +138,8 @@ def _pad(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.pad(array, [(0, n - m) for n, m in zip(shape, array.shape, strict=True)])
 
 
-def _as_keys(bits: np.ndarray, like: Any) -> Any:
+def _as_keys(bits: Any, like: Any) -> Any:
+    """Return random keys with these bits if `like` has keys, else the array unchanged."""
     if isinstance(like.dtype, np.dtype):
         return bits
-    return jax.random.wrap_key_data(jax.numpy.asarray(bits), impl=jax.random.key_impl(like))
+    return jax.random.wrap_key_data(jnp.asarray(bits), impl=jax.random.key_impl(like))

@@ -104,7 +104,7 @@ def plan_one(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
         f"strategy has {layout.num_replicas} replicas.",
         "Only a PerReplica, an array laid out over the replicas, or one that is replicated over "
         "the strategy's devices can be summed over replicas.",
-        f"Multiply by {layout.num_replicas} if that is meant, use 'MEAN' (which gives it back), "
+        f"Multiply by {layout.num_replicas} if that is meant, use 'MEAN' (which returns it), "
         "or replicate it with jax.device_put(value, strategy.replicated_sharding).",
     )
 
@@ -261,7 +261,7 @@ def check_reducible(named: Mapping[str, Any], axis: Any) -> None:
     shown_axis = axis[0] if isinstance(axis, tuple) and len(axis) == 1 else axis
     remedy = "Reduce the other dims too, or pad them first."
     if axis is None:
-        remedy = "Give axis=0 to reduce the rows of all replicas together."
+        remedy = "Pass axis=0 to reduce the rows of all replicas together."
     check_together(named, free, remedy=remedy, arguments=f"(axis={shown_axis})")
 
 

@@ -117,7 +117,7 @@ def reduce_tree_of_one(op: ReduceOp, value: PyTree) -> PyTree:
 
 
 def _is_distributed(value: Any, layout: ReplicaMesh) -> bool:
-    """Whether replicas have a value, each its own or all the same."""
+    """Whether a value is that of the replicas: one for each, or one for all."""
     if isinstance(value, PerReplica) or is_mirrored(value, layout):
         return True
     return isinstance(value, jax.Array) and placement_of(value, layout).kind is Kind.PER_REPLICA

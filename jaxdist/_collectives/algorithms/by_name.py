@@ -8,9 +8,8 @@ import jax
 
 from jaxdist import cost
 from jaxdist._called import called, refuse
-from jaxdist._collectives.algorithms.algorithm import Algorithm, ReplicaGroups, Scattering
+from jaxdist._collectives.algorithms.algorithm import Algorithm, ReplicaGroups, Scattering, TwoLevel
 from jaxdist._collectives.algorithms.one_level import HalvingDoubling, Host, OneDevice, Ring, Xla
-from jaxdist._collectives.algorithms.two_level import TwoLevel
 from jaxdist._mesh import ReplicaMesh
 
 NAMES = (

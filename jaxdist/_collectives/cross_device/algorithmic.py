@@ -10,18 +10,21 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxdist._called import called
+from jaxdist._called import called, name_call
 from jaxdist._collectives.across.plain import take_plain_array
 from jaxdist._collectives.across.together import check_sum
 from jaxdist._collectives.cross_device.base import CrossDeviceOps
-from jaxdist._collectives.cross_device.destinations import find_target, put_on_target
-from jaxdist._collectives.cross_device.values import find_layout, put_on_mesh
+from jaxdist._collectives.cross_device.values import (
+    find_layout,
+    find_target,
+    put_on_target,
+)
 from jaxdist._collectives.marks import AllReducePlan, Summing, bind_all_reduce
 from jaxdist._collectives.options import CommunicationOptions
 from jaxdist._collectives.reduction import ReduceOp, finish_sum, prepare_summands, result_dtype
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_integer
-from jaxdist._values import Form, Handle, view_auto
+from jaxdist._values import Form, Handle, place_per_replica, view_auto
 from jaxdist.errors import ArgumentError
 
 
@@ -87,7 +90,10 @@ class AlgorithmicOps(CrossDeviceOps):
             # A Python integer has no dtype yet, so an overflow can still be an error with its name.
             for i, value in enumerate(values):
                 check_sum(f"value {i}", value, None)
-        placed_values = put_on_mesh(values, layout)
+        caller = name_call()
+        placed_values = [
+            place_per_replica(f"{caller}: value {i}", v, layout) for i, v in enumerate(values)
+        ]
         scalars = tuple(v.form is Form.SCALARS for v in placed_values)
         program = _compile(self, reduce_op, layout, options, scalars)
         # One program for all values, so that their leaves can share packs.
@@ -116,7 +122,7 @@ class AlgorithmicOps(CrossDeviceOps):
         """Return the sums over the replicas, on each of them."""
         plan, how = self.summing(arrays, layout, options)
         if options.bytes_per_pack and not self.takes_bytes_per_pack:
-            sentence = f"bytes_per_pack: {self!r} packs as it was told when it was made"
+            sentence = f"bytes_per_pack: {self!r} packs as its own arguments say"
             plan = dataclasses.replace(plan, ignored=(*plan.ignored, sentence))
         return bind_all_reduce(arrays, plan, how)
 

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Any, final
 
-from jaxdist._called import call_as, called, refuse
-from jaxdist._collectives.algorithms import Algorithm, TwoLevel, Xla, find_worker_size, group_all
+from jaxdist._called import called, refuse
+from jaxdist._collectives.algorithms.algorithm import Algorithm, TwoLevel, group_all
+from jaxdist._collectives.algorithms.by_name import find_worker_size
+from jaxdist._collectives.algorithms.one_level import Xla
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps, check_count
 from jaxdist._collectives.marks import AllReducePlan, Summing
 from jaxdist._collectives.options import CommunicationOptions
@@ -80,8 +82,8 @@ class NcclAllReduce(AlgorithmicOps):
     ) -> tuple[AllReducePlan, Summing]:
         """Return all-reduces of several leaves each."""
         packs = LeafPacks(layout.replica_axes, num_packs=self.num_packs)
-        asked = packs.largest_bytes(leaves) if self.num_packs else 0
-        return AllReducePlan("xla", repr(self), pack_bytes=asked), packs
+        largest = packs.largest_bytes(leaves) if self.num_packs else 0
+        return AllReducePlan("xla", repr(self), pack_bytes=largest), packs
 
     def __repr__(self) -> str:
         return f"NcclAllReduce(num_packs={self.num_packs})"
@@ -126,13 +128,11 @@ class HierarchicalCopyAllReduce(AlgorithmicOps):
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
     ) -> tuple[AllReducePlan, Summing]:
         """Return a sum of each pack in two levels."""
-        count = layout.num_replicas
-        algorithm: Algorithm = Xla()
+        algorithm = choose_hierarchical(layout)
         reason = f"{self!r}: no groups of several replicas each"
-        local = find_group_size(layout)
-        if local:
-            algorithm = TwoLevel(Xla(), Xla(), local)
-            reason = f"{self!r}: {count // local} groups of {local} replicas"
+        if isinstance(algorithm, TwoLevel):
+            local = algorithm.local
+            reason = f"{self!r}: {layout.num_replicas // local} groups of {local} replicas"
         packing = EqualPacks(self.num_packs) if self.num_packs else Alone()
         how = SumBySize(group_all(layout), (Entry(algorithm),), packing, self.num_packs > 0)
         return AllReducePlan(algorithm.name, reason), how
@@ -141,12 +141,15 @@ class HierarchicalCopyAllReduce(AlgorithmicOps):
         return f"HierarchicalCopyAllReduce(num_packs={self.num_packs})"
 
 
-def find_group_size(layout: ReplicaMesh) -> int:
-    """Return how many nearby replicas a group has; 0 if there are no groups of several."""
+def choose_hierarchical(layout: ReplicaMesh) -> Algorithm:
+    """Return two levels over groups of nearby replicas; XLA's own if no group has several."""
     count = layout.num_replicas
     # In one process JAX does not tell which devices are near, so two halves are a guess.
     local = find_worker_size(layout.replica_owners) or (count // 2 if count % 2 == 0 else 1)
-    return local if 1 < local < count else 0
+    return TwoLevel(Xla(), Xla(), local) if 1 < local < count else Xla()
+
+
+_ALGORITHMS = ("nccl", "hierarchical_copy")
 
 
 class AllReduceCrossDeviceOps(AlgorithmicOps):
@@ -181,10 +184,7 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
         agg_small_grads_max_bytes: int = 0,
         agg_small_grads_max_group: int = 10,
     ) -> None:
-        if not isinstance(all_reduce_alg, str) or all_reduce_alg not in (
-            "nccl",
-            "hierarchical_copy",
-        ):
+        if not isinstance(all_reduce_alg, str) or all_reduce_alg not in _ALGORITHMS:
             raise refuse(
                 f"all_reduce_alg={show(all_reduce_alg)}.",
                 "all_reduce_alg is 'nccl' or 'hierarchical_copy'.",
@@ -193,15 +193,15 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
         self.all_reduce_alg = all_reduce_alg
         self._set_packing(num_packs, agg_small_grads_max_bytes, agg_small_grads_max_group)
 
+    @called(lambda self: type(self).__name__)
     def _set_packing(self, num_packs: Any, max_bytes: Any, max_group: Any) -> None:
         """Check and set the attributes that control packing."""
-        name = type(self).__name__
-        self.num_packs = call_as(name, check_count, "num_packs", num_packs, least=0)
-        self.agg_small_grads_max_bytes = call_as(
-            name, check_count, "agg_small_grads_max_bytes", max_bytes, least=0
+        self.num_packs = check_count("num_packs", num_packs, least=0)
+        self.agg_small_grads_max_bytes = check_count(
+            "agg_small_grads_max_bytes", max_bytes, least=0
         )
-        self.agg_small_grads_max_group = call_as(
-            name, check_count, "agg_small_grads_max_group", max_group, least=1
+        self.agg_small_grads_max_group = check_count(
+            "agg_small_grads_max_group", max_group, least=1
         )
 
     @property
@@ -232,9 +232,8 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
     ) -> tuple[AllReducePlan, Summing]:
         """Return one algorithm for all leaves."""
-        algorithm: Algorithm = Xla()
-        if self.all_reduce_alg == "hierarchical_copy" and (local := find_group_size(layout)):
-            algorithm = TwoLevel(Xla(), Xla(), local)
+        is_flat = self.all_reduce_alg == "nccl"
+        algorithm = Xla() if is_flat else choose_hierarchical(layout)
         how = SumBySize(group_all(layout), (Entry(algorithm),), self.packing, self.is_packed)
         return AllReducePlan(algorithm.name, repr(self)), how
 

@@ -9,19 +9,22 @@ import numpy as np
 from jaxdist._called import called, refuse
 from jaxdist._collectives.across.gather import gather_across
 from jaxdist._collectives.across.kinds import Request
+from jaxdist._collectives.across.slices import scale_rows
 from jaxdist._collectives.across.together import check_together
-from jaxdist._collectives.cross_device.destinations import find_target, put_on_target
 from jaxdist._collectives.cross_device.values import (
     as_per_replica,
+    count_replicas,
     find_layout,
+    find_target,
     gather_handle,
     local_shape,
+    put_on_target,
     read_slices,
-    reduce_slices,
 )
 from jaxdist._collectives.in_replica import check_results, gather_dim
 from jaxdist._collectives.options import CommunicationOptions, read_options
-from jaxdist._collectives.reduction import ReduceOp, check_integer, check_supported, reduce_op
+from jaxdist._collectives.reduction import ReduceOp, check_integer, check_supported
+from jaxdist._collectives.reduction import reduce_op as _read_op
 from jaxdist._validate import show
 from jaxdist._values import Handle, IndexedSlices, PerReplica, is_per_replica
 from jaxdist.errors import ReplicaValueError, UnsupportedError
@@ -98,7 +101,7 @@ class CrossDeviceOps:
         Source:
             `tf.distribute.CrossDeviceOps.reduce`.
         """
-        op, chosen = self._check_options(reduce_op, options, experimental_hints)
+        op, chosen = _read_op(reduce_op), read_options(options, experimental_hints)
         # Wrong destinations are an error before any value is moved. The mesh is not known yet.
         find_target(destinations, None)
         slices = read_slices("per_replica_value", per_replica_value)
@@ -143,7 +146,7 @@ class CrossDeviceOps:
         Source:
             `tf.distribute.CrossDeviceOps.batch_reduce`.
         """
-        op, chosen = self._check_options(reduce_op, options, experimental_hints)
+        op, chosen = _read_op(reduce_op), read_options(options, experimental_hints)
         pairs = check_pairs(value_destination_pairs)
         for _, d in pairs:
             find_target(d, None)
@@ -178,13 +181,14 @@ class CrossDeviceOps:
         destinations: Any,
         options: CommunicationOptions,
     ) -> IndexedSlices:
-        """Reduce `IndexedSlices` by this class's gather."""
-
-        def gather(part: PerReplica) -> Any:
+        """Concatenate the rows of all replicas; for a mean, divide them by the replicas."""
+        values = as_per_replica(f"{name}.values", slices.values)
+        indices = as_per_replica(f"{name}.indices", slices.indices)
+        whole = []
+        for part in (values, indices):
             gather_dim(name, local_shape(part), 0)
-            return self.gather_implementation(part, destinations, 0, options)
-
-        return reduce_slices(name, op, slices, gather)
+            whole.append(self.gather_implementation(part, destinations, 0, options))
+        return slices.with_parts(scale_rows(op, whole[0], count_replicas(values)), whole[1])
 
     @called(lambda self: f"{type(self).__name__}.broadcast")
     def broadcast(self, tensor: Any, destinations: Any) -> Any:
@@ -257,7 +261,7 @@ class CrossDeviceOps:
         Source:
             `tf.distribute.CrossDeviceOps._gather`.
         """
-        _, chosen = self._check_options(ReduceOp.SUM, options, experimental_hints)
+        chosen = read_options(options, experimental_hints)
         value = as_per_replica("per_replica_value", per_replica_value)
         find_target(destinations, None)
         gather_dim("per_replica_value", local_shape(value), axis)
@@ -285,9 +289,8 @@ class CrossDeviceOps:
             check_results(self, results, [local_shape(per_replica_value)])
             return results[0]
         raise UnsupportedError(
-            f"A reduction with {type(self).__name__} was asked for, and it has no "
-            "reduce_implementation.\n\n"
-            "A subclass of CrossDeviceOps says how values are reduced.\n\n"
+            f"{type(self).__name__} was used for a reduction, and it has no reduce_implementation."
+            "\n\nA subclass of CrossDeviceOps defines how values are reduced.\n\n"
             "Override reduce_implementation(reduce_op, per_replica_value, destinations, options), "
             "or batch_reduce_implementation."
         )
@@ -333,12 +336,6 @@ class CrossDeviceOps:
         whole = gather_across(request, "per_replica_value", per_replica_value)
         return put_on_target(whole, find_target(destinations, layout))
 
-    def _check_options(
-        self, op: Any, options: Any, hints: Any
-    ) -> tuple[ReduceOp, CommunicationOptions]:
-        """Return the reduce op and the options of a call, checked."""
-        return reduce_op(op), read_options(options, hints, packs=True)
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
@@ -348,7 +345,7 @@ def _check_one(name: str, leaf: Any) -> None:
     if isinstance(leaf, PerReplica):
         raise refuse(
             f"{name}={leaf!r}, a PerReplica.",
-            "What is broadcast is one value, and a PerReplica has one for each replica.",
+            "A broadcast copies one value, and a PerReplica has one for each replica.",
             "Reduce it first: ops.reduce('MEAN', value, destinations).",
         )
     check_integer(f"cannot broadcast {name}", leaf)
@@ -360,15 +357,15 @@ def _check_broadcast(what: str, result: Any, tensor: Any) -> None:
     wanted, found = (jax.tree.flatten_with_path(x) for x in (tensor, result))
     if found[1] != wanted[1]:
         raise ReplicaValueError(
-            f"{what} gave {result!r}, of type {type(result).__name__}.\n\n"
-            "It returns the structure that it was given.\n\n"
+            f"{what} returned {result!r}, of type {type(result).__name__}.\n\n"
+            "It returns a value of the structure that it was given.\n\n"
             f"Return a pytree with the structure {wanted[1]}."
         )
     for (path, have), (_, given) in zip(found[0], wanted[0], strict=True):
         if np.shape(have) != np.shape(given):
             raise ReplicaValueError(
-                f"{what} gave tensor{jax.tree_util.keystr(path)} of shape {list(np.shape(have))}, "
-                f"and it was given {list(np.shape(given))}.\n\n"
+                f"{what} returned tensor{jax.tree_util.keystr(path)} of shape "
+                f"{list(np.shape(have))}, and it was given {list(np.shape(given))}.\n\n"
                 "It returns the array that it was given, on the destinations.\n\n"
                 f"Return an array of shape {list(np.shape(given))}."
             )

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxdist._called import called, refuse
-from jaxdist._collectives.algorithms import check_name, group_all, make_algorithm
+from jaxdist._collectives.algorithms.algorithm import group_all
+from jaxdist._collectives.algorithms.by_name import check_name, make_algorithm
 from jaxdist._collectives.cross_device.algorithmic import check_count
 from jaxdist._collectives.cross_device.all_reduce import AllReduceCrossDeviceOps
 from jaxdist._collectives.marks import AllReducePlan, Summing
@@ -18,16 +19,14 @@ from jaxdist._processes import get_current_process
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, DeviceError
 
-_CALLER = "MultiWorkerAllReduce"
-
 
 @dataclasses.dataclass(frozen=True)
 class AllReduceSpec:
     """One entry of a spec; a limit of -1 means no limit."""
 
     alg: str
-    shards: int = 1
-    limit: int = -1
+    shards: int
+    limit: int
 
 
 def parse_specs(given: Any) -> tuple[AllReduceSpec, ...]:
@@ -63,7 +62,8 @@ def parse_specs(given: Any) -> tuple[AllReduceSpec, ...]:
         raise refuse(
             f"all_reduce_spec={given!r}, with the limits {limits}.",
             "Limits increase from entry to entry, and the last one is -1, for all larger tensors.",
-            f"Pass for instance limits {_suggest_limits(limits)}.",
+            # Valid limits that are similar to the wrong ones.
+            f"Pass for instance limits {[*sorted(set(limits) - {-1})[: len(limits) - 1], -1]}.",
         )
     return tuple(entries)
 
@@ -92,11 +92,6 @@ def _parse_entry(one: Any, given: Any) -> AllReduceSpec:
                 f"Pass for instance ({alg!r}, 1, -1).",
             )
     return AllReduceSpec(str(alg), int(shards), int(limit))
-
-
-def _suggest_limits(limits: list[int]) -> list[int]:
-    """Return valid limits that are similar to the wrong ones, for the error."""
-    return [*sorted({n for n in limits if n >= 0})[: len(limits) - 1], -1]
 
 
 _TASK = re.compile(r"/job:(?P<job>\w+)(/replica:\d+)?/task:(?P<task>\d+)$", re.IGNORECASE)
@@ -187,14 +182,10 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
             raise ArgumentError(
                 f"{self!r} has {workers} worker(s) of {local} replica(s), {local * workers} "
                 f"together, and it is used with {layout.num_replicas} replicas.\n\n"
-                "All replicas are those of the workers.\n\n" + self._suggest(layout.num_replicas)
+                "The workers together have all replicas.\n\n" + self._suggest(layout.num_replicas)
             )
         entries = tuple(
-            Entry(
-                make_algorithm(s.alg, local=local, platform=layout.platform),
-                s.shards,
-                s.limit,
-            )
+            Entry(make_algorithm(s.alg, local=local, platform=layout.platform), s.shards, s.limit)
             for s in self.all_reduce_spec
         )
         on_cpu = layout.platform == "cpu" and any("pscpu" in s.alg for s in self.all_reduce_spec)
@@ -214,7 +205,7 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
         return f"Pass worker_devices with one of {fitting} names."
 
     def __repr__(self) -> str:
-        spec = [(s.alg, s.shards, s.limit) for s in self.all_reduce_spec]
+        spec = list(map(dataclasses.astuple, self.all_reduce_spec))
         return (
             f"MultiWorkerAllReduce({list(self.worker_devices)}, {self.num_gpus_per_worker}, "
             f"{spec}, num_packs={self.num_packs})"
@@ -254,8 +245,8 @@ def _check_workers(given: Any) -> tuple[str, ...]:
             )
     if len(set(workers)) < len(names):
         raise refuse(
-            f"worker_devices={list(names)}, in which one comes twice.",
-            "worker_devices has each worker once.",
+            f"worker_devices={list(names)}, which has one worker twice.",
+            "worker_devices lists each worker once.",
             "Leave the second one out.",
         )
     return names

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._called import called, refuse_type
-from jaxdist._collectives.algorithms import OneDevice, group_all
+from jaxdist._collectives.algorithms.algorithm import group_all
+from jaxdist._collectives.algorithms.one_level import OneDevice
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
+from jaxdist._collectives.in_replica import annotate_errors
 from jaxdist._collectives.marks import AllReducePlan, Summing
 from jaxdist._collectives.options import CommunicationOptions
 from jaxdist._collectives.reduction import ReduceOp, result_dtype
 from jaxdist._collectives.sums.packing import Entry, SumBySize
-from jaxdist._collectives.users_code import annotate_errors
 from jaxdist._devices import runtime
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import show
@@ -151,9 +152,9 @@ def _accumulate(
         if found == kind:
             return result
     raise ShapeError(
-        f"{what} gave {found} for {layout.num_replicas} values {kind}.\n\n"
-        f"It gives one array of the shape and dtype of each value: {kind}.\n\n"
-        "Reduce over the list alone, for instance sum(values), and cast what it gives: "
+        f"{what} returned {found} for {layout.num_replicas} values {kind}.\n\n"
+        f"It returns one array of the shape and dtype of each value: {kind}.\n\n"
+        "Reduce over the list alone, for instance sum(values), and cast the result: "
         "result.astype(values[0].dtype)."
     )
 

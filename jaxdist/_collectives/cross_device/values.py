@@ -1,32 +1,133 @@
 """The operands of `CrossDeviceOps`, and the mesh on which they are reduced."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxdist import _compat
 from jaxdist import _mesh as meshes
-from jaxdist._called import name_call, refuse
+from jaxdist._called import called, name_call, refuse
 from jaxdist._collectives.across.kinds import join_slices
-from jaxdist._collectives.across.slices import scale_rows
-from jaxdist._collectives.cross_device.destinations import list_devices
 from jaxdist._collectives.in_replica import gather_dim, gather_over_replicas
-from jaxdist._collectives.reduction import ReduceOp, check_numeric
+from jaxdist._collectives.reduction import check_numeric
 from jaxdist._devices import runtime
 from jaxdist._integers import check_all_fit
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._processes import get_current_process
+from jaxdist._typing import PyTree
+from jaxdist._validate import show
 from jaxdist._values import (
     Form,
     Handle,
     IndexedSlices,
     PerReplica,
     Variable,
+    copy_if_writable,
     get_call_context,
-    place_per_replica,
+    put,
 )
-from jaxdist.errors import ArgumentTypeError, ContextError, ReplicaValueError
+from jaxdist.errors import ArgumentTypeError, ContextError, DeviceError, ReplicaValueError
+
+
+def find_target(destinations: Any, layout: ReplicaMesh | None) -> Any:
+    """Return a device, or a replicated sharding; None if only a distributed value can tell.
+
+    Args:
+        destinations: A device or its name, a distributed value, or a list of devices.
+        layout: The mesh of the values, if it is known.
+
+    Raises:
+        ArgumentError: The destinations are something else, or empty.
+        DeviceError: A device does not exist.
+    """
+    caller = name_call()
+    if isinstance(destinations, (str, jax.Device)) and destinations != "":
+        device = runtime.device_from_name(destinations, f"{caller}(destinations=...)")
+        return _check_is_here(device)
+    if isinstance(destinations, (PerReplica, Variable, jax.Array)):
+        return _find_target_of_value(destinations, layout)
+    if isinstance(destinations, (list, tuple)) and destinations:
+        devices = runtime.distinct_devices(destinations, "destinations")
+        if layout is not None and set(devices) == layout.device_set:
+            # The sharding of the values' own mesh, so that the result needs no further copy.
+            return layout.replicated
+        if len(devices) == 1:
+            return _check_is_here(devices[0])
+        return meshes.build(devices).replicated
+    raise refuse(
+        f"destinations={show(destinations)}.",
+        "destinations is a device or its name, a list of them, or a distributed value.",
+        f"Pass for instance destinations='{jax.default_backend()}:0'.",
+    )
+
+
+def _check_is_here(device: jax.Device) -> jax.Device:
+    """Return a single device; raise if it is one of another process, which alone can use it."""
+    here = get_current_process().index
+    if device.process_index == here:
+        return device
+    raise refuse(
+        f"destinations={runtime.device_name(device)!r}, a device of process {device.process_index}"
+        f", in process {here}.",
+        "Each process gets the result on a device of its own, or on all devices of the strategy.",
+        f"Pass one of {runtime.list_device_names()}, which names a device of each process, or a "
+        "list of all devices of the strategy.",
+        kind=DeviceError,
+    )
+
+
+def _find_target_of_value(value: Any, layout: ReplicaMesh | None) -> Any:
+    """Return the placement that replicates over the devices of a value, or None."""
+    if layout is not None:
+        return layout.replicated
+    if isinstance(value, PerReplica):
+        value = value.array if value.is_global and not isinstance(value, Handle) else None
+    # The sharding of a tracer cannot be read.
+    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+        sharding = value.sharding
+        if isinstance(sharding, NamedSharding):
+            return NamedSharding(sharding.mesh, PartitionSpec())
+        if len(sharding.device_set) == 1:
+            return next(iter(sharding.device_set))
+    return None
+
+
+def target_in_strategy(destinations: Any, layout: ReplicaMesh) -> Any:
+    """Return the target of a strategy: one device, or all devices of the strategy."""
+    target = find_target(destinations, layout)
+    if isinstance(target, NamedSharding) and target != layout.replicated:
+        raise refuse(
+            f"{len(destinations)} destinations that are not the strategy's own devices: "
+            f"{[str(d) for d in destinations]}.",
+            "The destination is one device, or all devices of the strategy.",
+            f"Pass one device, or all of {[str(d) for d in layout.devices]}.",
+            kind=DeviceError,
+        )
+    return target
+
+
+def put_on_target(value: PyTree, target: Any) -> PyTree:
+    """Return a pytree of arrays on a target; tracers are returned unchanged."""
+
+    def put_leaf(leaf: Any) -> Any:
+        # See Note [Who owns host memory].
+        return leaf if isinstance(leaf, jax.core.Tracer) else put(copy_if_writable(leaf), target)
+
+    return jax.tree.map(put_leaf, value)
+
+
+@called("")
+def list_devices(destinations: Any) -> Sequence[jax.Device]:
+    """Return the devices that destinations name, or an empty list if they name no device."""
+    if isinstance(destinations, (list, tuple)):
+        return [runtime.device_from_name(d) for d in destinations]
+    target = find_target(destinations, None)
+    if isinstance(target, NamedSharding):
+        return list(target.mesh.devices.ravel())
+    return [target] if isinstance(target, jax.Device) else []
 
 
 def as_per_replica(name: str, value: Any) -> PerReplica:
@@ -72,9 +173,9 @@ def _refuse_traced(name: str, value: Any) -> None:
     is_traced = isinstance(value, jax.core.Tracer)
     if get_call_context().in_replica and (is_traced or isinstance(value, PerReplica)):
         raise ContextError(
-            f"{name_call()} was called in a step, and {name} is no value of all replicas there: "
-            f"{value!r}.\n\nIn a step, a replica has its own value alone; a merge function gets "
-            "those of all.\n\nCall get_replica_context().all_reduce(op, value) or "
+            f"{name_call()} was called in a step, and {name} is not a value of all replicas there: "
+            f"{value!r}.\n\nIn a step, a replica has only its own value; a merge function gets "
+            "the values of all.\n\nCall get_replica_context().all_reduce(op, value) or "
             f".all_gather(value, axis), or {name_call()} in merge_fn of "
             "get_replica_context().merge_call(merge_fn, args=(value,))."
         )
@@ -84,7 +185,7 @@ def _refuse_traced(name: str, value: Any) -> None:
             f"{name}={value!r} inside a trace (jax.jit, jax.grad ...), where the layout of an "
             "array cannot be seen.",
             "The layout says which rows belong to which replica.",
-            "Call strategy.reduce or strategy.gather, which know their replicas, or give the "
+            "Call strategy.reduce or strategy.gather, which know their replicas, or pass the "
             "values one by one: jaxdist.PerReplica([value_of_replica_0, ...]).",
             kind=ReplicaValueError,
         )
@@ -155,7 +256,7 @@ def find_layout(values: Sequence[PerReplica], destinations: Sequence[Any]) -> Re
     if len(set(counts)) > 1:
         raise refuse(
             f"values of different numbers of replicas: {counts}.",
-            "Values that are reduced together are of the same replicas.",
+            "Values that are reduced together must be of the same replicas.",
             "Call it once for the values of each number of replicas.",
             kind=ReplicaValueError,
         )
@@ -174,7 +275,7 @@ def find_layout(values: Sequence[PerReplica], destinations: Sequence[Any]) -> Re
         raise refuse(
             f"a PerReplica of {count} values, and this process has {len(present)} device(s).",
             "Each value is reduced on a device of its own.",
-            f"Ask for more CPU devices before JAX starts: jaxdist.testing.virtual_devices({count}"
+            f"Request more CPU devices before JAX starts: jaxdist.testing.virtual_devices({count}"
             ").",
             kind=ReplicaValueError,
         )
@@ -185,19 +286,9 @@ def _find_own_devices(value: PerReplica) -> list[jax.Device]:
     """Return the devices of the values, if each value has a device of its own."""
     if value.is_global:
         return []
-    sets = [
-        v.devices()
-        for v in value.values
-        if isinstance(v, jax.Array) and not isinstance(v, jax.core.Tracer)
-    ]
+    sets = [v.devices() for v in value.values if _compat.is_concrete(v)]
     alone = [next(iter(s)) for s in sets if len(s) == 1]
     return alone if len(set(alone)) == len(value.values) else []
-
-
-def put_on_mesh(values: Sequence[PerReplica], layout: ReplicaMesh) -> list[PerReplica]:
-    """Return the values as global arrays on the mesh, with dim 0 sharded over the replicas."""
-    caller = name_call()
-    return [place_per_replica(f"{caller}: value {i}", v, layout) for i, v in enumerate(values)]
 
 
 def gather_handle(handle: Handle, axis: int) -> jax.Array:
@@ -206,12 +297,8 @@ def gather_handle(handle: Handle, axis: int) -> jax.Array:
     return gather_over_replicas(handle.local, dim, handle.layout.replica_axes)
 
 
-# A function that concatenates one part over the replicas, on the destinations.
-Gather = Callable[[PerReplica], Any]
-
-
 def read_slices(name: str, value: Any) -> IndexedSlices | None:
-    """Return `value` as slices with per-replica parts, or None if it holds none.
+    """Return `value` as slices with per-replica parts, or None if it has no slices.
 
     Raises:
         ReplicaValueError: Only some replicas have slices, or their whole arrays differ.
@@ -230,15 +317,7 @@ def read_slices(name: str, value: Any) -> IndexedSlices | None:
         raise refuse(
             f"{name} that is not of one kind:\n{found}",
             "Slices are reduced with slices, of one whole array (dense_shape).",
-            "Give IndexedSlices on every replica, or slices.to_dense() on each.",
+            "Pass IndexedSlices on every replica, or slices.to_dense() on each.",
             kind=ReplicaValueError,
         )
     return join_slices(value)
-
-
-def reduce_slices(name: str, op: ReduceOp, slices: IndexedSlices, gather: Gather) -> IndexedSlices:
-    """Return the rows of all replicas; for a mean, divided by the number of replicas."""
-    values = as_per_replica(f"{name}.values", slices.values)
-    indices = as_per_replica(f"{name}.indices", slices.indices)
-    rows, numbers = gather(values), gather(indices)
-    return slices.with_parts(scale_rows(op, rows, count_replicas(values)), numbers)

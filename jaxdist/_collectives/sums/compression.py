@@ -9,8 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._called import refuse
-from jaxdist._collectives.algorithms import ReplicaGroups, Xla, group_all, split
-from jaxdist._collectives.algorithms.algorithm import pad_to_multiple
+from jaxdist._collectives.algorithms.algorithm import (
+    ReplicaGroups,
+    group_all,
+    pad_to_multiple,
+    split,
+)
+from jaxdist._collectives.algorithms.one_level import Xla
 from jaxdist._collectives.marks import assume_replicated
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import respell, show

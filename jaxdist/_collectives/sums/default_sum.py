@@ -8,7 +8,9 @@ from typing import Any
 import jax
 
 from jaxdist import cost
-from jaxdist._collectives.algorithms import Auto, group_all, hide_complex_constant, make_auto
+from jaxdist._collectives.algorithms.algorithm import group_all
+from jaxdist._collectives.algorithms.by_name import Auto, make_auto
+from jaxdist._collectives.algorithms.one_level import hide_complex_constant
 from jaxdist._collectives.marks import (
     AllReducePlan,
     Summing,
@@ -166,7 +168,7 @@ def _sum_by_tree(
     change.
     """
     if options.bytes_per_pack:
-        note_ignored("bytes_per_pack: with deterministic=True sums go by one tree")
+        note_ignored("bytes_per_pack: with deterministic=True, all sums use one tree")
     note_plan(
         lambda: AllReducePlan(
             "tree", "deterministic=True: pairs, and pairs of pairs, on any devices"
@@ -206,12 +208,12 @@ def _choose_algorithms(
 def _plan_psum(leaves: Sequence[Any], layout: ReplicaMesh, timed: bool = False) -> AllReducePlan:
     """Return the plan of a bare `psum`."""
     if layout.num_logical > 1:
-        reason = "leaves may lie in different layouts over the logical devices"
+        reason = "leaves may have different layouts over the logical devices"
     elif layout.platform == "cpu":
         below = cost.pack_below(cost.links_of(layout).across)
-        reason = f"no two leaves of one dtype are below {below:,} bytes, so each goes alone"
+        reason = f"no two leaves of one dtype are below {below:,} bytes, so each is reduced alone"
     else:
-        reason = f"on {layout.platform} XLA puts leaves together without copies"
+        reason = f"on {layout.platform} XLA combines leaves without copies"
     times = _predict_times(leaves, make_auto(layout), layout) if timed else ()
     return AllReducePlan(XLA, reason, times)
 

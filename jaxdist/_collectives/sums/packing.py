@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdist._collectives.algorithms import Algorithm, ReplicaGroups
+from jaxdist._collectives.algorithms.algorithm import Algorithm, ReplicaGroups
 from jaxdist._collectives.marks import order_after
 
 
@@ -29,42 +29,27 @@ class Packing(abc.ABC):
     def packs(self, leaves: Sequence[Any]) -> list[list[Piece]]:
         """Return the pieces of each vector. Every element of every leaf is in one piece."""
 
-    def pack(self, leaves: Sequence[jax.Array]) -> "Packed":
-        """Return the vectors of `leaves`."""
-        packs = self.packs(leaves)
-        return Packed(tuple(leaves), packs, [_concatenate_pieces(leaves, pack) for pack in packs])
+
+def unpack(
+    leaves: Sequence[Any], packs: Sequence[Sequence[Piece]], vectors: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """Return arrays like `leaves` whose pieces are those of the vectors, one for each pack."""
+    found: list[dict[int, jax.Array]] = [{} for _ in leaves]
+    for pack, vector in zip(packs, vectors, strict=True):
+        # One operation for all pieces, and `lax` instead of `jnp`: JAX traces them faster.
+        own = jax.lax.split(vector, [piece.stop - piece.start for piece in pack])
+        for piece, part in zip(pack, own, strict=True):
+            found[piece.leaf][piece.start] = part
+    # A leaf without elements has no piece.
+    return [
+        jax.lax.reshape(_join([parts[start] for start in sorted(parts)]), like.shape)
+        if parts
+        else jnp.zeros(like.shape, like.dtype)
+        for like, parts in zip(leaves, found, strict=True)
+    ]
 
 
-@dataclasses.dataclass(frozen=True)
-class Packed:
-    """Vectors, with the leaves and the pieces that they consist of."""
-
-    leaves: tuple[Any, ...]
-    packs: list[list[Piece]]
-    vectors: list[jax.Array]
-
-    def unpack(self, vectors: Sequence[jax.Array]) -> list[jax.Array]:
-        """Return leaves that consist of other vectors of the same sizes."""
-        found: dict[int, list[tuple[int, jax.Array]]] = {}
-        for pack, vector in zip(self.packs, vectors, strict=True):
-            # One operation for all pieces, and `lax` instead of `jnp`: JAX traces them faster.
-            own = jax.lax.split(vector, [piece.stop - piece.start for piece in pack])
-            for piece, part in zip(pack, own, strict=True):
-                found.setdefault(piece.leaf, []).append((piece.start, part))
-        return [self._assemble_leaf(i, found.get(i, [])) for i in range(len(self.leaves))]
-
-    def _assemble_leaf(self, number: int, parts: list[tuple[int, jax.Array]]) -> jax.Array:
-        """Return one leaf from its pieces."""
-        like = self.leaves[number]
-        # A leaf without elements has no piece.
-        if not parts:
-            return jnp.zeros(like.shape, like.dtype)
-        ordered = [part for _, part in sorted(parts, key=lambda p: p[0])]
-        flat = ordered[0] if len(ordered) == 1 else jax.lax.concatenate(ordered, 0)
-        return jax.lax.reshape(flat, like.shape)
-
-
-def _concatenate_pieces(leaves: Sequence[jax.Array], pack: Sequence[Piece]) -> jax.Array:
+def concatenate_pieces(leaves: Sequence[jax.Array], pack: Sequence[Piece]) -> jax.Array:
     """Return the pieces of a pack as one vector."""
     flat = []
     for piece in pack:
@@ -72,7 +57,11 @@ def _concatenate_pieces(leaves: Sequence[jax.Array], pack: Sequence[Piece]) -> j
         whole = jax.lax.reshape(leaf, (leaf.size,))
         all_of_it = piece.stop - piece.start == leaf.size
         flat.append(whole if all_of_it else jax.lax.slice(whole, (piece.start,), (piece.stop,)))
-    return flat[0] if len(flat) == 1 else jax.lax.concatenate(flat, 0)
+    return _join(flat)
+
+
+def _join(vectors: list[jax.Array]) -> jax.Array:
+    return vectors[0] if len(vectors) == 1 else jax.lax.concatenate(vectors, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,12 +229,13 @@ class SumBySize:
         for entry in self.entries:
             mine = [i for i in left if entry.can_take(arrays[i])]
             left = [i for i in left if i not in set(mine)]
-            packed = self.packing.pack([arrays[i] for i in mine])
+            leaves = [arrays[i] for i in mine]
+            packs = self.packing.packs(leaves)
             sums: list[jax.Array] = []
-            for vector in packed.vectors:
+            for vector in [concatenate_pieces(leaves, pack) for pack in packs]:
                 # See Note [Collectives that stay apart].
                 own = order_after(sums[-1:], [vector])[0] if self.apart and sums else vector
                 sums.append(entry.all_reduce(own, self.level))
-            for i, total in zip(mine, packed.unpack(sums), strict=True):
+            for i, total in zip(mine, unpack(leaves, packs, sums), strict=True):
                 results[i] = total
         return results

@@ -1,4 +1,4 @@
-"""Functions of JAX that do something else while a step is traced or runs op by op."""
+"""Changes functions of JAX while a step is traced or runs op by op."""
 
 from jaxdist._compat.in_steps.constants import check_constants as check_constants
 from jaxdist._compat.in_steps.inferred_dims import InferredDims as InferredDims

@@ -7,6 +7,7 @@ an unknown number of rows.
 
 import contextlib
 import dataclasses
+import functools
 import math
 import operator
 import sys
@@ -101,15 +102,16 @@ _TRACE: ContextVar[ReshapesOfTrace | None] = ContextVar("jaxdist_reshapes", defa
 @contextlib.contextmanager
 def infer_dims(of_step: InferredDims) -> Iterator[ReshapesOfTrace]:
     """Note reshapes of arrays with rows in the block, and infer -1 for those without."""
-    original: Any = getattr(_array_methods, _COMPUTE)
-    if not getattr(original, "of_jaxdist", False):
-        setattr(_array_methods, _COMPUTE, _wrap(original))
+    _install()
     found = ReshapesOfTrace(of_step)
     with set_in_block(_TRACE, found):
         yield found
 
 
-def _wrap(original: Any) -> Any:
+@functools.cache
+def _install() -> None:
+    original: Any = getattr(_array_methods, _COMPUTE)
+
     def compute_newshape(array: Any, newshape: Any) -> Any:
         trace = _TRACE.get()
         wanted = None if trace is None else _as_sizes(newshape)
@@ -127,15 +129,14 @@ def _wrap(original: Any) -> Any:
         dim = trace.of_step.find(place, turn, shape, wanted)
         return original(array, newshape if dim is None else (*wanted[:at], dim, *wanted[at + 1 :]))
 
-    compute_newshape.of_jaxdist = True  # type: ignore[attr-defined]
-    return compute_newshape
+    setattr(_array_methods, _COMPUTE, compute_newshape)
 
 
 def _as_sizes(newshape: Any) -> tuple[int, ...] | None:
     try:
         sizes = [newshape] if not hasattr(newshape, "__iter__") else newshape
         return tuple(operator.index(n) for n in sizes)
-    except Exception:  # A dim that JAX refuses, with its own words.
+    except Exception:  # JAX refuses such a dim with its own error.
         return None
 
 

@@ -2,16 +2,16 @@
 
 # Note [Derivatives of empty results]
 # A lookup of no rows gives an empty array, which JAX makes as a constant. So JAX never computes the
-# derivative with respect to the table, and what comes before the table has no backward pass. If the
-# table was gathered from all replicas, the reduce-scatter of its gradient is missing on a replica
-# without rows, and the other replicas wait for it. A convolution of no rows, `jnp.where` and others
-# do the same. In a block of `keep_zero_derivatives` the derivative is an array of zeros, which is
-# computed like any other.
+# derivative with respect to the table, and operations before the table have no backward pass. If
+# the table was gathered from all replicas, the reduce-scatter of its gradient is missing on a
+# replica without rows, and the other replicas wait for it. A convolution of no rows, `jnp.where`
+# and others do the same. In a block of `keep_zero_derivatives` the derivative is an array of zeros,
+# which is computed like any other.
 
 import contextlib
 import functools
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -25,37 +25,27 @@ from jax._src.numpy import util as _util
 from jax._src.ops import scatter as _scatter
 from jax.extend.core.primitives import reduce_prod_p
 
-from jaxdist._compat.tracing import list_modules_of_jax
+from jaxdist._compat.tracing import list_modules_of_jax, set_in_block
 
-_HERE = threading.local()
+_IS_ON: ContextVar[bool] = ContextVar("jaxdist_keeps_zero_derivatives", default=False)
 
 # The lines that JAX names in programs outside of steps are those of the user's code.
 _source_info.register_exclusion(__file__)
 
 
-@contextlib.contextmanager
-def keep_zero_derivatives() -> Iterator[None]:
+def keep_zero_derivatives() -> contextlib.AbstractContextManager[None]:
     """Compute the derivatives of empty results in the block, in this thread.
 
     See Note [Derivatives of empty results]. Waits for JAX to compute them.
     """
     _install()
-    before = _is_on()
-    _HERE.on = True
-    try:
-        yield
-    finally:
-        _HERE.on = before
-
-
-def _is_on() -> bool:
-    return getattr(_HERE, "on", False)
+    return set_in_block(_IS_ON, True)
 
 
 @functools.cache
 def _install() -> None:
     # The functions are global and other threads may trace at the same time, so the switch is a
-    # thread-local value.
+    # context variable.
     _wrap(_indexing, "_gather", [0])
     _wrap(_indexing, "_take", [0])
     _wrap(_scatter, "_scatter_impl", [1])
@@ -65,8 +55,7 @@ def _install() -> None:
         rule: Any = rules[convolution]
         of_input, of_kernel = rule.args
         rules[convolution] = functools.partial(rule.func, of_input, _with_zeros(of_kernel))
-    product = reduce_prod_p
-    _ad.primitive_jvps[product] = _with_tangent(_ad.primitive_jvps[product])
+    _ad.primitive_jvps[reduce_prod_p] = _with_tangent(_ad.primitive_jvps[reduce_prod_p])
 
 
 def _wrap(module: Any, name: str, operands: Sequence[int]) -> None:
@@ -75,7 +64,7 @@ def _wrap(module: Any, name: str, operands: Sequence[int]) -> None:
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if not _is_on():
+        if not _IS_ON.get():
             return function(*args, **kwargs)
         # A parameter in pieces is gathered here, once.
         given = [_as_array(x) if n in operands else x for n, x in enumerate(args)]
@@ -93,9 +82,8 @@ def _wrap(module: Any, name: str, operands: Sequence[int]) -> None:
 
 
 def _as_array(x: Any) -> Any:
-    return (
-        x if isinstance(x, jax.core.Tracer) or not hasattr(x, "__jax_array__") else jnp.asarray(x)
-    )
+    is_array = isinstance(x, jax.core.Tracer) or not hasattr(x, "__jax_array__")
+    return x if is_array else jnp.asarray(x)
 
 
 def _append_nothing(array: Any, of: Any) -> Any:
@@ -114,7 +102,7 @@ def _with_tangent(rule: Callable[..., Any]) -> Callable[..., Any]:
     def with_tangent(primals: Any, tangents: Any, **params: Any) -> Any:
         result, tangent = rule(primals, tangents, **params)
         [of] = tangents
-        if primals[0].size or isinstance(of, _ad_util.Zero) or not _is_on():
+        if primals[0].size or isinstance(of, _ad_util.Zero) or not _IS_ON.get():
             return result, tangent
         return result, _append_nothing(_ad_util.instantiate(tangent), of)
 
@@ -128,6 +116,6 @@ def _with_zeros(rule: Callable[..., Any]) -> Callable[..., Any]:
     def with_zeros(*args: Any, **kwargs: Any) -> Any:
         result = rule(*args, **kwargs)
         is_zero = isinstance(result, _ad_util.Zero)
-        return _ad_util.instantiate(result) if is_zero and _is_on() else result
+        return _ad_util.instantiate(result) if is_zero and _IS_ON.get() else result
 
     return with_zeros

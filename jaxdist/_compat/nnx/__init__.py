@@ -3,7 +3,6 @@
 from jaxdist._compat.nnx.assigned import let_variables_hold as let_variables_hold
 from jaxdist._compat.nnx.batch_statistics import leave_out_padding as leave_out_padding
 from jaxdist._compat.nnx.batch_statistics import weigh_batch_statistics as weigh_batch_statistics
-from jaxdist._compat.nnx.distant_values import DistantValue as DistantValue
 from jaxdist._compat.nnx.distant_values import find_lent as find_lent
 from jaxdist._compat.nnx.distant_values import get_held as get_held
 from jaxdist._compat.nnx.distant_values import is_distant as is_distant

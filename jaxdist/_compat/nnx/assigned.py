@@ -1,4 +1,4 @@
-"""NNX variables that hold a pytree node in place of an array, as parameters in pieces do.
+"""NNX variables that hold a pytree node instead of an array, as sharded parameters do.
 
 Flax passes what is in the slot of a variable to JAX where a function takes the variable itself
 (`jnp.matmul(x, kernel)`), and writes `kernel[...] = array` into it. A node can do neither.
@@ -23,12 +23,12 @@ _KNOWN: dict[type[Any], tuple[Assign, Restore]] = {}
 def let_variables_hold(kind: type[Any], assign: Assign, restore: Restore) -> None:
     """Let NNX variables that hold a node of this class be used as arrays, and assigned.
 
-    Waits for Flax to ask what is in the slot of a variable.
+    Waits for Flax to look at what is in the slot of a variable.
 
     Args:
         kind: The class, whose nodes have `__jax_array__`.
         assign: Takes a node, a value and an index; returns what the variable then holds.
-        restore: Makes a node from the `nnx.State` that `nnx.Optimizer.update` puts in its place.
+        restore: Makes a node from the `nnx.State` with which `nnx.Optimizer.update` replaces it.
     """
     _install()
     _KNOWN[kind] = assign, restore

@@ -65,11 +65,14 @@ def leave_out_padding(is_real: jax.Array, axes: tuple[str, ...]) -> AbstractCont
 
 
 def _use_rows(rows: _Rows) -> AbstractContextManager[None]:
-    for module in (_nnx, _linen):
-        original: Any = getattr(module, _COMPUTE)
-        if not getattr(original, "of_jaxdist", False):
-            setattr(module, _COMPUTE, _wrap(original))
+    _install()
     return set_in_block(_ROWS, rows)
+
+
+@functools.cache
+def _install() -> None:
+    for module in (_nnx, _linen):
+        setattr(module, _COMPUTE, _wrap(getattr(module, _COMPUTE)))
 
 
 def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -132,7 +135,6 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         (spread,) = add_up(variance + jnp.square(mean - whole))
         return whole, spread
 
-    compute_stats.of_jaxdist = True  # type: ignore[attr-defined]
     return compute_stats
 
 

@@ -14,7 +14,7 @@ import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 
 from flax import nnx
 from flax.nnx import graphlib
@@ -28,24 +28,14 @@ _REFUSED: ContextVar[list[JaxdistError] | None] = ContextVar("jaxdist_refused", 
 _SHOWS_OBJECTS: ContextVar[bool] = ContextVar("jaxdist_shows_distant_objects", default=False)
 
 
-class DistantValue(Protocol):
-    """The object in the slot of a variable whose value is in another place."""
+def show_as_array(kind: type[Any]) -> None:
+    """Let NNX variables that hold an object of a class look as if they held its value.
 
-    def lend(self) -> Any:
-        """Fetch the value, and return it as an array."""
-        ...
-
-    def take_back(self, value: Any) -> None:
-        """Take the value that a transformation writes back.
-
-        Raises:
-            JaxdistError: `value` is not the value lent last, or that value no longer exists.
-        """
-        ...
-
-
-def show_as_array(kind: type[DistantValue]) -> None:
-    """Let NNX variables that hold an object of a class look as if they held its value."""
+    Args:
+        kind: A class with two methods. `lend()` fetches the value, and returns it as an array.
+            `take_back(value)` takes what a transformation writes back, and raises a `JaxdistError`
+            if that is not the value lent last, or if that value no longer exists.
+    """
     _install()
     if kind not in _Shown.kinds:
         _Shown.kinds = (*_Shown.kinds, kind)
@@ -86,7 +76,7 @@ def offer_to_distant(
     pairs = zip(variables, values, strict=True)
     if not _Shown.kinds:
         return pairs
-    # All objects are asked before any other variable changes.
+    # All objects get their values before any other variable changes.
     return [pair for pair in pairs if not _write_back(*pair)]
 
 

@@ -267,9 +267,9 @@ def _trace_with_known_gathers(
 
 def _check_asked(logs: Sequence[GatherLog], groups: Groups) -> None:
     """Check the shapes of collectives, with errors that use the argument names of the caller."""
-    if len({len(log.asked) for log in logs}) > 1:
+    if len({len(log.collectives) for log in logs}) > 1:
         return
-    for calls in zip(*(log.asked for log in logs), strict=True):
+    for calls in zip(*(log.collectives for log in logs), strict=True):
         first = calls[0]
         # If the groups made different calls, joining the traces raises.
         if len({(c.caller, c.free, tuple(c.values)) for c in calls}) == 1:

@@ -6,7 +6,7 @@ traced. TensorFlow waits there until all replicas have arrived. jaxdist traces t
 replica sees it, so no replica waits: a per-replica value is a `Handle`, which holds the traced
 value of that replica. `Strategy.reduce` and `gather` then become collectives over the replica axes
 of the same program, and `Strategy.run` calls its function directly. Outside of a step the same
-methods work on concrete arrays. `table.py` has the functions for both.
+methods work on concrete arrays. `calls.py` has the functions for both.
 """
 
 from collections.abc import Callable, Mapping, Sequence

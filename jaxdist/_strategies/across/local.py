@@ -133,7 +133,8 @@ def make_from_function(
         return jax.tree.map(lambda x: _make_per_replica([x], layout).values[0], made)
     flat = []
     for r in layout.local_replicas:
-        leaves, structure = jax.tree.flatten(value_fn(_make_context(layout, r)), is_leaf=_is_none)
+        made = value_fn(_make_context(layout, r))
+        leaves, structure = jax.tree.flatten(made, is_leaf=lambda x: x is None)
         # See Note [Who owns host memory]: the next call may fill and return the same arrays.
         flat.append(([copy_if_writable(x) for x in leaves], structure))
     treedef = flat[0][1]
@@ -153,10 +154,6 @@ def _make_context(layout: ReplicaMesh, replica: int) -> data.ValueContext:
     return data.ValueContext(
         replica_id_in_sync_group=replica, num_replicas_in_sync=layout.num_replicas
     )
-
-
-def _is_none(x: Any) -> bool:
-    return x is None
 
 
 @called("experimental_distribute_values_from_function")

@@ -144,7 +144,7 @@ class StrategyExtended(ExtendedV1):
         check_across(self._strategy, "extended.reduce_to", _INSIDE)
         reduce_op = _collectives.reduce_op(reduce_op)
         target = _collectives.target_in_strategy(destinations, self._strategy.layout)
-        chosen = _collectives.read_options(options, experimental_hints, packs=True)
+        chosen = _collectives.read_options(options, experimental_hints)
         # Errors of `Strategy.reduce` begin with its name; the user called this method.
         with CallerRename("Strategy.reduce", caller):
             reduced = self._strategy.reduce(reduce_op, value, axis=None, options=chosen)
@@ -189,7 +189,7 @@ class StrategyExtended(ExtendedV1):
         check_across(self._strategy, "extended.batch_reduce_to", _INSIDE)
         reduce_op = _collectives.reduce_op(reduce_op)
         pairs = _collectives.check_pairs(value_destination_pairs)
-        chosen = _collectives.read_options(options, experimental_hints, packs=True)
+        chosen = _collectives.read_options(options, experimental_hints)
         layout = self._strategy.layout
         targets = [_collectives.target_in_strategy(d, layout) for _, d in pairs]
         # The list is one pytree, so one `reduce` can pack all values.
@@ -364,7 +364,7 @@ class StrategyExtended(ExtendedV1):
             where = "outside every strategy" if frame is None else frame.describe()
             raise ContextError(
                 f"StrategyExtended.colocate_vars_with was called {where}.\n\n"
-                "It says where variables are made, and those of a strategy are made in its scope."
+                "It places new variables, and those of a strategy are made in its scope."
                 "\n\nEnter strategy.scope() first."
             )
         given = colocate_with_variable
@@ -400,7 +400,7 @@ class StrategyExtended(ExtendedV1):
         Source:
             `tf.compat.v1.distribute.StrategyExtended.non_slot_devices`.
         """
-        remedy = "Pass for instance var_list=[variable], or [] where there is none."
+        remedy = "Pass for instance var_list=[variable], or [] if there are none."
         listed = as_list("var_list", var_list, "a list of variables", remedy)
         for number, v in enumerate(listed):
             _check_variable(v, f"var_list[{number}]")

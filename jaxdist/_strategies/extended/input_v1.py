@@ -18,7 +18,7 @@ def check_iterator(name: str, iterator: Any) -> None:
     if not isinstance(iterator, DistributedIterator):
         raise refuse_type(
             f"{name}={iterator!r:.200}, of type {type(iterator).__name__}.",
-            "Its batches have to be shared out over the replicas.",
+            "Its batches must be split over the replicas.",
             "Pass iter(strategy.experimental_distribute_dataset(dataset)), or "
             "strategy.make_dataset_iterator(dataset).",
         )
@@ -29,7 +29,7 @@ def check_per_worker(mode: Any) -> None:
     if mode is not InputReplicationMode.PER_WORKER:
         raise refuse(
             f"replication_mode={mode!r}.",
-            f"It knows {InputReplicationMode.PER_WORKER} alone, as in tf.distribute.",
+            f"It supports only {InputReplicationMode.PER_WORKER}, as in tf.distribute.",
             "For a dataset of each replica use distribute_datasets_from_function with "
             "InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA).",
         )
@@ -157,7 +157,7 @@ class MultiStepContext:
             raise ContextError(
                 f"{name_call()}({name!r}) was called {frame.describe()}.\n\n"
                 "The step is traced, and its values are unavailable while tracing.\n\n"
-                f"Return the value from the step, and call it with what strategy.run gives."
+                f"Return the value from the step, and call it with what strategy.run returns."
             )
 
     def __repr__(self) -> str:

@@ -54,6 +54,7 @@ class StrategyMethodsV1:
         with CallerRename(name, f"experimental_{name}"):
             return self._strategy.distribute_datasets_from_function(dataset_fn, options)
 
+    @called("Strategy.unwrap", replaces="experimental_local_results")
     def unwrap(self, value: PyTree) -> tuple[Any, ...]:
         """Call `experimental_local_results`; this is its older name.
 
@@ -64,10 +65,9 @@ class StrategyMethodsV1:
         Source:
             `tf.compat.v1.distribute.Strategy.unwrap`.
         """
-        with CallerRename("experimental_local_results", "Strategy.unwrap"):
-            return self._strategy.experimental_local_results(value)
+        return self._strategy.experimental_local_results(value)
 
-    @called("Strategy.group")
+    @called("Strategy.group", replaces="experimental_local_results")
     def group(self, value: PyTree, name: str | None = None) -> Any:
         """Return the values of the replicas in this process, to wait for all of them.
 
@@ -96,8 +96,7 @@ class StrategyMethodsV1:
         if name is not None:
             check_text("name", name, "train")
             log_without_effect("name", "there are no operations to name")
-        with CallerRename("experimental_local_results", "Strategy.group"):
-            values = self._strategy.experimental_local_results(value)
+        values = self._strategy.experimental_local_results(value)
         return values[0] if len(values) == 1 else values
 
     def make_dataset_iterator(self, dataset: Any) -> data.DistributedIterator:

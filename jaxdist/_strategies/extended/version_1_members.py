@@ -15,7 +15,14 @@ from jaxdist._strategies.contexts import CALL_BEFORE_RUN, check_across
 from jaxdist._strategies.extended import input_v1
 from jaxdist._strategies.extended.input_v1 import MultiStepContext
 from jaxdist._typing import PyTree
-from jaxdist._validate import CallerRename, ErrorNote, as_flag, check_call_arguments, check_callable
+from jaxdist._validate import (
+    CallerRename,
+    ErrorNote,
+    as_flag,
+    as_integer,
+    check_call_arguments,
+    check_callable,
+)
 from jaxdist._values import Variable
 from jaxdist.data import DistributedIterator, Examples
 
@@ -184,12 +191,12 @@ class ExtendedV1:
         check_across(self._strategy, "extended.experimental_run_steps_on_iterator", CALL_BEFORE_RUN)
         check_callable(fn)
         input_v1.check_iterator("iterator", iterator)
-        _check_iterations(iterations)
+        iterations = as_integer("iterations", iterations, least=0, example=1)
         if not isinstance(initial_loop_values, (Mapping, type(None))):
             raise refuse_type(
                 f"initial_loop_values={initial_loop_values!r}, of type "
                 f"{type(initial_loop_values).__name__}.",
-                "initial_loop_values are the first outputs, by their names.",
+                "initial_loop_values has the first outputs, by their names.",
                 "Pass a dict such as {'loss': 0.0}, or None.",
             )
         context = MultiStepContext(self._strategy, dict(initial_loop_values or {}))
@@ -277,18 +284,3 @@ class ExtendedV1:
             2
         """
         return max(containers.Counter(self._strategy._hosts_of_replicas()).values())
-
-
-def _check_iterations(iterations: Any) -> None:
-    if not isinstance(iterations, int) or isinstance(iterations, bool):
-        raise refuse_type(
-            f"iterations={iterations!r}, of type {type(iterations).__name__}.",
-            "iterations is a number of batches, an integer from 0 up.",
-            "Pass for instance iterations=1.",
-        )
-    if iterations < 0:
-        raise refuse(
-            f"iterations={iterations}.",
-            "iterations is a number of batches, an integer from 0 up.",
-            "Pass for instance iterations=1.",
-        )

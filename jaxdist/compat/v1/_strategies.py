@@ -6,11 +6,11 @@ from typing import Any, final
 import jax
 
 from jaxdist import _strategies
-from jaxdist._called import called, refuse, refuse_type
+from jaxdist._called import called
 from jaxdist._collectives import CommunicationImplementation, CommunicationOptions, ReduceOp
 from jaxdist._strategies import check_assignment, check_communication
 from jaxdist._typing import PyTree
-from jaxdist._validate import log_without_effect
+from jaxdist._validate import as_integer, log_without_effect
 from jaxdist.cluster_resolver import ClusterResolver, TPUClusterResolver
 from jaxdist.tpu.experimental import DeviceAssignment
 
@@ -206,18 +206,9 @@ class TPUStrategy(Strategy):
 def _validate_steps(steps: Any) -> int:
     if steps is None:
         return 1
-    if not isinstance(steps, int) or isinstance(steps, bool):
-        raise refuse_type(
-            f"steps_per_run={steps!r}, of type {type(steps).__name__}.",
-            "It is a number of steps.",
-            "Pass an int, or None for 1.",
-        )
-    if steps < 1:
-        raise refuse(
-            f"steps_per_run={steps}.", "It is a number of steps, from 1.", "Pass 1, or None."
-        )
+    steps = as_integer("steps_per_run", steps, least=1, remedy="Pass 1, or None.")
     if steps > 1:
-        why = "strategy.run is one step all the same, and jaxdist.multi_step makes one of several"
+        why = "strategy.run is still one step, and jaxdist.multi_step joins several"
         log_without_effect("steps_per_run", why)
     return steps
 

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from jaxdist._late import open_late as _open_late
-from jaxdist._not_there import explain_missing as _explain_missing
 
 if TYPE_CHECKING:
     from jaxdist._collectives import CollectiveHints as CollectiveHints
@@ -21,4 +20,3 @@ if TYPE_CHECKING:
     CollectiveCommunication = CommunicationImplementation
 
 _open_late(__name__)
-_explain_missing(__name__)

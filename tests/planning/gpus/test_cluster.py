@@ -62,7 +62,7 @@ def _find_refusal(name: str) -> str | None:
         ("h100", "there are no sizes"),
         ("h100:axb", "the sizes 'axb' were not"),
         ("h1000:4x8", "The nearest is 'h100'"),
-        ("h100:9000x8", "which are 72,000 GPUs"),
+        ("h100:9000x8", "which is 72,000 GPUs"),
         ("h100:4x8*2", "the sizes '4x8*2' were not"),
     ],
 )
