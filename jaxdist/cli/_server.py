@@ -5,7 +5,7 @@ import argparse
 import jax
 
 from jaxdist import Server
-from jaxdist.cli._job_arguments import SERVER_JOBS, add_server_options
+from jaxdist.cli._server_options import SERVER_JOBS, add_server_options
 from jaxdist.cluster_resolver import choose_resolver
 from jaxdist.errors import ArgumentError, ClusterError
 

@@ -3,15 +3,14 @@
 Sources: JAX's pages on GPU performance and on multi-process programs.
 """
 
-import dataclasses
 import os
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from jaxdist._processes import INTERFACE, get_settings, variable_of
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One variable or flag.
 
     Args:
@@ -69,27 +68,14 @@ def list_settings(platform: str, environment: Mapping[str, str] = os.environ) ->
             ("rpc_seconds", settings.rpc_seconds, "wait for the reply of another task"),
         )
     ]
-    rows.append(
-        Row(
-            "jax_enable_recoverability",
-            "on when processes join",
-            "jaxdist",
-            "the others live when a process has ended",
-        )
-    )
-    rows.append(
-        Row(
-            "jax_enable_preemption_service",
-            "off when processes join",
-            "jaxdist",
-            "otherwise SIGTERM would not end a process",
-        )
-    )
+    joined, alive = "on when processes join", "the others live when a process has ended"
+    rows.append(Row("jax_enable_recoverability", joined, "jaxdist", alive))
+    apart, ends = "off when processes join", "otherwise SIGTERM would not end a process"
+    rows.append(Row("jax_enable_preemption_service", apart, "jaxdist", ends))
     if platform == "cpu":
         flag = "--xla_cpu_collective_timeout_seconds"
-        rows.append(
-            Row(flag, find_flag(flags, flag), "jaxdist, if unset", "ends a stuck collective")
-        )
+        now = find_flag(flags, flag)
+        rows.append(Row(flag, now, "jaxdist, if unset", "ends a stuck collective"))
     if platform == "gpu":
         visible = environment.get("CUDA_VISIBLE_DEVICES", "unset")
         one = "one GPU for each process"

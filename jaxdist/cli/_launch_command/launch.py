@@ -15,16 +15,10 @@ _WITH_SERVERS = "parameter_server"
 ParseArguments = Callable[[Sequence[str]], argparse.Namespace]
 
 
-def add_launch(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    shared: argparse.ArgumentParser,
-    parse: ParseArguments,
-) -> None:
+def add_launch(add: Callable[..., argparse.ArgumentParser], parse: ParseArguments) -> None:
     """Add the arguments of `jaxdist launch`; `parse` reads those of `jaxdist train`."""
-    parser = commands.add_parser(
+    parser = add(
         "launch",
-        parents=[shared],
-        allow_abbrev=False,
         help="start several processes on this machine",
         usage=(
             "jaxdist launch -n N [options] script.py [argument ...]\n"
