@@ -176,11 +176,9 @@ def _find_enlarged(rows: tuple[CompiledRow, ...]) -> dict[str, tuple[int, float]
     for row in rows:
         if row.enlarged:
             runs, more = found.get(row.enlarged, (0, 0.0))
+            own = _count_runs(row)
             # An all-reduce sends each byte twice.
-            found[row.enlarged] = (
-                runs + _count_runs(row),
-                more + _count_runs(row) * row.bytes_sent / 2,
-            )
+            found[row.enlarged] = runs + own, more + own * row.bytes_sent / 2
     return found
 
 

@@ -92,12 +92,8 @@ def _describe_link(word: str) -> str:
 
 
 def _list_network_cards(root: Path) -> list[tuple[str, str]]:
-    folder = root / "sys" / "class" / "infiniband"
-    found = []
-    for rate in sorted(folder.glob("*/ports/*/rate")):
-        card = f"network card {rate.parts[-4]}"
-        found.append((card, rate.read_text().strip()))
-    return found
+    rates = sorted((root / "sys" / "class" / "infiniband").glob("*/ports/*/rate"))
+    return [(f"network card {rate.parts[-4]}", rate.read_text().strip()) for rate in rates]
 
 
 def _find(pattern: str, text: str) -> str:
