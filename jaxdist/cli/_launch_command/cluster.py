@@ -10,11 +10,7 @@ from jaxdist._validate import as_path
 from jaxdist.cli._launch_command.files import print_task_file
 
 # Options of jobs whose processes are all alike.
-_ONLY_ALIKE = {
-    "count": "-n",
-    "elastic": "--elastic",
-    "report_seconds": "--report-seconds",
-}
+_ONLY_ALIKE = {"count": "-n", "elastic": "--elastic", "report_seconds": "--report-seconds"}
 _ONLY_HERE = {
     "workers": "--workers",
     "evaluator": "--evaluator",
