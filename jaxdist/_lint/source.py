@@ -47,7 +47,7 @@ def read_source(path: Path) -> Source | Finding:
         with tokenize.open(path) as file:
             return parse_program(file.read())
     except (OSError, UnicodeDecodeError, SyntaxError) as error:
-        return _as_finding(f"the file is no text that Python reads: {error}")
+        return _as_finding(f"Python cannot read the file as text: {error}")
 
 
 def parse_program(
@@ -62,8 +62,8 @@ def parse_program(
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
-        said = f"Python cannot parse this: {error.msg}"
-        return _as_finding(said, error.lineno or 1, error.offset or 1)
+        fault = f"Python cannot parse this: {error.msg}"
+        return _as_finding(fault, error.lineno or 1, error.offset or 1)
     except (ValueError, RecursionError, MemoryError) as error:
         return _as_finding(f"Python cannot parse this: {error}")
     return Source(tree, _find_ignored(text), cells or {})
@@ -89,7 +89,7 @@ def parse_notebook(text: str) -> Source | Finding:
             if cell["cell_type"] == "code"
         ]
     except (ValueError, KeyError, TypeError) as error:
-        return _as_finding(f"the file is no notebook: {error!r}")
+        return _as_finding(f"the file is not a notebook: {error!r}")
     lines: list[str] = []
     places: dict[int, tuple[int, int]] = {}
     for number, code in codes:
@@ -124,17 +124,17 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise ArgumentError(
-                f"There is no file or folder {str(path)!r}."
-                "\n\nIt takes Python files, notebooks, and folders."
+                f"The file or folder {str(path)!r} does not exist."
+                "\n\njaxdist lint takes Python files, notebooks, and folders."
                 f"\n\nThe current folder is {Path.cwd()}."
             )
         # A named file is read as Python, whatever its name is.
         inside = sorted(_walk(path)) if path.is_dir() else [path]
         if not inside:
             raise ArgumentError(
-                f"There are 0 programs in the folder {str(path)!r}."
-                "\n\nIt takes Python files, notebooks, and folders that have some. Hidden folders "
-                "and virtual environments are left out."
+                f"The folder {str(path)!r} has no programs."
+                "\n\njaxdist lint takes Python files, notebooks, and folders that have some. Hidden "
+                "folders and virtual environments are left out."
                 "\n\nName a file, or another folder."
             )
         found.update(dict.fromkeys(inside))

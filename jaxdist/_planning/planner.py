@@ -209,7 +209,7 @@ def _get_rows(source: Source, target: Target, global_batch: int | None) -> int |
     if source.rows is None:
         raise refuse(
             f"global_batch={global_batch}, and the step has no per-replica input.",
-            "The rows of a batch are shared by the replicas, and no argument has rows of replicas.",
+            "The replicas share the rows of a batch, and no argument is per-replica.",
             "Leave global_batch out.",
         )
     if global_batch < count or global_batch % count:
@@ -257,7 +257,7 @@ def _collect_gaps(needs: Needs) -> tuple[str, ...]:
         )
     if needs.unknown:
         gaps.append(
-            f"operations of {', '.join(needs.unknown)}: their number is not known, so none counts."
+            f"operations of {', '.join(needs.unknown)}: their number is unknown, so they are not counted."
         )
     return tuple(gaps)
 

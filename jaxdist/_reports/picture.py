@@ -122,7 +122,7 @@ def picture_path(path: str | Path) -> Path:
     folder = target.absolute().parent
     if not folder.is_dir():
         raise ArgumentError(
-            f"{wanted}, and there is no folder {str(folder)!r}.\n\n"
+            f"{wanted}, and the folder {str(folder)!r} does not exist.\n\n"
             "A picture is written to a folder that exists.\n\nMake the folder first."
         )
     if target.is_dir():
@@ -132,7 +132,7 @@ def picture_path(path: str | Path) -> Path:
         )
     if target.suffix.lower().removeprefix(".") not in formats:
         raise ArgumentError(
-            f"{wanted}, and its suffix {target.suffix!r} names no format of pictures.\n\n"
+            f"{wanted}, and its suffix {target.suffix!r} is not that of a picture.\n\n"
             f"The formats are {', '.join(sorted(formats))}.\n\n"
             f"Use {str(target.with_suffix('.png'))!r}."
         )

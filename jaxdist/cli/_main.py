@@ -48,9 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         name = f"jaxdist {arguments.subcommand}"
         # Errors about the command itself begin with its name.
-        said = str(error)
-        print(said if said.startswith(name) else f"{name}: {said}", file=sys.stderr)
-        # A launcher reads tracebacks from the output, and there is none.
+        text = str(error)
+        print(text if text.startswith(name) else f"{name}: {text}", file=sys.stderr)
+        # A launcher reads tracebacks from the output, where this error has none.
         _launching.record_error(error)
         return EXIT_ERROR
     except BrokenPipeError:

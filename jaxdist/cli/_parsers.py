@@ -68,12 +68,12 @@ def _add_train(add: AddParser) -> None:
     parser.add_argument(
         "--resume-from-previous",
         action="store_true",
-        help="where the newest checkpoint is damaged, resume from the one before",
+        help="if the newest checkpoint is damaged, resume from the one before it",
     )
     parser.add_argument(
         "--accept-changes",
         action="store_true",
-        help="resume with other values than the checkpoint was trained with",
+        help="resume with values that differ from those of the checkpoint",
     )
     parser.set_defaults(command=lambda arguments: _commands.train(arguments))
 
@@ -84,7 +84,7 @@ def _add_new(add: AddParser) -> None:
         help="write a project that trains at once: config, model, data, script, test, notebook",
         description=(
             "Write a new folder with a configuration, a model, data, a script that trains, a test "
-            "and a notebook. All of them run at once; replace the data and the model by yours."
+            "and a notebook. All of them run at once; replace the data and the model with yours."
         ),
     )
     parser.add_argument("name", metavar="NAME", help="the new folder")
@@ -107,7 +107,7 @@ def _add_examples(add: AddParser) -> None:
 def _add_plan(add: AddParser) -> None:
     parser = add(
         "plan",
-        help="what a job would need and take on TPUs or GPUs that are not here",
+        help="memory and time of a job on TPUs or GPUs that this machine lacks",
         description=(
             "Compile the train step of a configuration for a slice of TPUs, or for GPUs, with "
             "their own compiler, on this machine, and print memory, work, collectives, bounds and "
@@ -151,7 +151,7 @@ def _add_plan(add: AddParser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="compile once: no one device to compare with, and no search for a batch that fits",
+        help="compile once: no comparison with one device, no search for a batch that fits",
     )
     parser.add_argument(
         "--save",
@@ -191,7 +191,7 @@ def _add_bench(add: AddParser) -> None:
         "bench",
         parents=[],
         help="measure this machine",
-        description="Measure what jaxdist predicts times from.",
+        description="Measure the numbers from which jaxdist predicts times.",
     )
     kinds = bench.add_subparsers(dest="what", metavar="WHAT", required=True)
     parser = kinds.add_parser(
@@ -201,7 +201,7 @@ def _add_bench(add: AddParser) -> None:
         description=(
             "Time all-reduces of several sizes over the devices of this machine, and print the "
             "latency and bandwidth that explain them, below which size arrays are packed, and from "
-            "which sizes on another algorithm is predicted to be faster."
+            "which size another algorithm is predicted to be faster."
         ),
     )
     parser.add_argument(
@@ -218,7 +218,7 @@ def _add_bench(add: AddParser) -> None:
         help="bytes on each device, such as 4096, 64KiB or 1MiB; two or more",
     )
     parser.add_argument(
-        "--rounds", type=int, default=9, metavar="N", help="times that everything is measured"
+        "--rounds", type=int, default=9, metavar="N", help="how often everything is measured"
     )
     parser.add_argument(
         "--save",
@@ -232,10 +232,10 @@ def _add_lint(add: AddParser) -> None:
     parser = add(
         "lint",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        help="find in programs what the guides warn of",
+        help="find mistakes in programs that the guides warn about",
         description=(
-            "Find in Python files and notebooks what the guides warn of, and say how to correct "
-            "it.\nRuns nothing. The exit code is 0, 1 if something was found, 2 for a file that "
+            "Find mistakes in Python files and notebooks that the guides warn about, and say how to "
+            "correct them.\nRuns nothing. The exit code is 0, 1 if something was found, 2 for a file that "
             "cannot be read.\n\nRules:\n"
             + "\n".join(f"  {rule.code} {rule.name:<18}{rule.reason}" for rule in _lint.RULES)
             + "\n\nThe comment `# jaxdist: ignore[JD001]` switches a rule off in its line."
@@ -249,16 +249,16 @@ def _add_lint(add: AddParser) -> None:
 def _add_resolve(add: AddParser) -> None:
     parser = add(
         "resolve",
-        help="who this process would be in its job, and what looks wrong",
+        help="which task of its job this process would be, and what looks wrong",
         description=(
-            "Print who this process would be in its job, who is process 0, what would be bound, "
-            "and what looks wrong. Starts nothing. The exit code is 0, 1 with warnings, 2 with "
+            "Print which task of its job this process would be, which one is process 0, what would "
+            "be bound, and what looks wrong. Starts nothing. The exit code is 0, 1 with warnings, 2 with "
             "errors."
         ),
     )
     environments = cluster_resolver.ENVIRONMENTS
     parser.add_argument(
-        "--from", dest="source", choices=tuple(environments), help="by default what is there"
+        "--from", dest="source", choices=tuple(environments), help="by default the one found"
     )
     parser.add_argument("--probe", action="store_true", help="connect to process 0, once")
     parser.add_argument("--task-type", metavar="JOB", help="the job of this process")
@@ -304,6 +304,6 @@ def _add_chips(add: AddParser) -> None:
     chips = add(
         "chips",
         help="peaks of TPUs and GPUs, with their sources",
-        description="Print the table of chips that plans are made with: TPUs and GPUs.",
+        description="Print the table of chips that plans use: TPUs and GPUs.",
     )
     chips.set_defaults(command=lambda _: _commands.show_chips())

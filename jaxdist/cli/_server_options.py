@@ -23,7 +23,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--snapshot-directory",
         metavar="DIR",
-        help="a parameter server writes snapshots here, and begins with the newest",
+        help="where a parameter server writes snapshots; it starts from the newest",
     )
     parser.add_argument(
         "--snapshot-seconds",
@@ -37,7 +37,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         const=True,
         help=(
-            "a worker tells the first parameter server that it is there, and takes part in a "
-            "training that runs already"
+            "a worker reports to the first parameter server, and joins a training that is already "
+            "running"
         ),
     )

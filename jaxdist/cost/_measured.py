@@ -124,7 +124,7 @@ def load_links(path: Path) -> tuple[Link, ...]:
     rows = content.get("links") if isinstance(content, dict) else None
     if version != VERSION or not isinstance(rows, list):
         raise ConfigError(
-            f"{where!r} is no file of links: it has version {version!r} and "
+            f"{where!r} is not a file of links: it has version {version!r} and "
             f"{'no list' if not isinstance(rows, list) else 'a list'} of links.\n\n"
             f"A file of links has version {VERSION} and a list of links.\n\n"
             f"Write one with `jaxdist bench collectives --save {where}`."

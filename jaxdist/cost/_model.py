@@ -112,7 +112,7 @@ def seconds(
     return max(by_nccl, _predict(first, second, n, num_bytes, links, inside, num_operands))
 
 
-@called("cost.cheapest")
+@called("cost.cheapest", replaces="cost.seconds")
 def cheapest(
     num_replicas: int,
     num_bytes: int,
@@ -131,7 +131,6 @@ def cheapest(
         >>> cost.cheapest(8, 4096, links)[0][0]
         'xla'
     """
-    caller = "cost.cheapest"
     num_replicas = as_integer("num_replicas", num_replicas, least=1, most=MOST)
     remedy = "Pass for instance algorithms=cost.ALGORITHMS."
     algorithms = as_list("algorithms", algorithms, "a list of names", remedy, kind=str)
@@ -140,10 +139,8 @@ def cheapest(
         inside = as_integer("local", local, least=1, most=num_replicas)
     two_levels = 1 < inside < num_replicas
     possible = [a for a in algorithms if two_levels or "/" not in a]
-    with (
-        CallerRename("cost.seconds", caller),
-        CallerRename("cost.seconds was given algorithm=", f"{caller} was given algorithms with "),
-    ):
+    given = "cost.cheapest was given algorithm"
+    with CallerRename(f"{given}=", f"{given}s with "):
         timed = [(a, seconds(a, num_replicas, num_bytes, links, local)) for a in possible]
     # The sort is stable and compares no names, so by default XLA's own algorithm wins a tie.
     return sorted(timed, key=lambda pair: pair[1])

@@ -105,7 +105,7 @@ def system_of(name: str, caller: str | None = None) -> TPUSystem:
         Topology(2x4x1 chips, 1 core each, 2 tasks)
     """
     remedy = "Pass for instance name=''."
-    check_instance("name", name, str, "a text", remedy)
+    check_instance("name", name, str, "a string", remedy)
     if caller is None:
         caller = f"tpu.system_of(name={name!r})"
     check_text("caller", caller, "my_function")

@@ -45,7 +45,7 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
     devices = as_list("devices", devices, "a list of TPU devices", _REMEDY)
     if not devices:
         raise refuse(
-            "devices=[], of no devices.",
+            "devices=[].",
             "A topology has one device or more.",
             _REMEDY,
             kind=TopologyError,
@@ -56,7 +56,7 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
     ]
     if placeless:
         raise refuse_type(
-            f"devices of which {len(placeless)} of {len(devices)} do not say where they are: "
+            f"devices, and {len(placeless)} of {len(devices)} have no coordinates: "
             f"{show(placeless[0])}.",
             "A TPU device has coords, core_on_chip and process_index.",
             _REMEDY,
@@ -70,7 +70,7 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
     counts = {task: len(by_task[task]) for task in sorted(by_task)}
     if len(set(counts.values())) > 1:
         raise refuse(
-            f"devices of which processes have different numbers: {counts}.",
+            f"devices, and processes have different numbers of them: {counts}.",
             "Every task of a topology has the same number of devices.",
             f"Leave out the devices of processes with fewer than {max(counts.values())}.",
             kind=TopologyError,

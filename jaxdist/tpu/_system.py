@@ -217,7 +217,7 @@ def _find_local() -> list[Any]:
     if not devices:
         raise NotFoundError(
             f"No TPU was found for {name_call()}. What was looked for: the TPU chips of this "
-            f"machine, through JAX; what JAX said: {reason}\n\n{_devices.chips.describe_search()}"
+            f"machine, through JAX; JAX reported: {reason}\n\n{_devices.chips.describe_search()}"
             "\n\nOn a TPU VM or in Colab with a TPU runtime, install jax[tpu] and restart. "
             "Without a TPU use TPUClusterResolver('virtual:v5e:2x4'), which lays CPU devices out "
             "as that slice, or 'described:v5e:2x4' to compile only."

@@ -140,7 +140,11 @@ def test_what_is_no_topology_is_refused(topology: Any) -> None:
             TopologyError,
             ["core_assignment[0][0] and [1][0] are both [0, 0, 0, 0]"],
         ),
-        ([[[1, 0, 0, 0]]], CoordinateError, ["no device is there", "core_assignment[0][0]"]),
+        (
+            [[[1, 0, 0, 0]]],
+            CoordinateError,
+            ["no device has these coordinates", "core_assignment[0][0]"],
+        ),
     ],
 )
 def test_cores_that_cannot_be_assigned_are_refused(

@@ -145,6 +145,6 @@ def _list_gpus() -> Iterator[Table]:
     yield Table("GPUs", ("what", "value"), facts)
     yield Table(
         "Recommended for GPUs (config.gpu_flags gives them as lines for a shell)",
-        ("setting", "recommended", "now", "training", "when it helps, and who says so"),
+        ("setting", "recommended", "now", "training", "when it helps, and the source"),
         tuple(list_gpu_settings(device.device_kind)),
     )
