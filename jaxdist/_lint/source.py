@@ -133,7 +133,7 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
         if not inside:
             raise ArgumentError(
                 f"The folder {str(path)!r} has no programs."
-                "\n\njaxdist lint takes Python files, notebooks, and folders that have some. Hidden "
+                "\n\njaxdist lint takes Python files, notebooks, and folders with some. Hidden "
                 "folders and virtual environments are left out."
                 "\n\nName a file, or another folder."
             )

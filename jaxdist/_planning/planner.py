@@ -257,7 +257,8 @@ def _collect_gaps(needs: Needs) -> tuple[str, ...]:
         )
     if needs.unknown:
         gaps.append(
-            f"operations of {', '.join(needs.unknown)}: their number is unknown, so they are not counted."
+            f"operations of {', '.join(needs.unknown)}: their number is unknown, so they do not "
+            "count."
         )
     return tuple(gaps)
 

@@ -234,9 +234,9 @@ def _add_lint(add: AddParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         help="find mistakes in programs that the guides warn about",
         description=(
-            "Find mistakes in Python files and notebooks that the guides warn about, and say how to "
-            "correct them.\nRuns nothing. The exit code is 0, 1 if something was found, 2 for a file that "
-            "cannot be read.\n\nRules:\n"
+            "Find mistakes in Python files and notebooks that the guides warn about, and say how "
+            "to correct them.\nRuns nothing. The exit code is 0, 1 if something was found, 2 for a "
+            "file that cannot be read.\n\nRules:\n"
             + "\n".join(f"  {rule.code} {rule.name:<18}{rule.reason}" for rule in _lint.RULES)
             + "\n\nThe comment `# jaxdist: ignore[JD001]` switches a rule off in its line."
         ),
@@ -252,8 +252,8 @@ def _add_resolve(add: AddParser) -> None:
         help="which task of its job this process would be, and what looks wrong",
         description=(
             "Print which task of its job this process would be, which one is process 0, what would "
-            "be bound, and what looks wrong. Starts nothing. The exit code is 0, 1 with warnings, 2 with "
-            "errors."
+            "be bound, and what looks wrong. Starts nothing. The exit code is 0, 1 with warnings, "
+            "2 with errors."
         ),
     )
     environments = cluster_resolver.ENVIRONMENTS

@@ -246,8 +246,8 @@ class Topology:
         place = self.place(coordinates)
         if self._tasks[place] < 0:
             raise refuse(
-                f"device_coordinates={list(place)}, and no device has these coordinates: this topology lacks "
-                f"{len(self._missing)} of {self._tasks.size} devices, at "
+                f"device_coordinates={list(place)}, and no device has these coordinates: this "
+                f"topology lacks {len(self._missing)} of {self._tasks.size} devices, at "
                 f"{self._missing[:8].tolist()}{' ...' if len(self._missing) > 8 else ''}.",
                 "Only present devices have a name.",
                 "Choose coordinates that are in Topology.device_coordinates.",

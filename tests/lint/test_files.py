@@ -88,5 +88,5 @@ def test_a_path_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
 
 def test_a_folder_without_programs_is_an_error(tmp_path: Path) -> None:
     _write(tmp_path / "notes.txt", "")
-    with pytest.raises(ArgumentError, match="The folder .* has no programs"):
+    with pytest.raises(ArgumentError, match=r"The folder .* has no programs"):
         _lint(tmp_path)

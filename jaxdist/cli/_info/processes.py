@@ -31,7 +31,7 @@ class Row(NamedTuple):
 _FOR_GPUS = (
     (
         "--xla_gpu_nccl_terminate_on_error=false",
-        "the others survive when a process has ended; needs --xla_gpu_nccl_async_execution=true, too",
+        "the others survive when a process has ended; needs --xla_gpu_nccl_async_execution=true",
     ),
 )
 _VARIABLES_FOR_GPUS = (

@@ -175,7 +175,7 @@ def _read_numbers(count: int | None, elastic: str | None) -> tuple[int | None, i
         if count is None:
             raise refuse(
                 "no number of processes.",
-                "-n N starts N processes; --elastic LEAST:MOST continues when some of them are lost.",
+                "-n N starts N processes; --elastic LEAST:MOST continues when some are lost.",
                 "Pass for instance: jaxdist launch -n 2 script.py",
             )
         return None, count
