@@ -71,7 +71,7 @@ def measure(
         rounds: The number of rounds. Each case runs once in each round, so that other load on the
             machine affects all cases equally.
         medium: Whether several arrays are reduced by one operation, or one after another.
-        advance: Called with a text about the next work, and the total number of calls.
+        advance: Called with a description of the next work, and the total number of calls.
     """
     fits = [(c, b) for b in sizes for c in COUNTS if c * b * layout.num_replicas <= MAX_BYTES]
     largest = max(sizes)
