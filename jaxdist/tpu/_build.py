@@ -87,7 +87,7 @@ def _check_number(
     if num_replicas < 0:
         raise refuse(
             f"num_replicas={num_replicas}, which is negative.",
-            f"This mesh has room for 0 to {most} replicas.",
+            f"num_replicas is a number from 0 to {most} on this mesh.",
             f"Pass num_replicas={most}.",
         )
     if num_replicas > most:
