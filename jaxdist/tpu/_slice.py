@@ -45,7 +45,7 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
     devices = as_list("devices", devices, "a list of TPU devices", _REMEDY)
     if not devices:
         raise refuse(
-            "devices=[].",
+            "devices=[], which has no devices.",
             "A topology has one device or more.",
             _REMEDY,
             kind=TopologyError,

@@ -55,13 +55,13 @@ def test_a_finding_in_a_notebook_names_the_cell_and_the_line_in_it(tmp_path: Pat
     ("name", "text", "line", "said"),
     [
         ("a.py", "import jax\ndef f(:\n", 2, "Python cannot parse this: invalid syntax"),
-        ("a.py", b"\xff\xfe\x00", 1, "no text that Python reads"),
+        ("a.py", b"\xff\xfe\x00", 1, "cannot read the file as text"),
         ("a.py", b"x = 1\n\0\n", 1, "null bytes"),
         ("a.py", b"# coding: klingon\n", 1, "unknown encoding"),
-        ("a.ipynb", "{}", 1, "no notebook: KeyError('cells')"),
-        ("a.ipynb", "import jax", 1, "no notebook: JSONDecodeError"),
-        ("a.ipynb", b"\xff", 1, "no text that Python reads"),
-        ("a.ipynb", '{"cells": [3]}', 1, "no notebook: TypeError"),
+        ("a.ipynb", "{}", 1, "not a notebook: KeyError('cells')"),
+        ("a.ipynb", "import jax", 1, "not a notebook: JSONDecodeError"),
+        ("a.ipynb", b"\xff", 1, "cannot read the file as text"),
+        ("a.ipynb", '{"cells": [3]}', 1, "not a notebook: TypeError"),
         ("a.ipynb", _notebook(("code", "x"), ("code", "x\nx = = 1")), 1, "cell 2, line 2: Python"),
     ],
 )
