@@ -107,7 +107,7 @@ def test_what_cannot_be_laid_out_is_refused(arguments: Any, error: Any, parts: l
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ({"num_replicas": 8}, ["need 8 devices", "7 are there", "num_replicas=7 or less"]),
+        ({"num_replicas": 8}, ["need 8 devices", "topology has 7", "num_replicas=7 or less"]),
         ({"num_replicas": 4, "computation_shape": [1, 1, 1, 2]}, ["num_replicas=3 or less"]),
         ({"computation_stride": [2, 1, 1, 1]}, ["stride [2", "[[1, 0, 0, 0]]"]),
         ({"device_order_mode": DeviceOrderMode.RING}, ["RING", "1 device"]),
