@@ -233,7 +233,7 @@ def test_gpus_are_joined_by_a_switch_and_have_no_lines(
 ) -> None:
     pytest.importorskip("matplotlib")
     picture = Picture(make_gpu_places(cluster_of(name), 4), name)
-    lines = list(picture.lines())
+    lines = list(picture.grid.lines())
     assert lines[1] == words
     assert not any("|" in line or "--" in line for line in lines)
     drawn = picture.draw(tmp_path / "gpus.svg").read_text()

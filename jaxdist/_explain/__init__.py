@@ -1,4 +1,4 @@
-"""Explains strategies, arrays and programs to people."""
+"""Explains strategies, arrays and programs to their users."""
 
 from typing import TYPE_CHECKING
 

@@ -123,7 +123,7 @@ def draw_arrays(
         path: The file.
         title: The title.
         leaves: The arrays, the most important first.
-        held: For each device, the bytes of each use.
+        held: For each device, in the order of the bars, the bytes of each use.
         replicas: The replicas of the devices. A part of a single replica is drawn in its colour.
     """
     target = picture_path(path)
@@ -151,7 +151,7 @@ def draw_arrays(
 
 def _draw_memory(axis: Any, held: dict[jax.Device, dict[str, int]]) -> None:
     """Draw a bar for each device with its bytes by use."""
-    devices = sorted(held, key=lambda d: (d.platform, d.id))[:_MOST_BARS]
+    devices = list(held)[:_MOST_BARS]
     most = max((sum(held[d].values()) for d in devices), default=0)
     factor, unit = _choose_unit(most)
     for row, device in enumerate(devices):

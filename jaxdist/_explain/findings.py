@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxdist import hlo
 from jaxdist._explain.leaves import Found
@@ -18,7 +17,6 @@ from jaxdist._program import (
     Compilation,
     CompiledProgram,
     Explanation,
-    InSlot,
     Program,
     find_carried_arguments,
     make_in_slot,
@@ -125,10 +123,10 @@ def _find_copied(leaf: Leaf, value: Any, layout: ReplicaMesh) -> Iterator[Findin
             copied,
         )
         return
-    if isinstance(value, (PerReplica, np.ndarray)) or not leaf.shards:
+    if not isinstance(value, jax.Array) or not leaf.shards or leaf.num_bytes < LARGE:
         return
-    slot = _make_slot(value, layout)
-    if slot is None or not must_move(value, slot) or leaf.num_bytes < LARGE:
+    slot = make_in_slot(value, layout)
+    if not must_move(value, slot):
         return
     needed = list_shards(slot.sharding, leaf.stored, leaf.itemsize)
     has = {shard.device: shard.index for shard in leaf.shards}
@@ -151,10 +149,6 @@ def _overlap(needed: Shard, index: Index | None) -> int:
         return 0
     pairs = zip(needed.index, index, strict=True)
     return math.prod(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in pairs)
-
-
-def _make_slot(value: Any, layout: ReplicaMesh) -> InSlot | None:
-    return make_in_slot(value, layout) if isinstance(value, jax.Array) else None
 
 
 def find_in_compilations(

@@ -16,7 +16,6 @@ from jaxdist._keras import is_keras_object, list_variables
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._values import (
-    Kind,
     PerReplica,
     Sharded,
     Stop,
@@ -29,11 +28,7 @@ from jaxdist._values import (
 )
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
-_KINDS = {
-    Kind.MIRRORED: "mirrored",
-    Kind.PER_REPLICA: "per replica",
-    Kind.SHARDED: "sharded",
-}
+
 Found = tuple[Leaf, Any]  # the description, and the value itself
 
 
@@ -148,7 +143,9 @@ def _read(name: str, role: str, use: str, node: Any, layout: ReplicaMesh | None)
         return  # A number or a string needs no memory of a device.
     shape, sharding = tuple(array.shape), getattr(array, "sharding", None)
     if sharding is None and layout is not None and isinstance(array, jax.ShapeDtypeStruct):
-        sharding = _find_sharding(node, layout)
+        # Where `run` would place it.
+        find = sharded_placement if isinstance(node, Sharded) else placement_of
+        sharding = find(node, layout).sharding
     size = find_itemsize(array.dtype)
     make = functools.partial(
         Leaf,
@@ -173,13 +170,6 @@ def _read(name: str, role: str, use: str, node: Any, layout: ReplicaMesh | None)
     yield make(kind, shards, list_axes(sharding, len(shape)), memory), node
 
 
-def _find_sharding(node: Any, layout: ReplicaMesh) -> jax.sharding.Sharding:
-    """Return the sharding that a shape would get in `run`."""
-    if isinstance(node, Sharded):
-        return sharded_placement(node, layout).sharding
-    return placement_of(node, layout).sharding
-
-
 def _find_kind(node: Any, array: Any, sharding: Any, layout: ReplicaMesh | None) -> str:
     """Return a word for how the value is placed."""
     if isinstance(node, Sharded):
@@ -189,7 +179,7 @@ def _find_kind(node: Any, array: Any, sharding: Any, layout: ReplicaMesh | None)
     if len(sharding.device_set) == 1:
         return "on one device"
     if layout is not None and isinstance(array, jax.Array):
-        return _KINDS[placement_of(array, layout).kind]
+        return placement_of(array, layout).kind.value.replace("-", " ")
     return "mirrored" if sharding.is_fully_replicated else "sharded"
 
 

@@ -96,7 +96,7 @@ class StepTimes(Report):
                 frozenset({"time", "runs"}),
             )
         yield (
-            "The profile waits for each step, so that its parts can be told apart; training "
+            "The profile waits for each step, so that its parts can be measured; training "
             "dispatches the next step meanwhile."
         )
         yield f"Profile: {self.path} (open it at https://ui.perfetto.dev, or with TensorBoard)"
@@ -125,7 +125,7 @@ def read_step_times(folder: str | Path, name: str, categories: Mapping[str, str]
         NotFoundError: The folder has no profile, or the profile has no step.
     """
     path = _find_file(
-        Path(as_local_path(f"A profile was looked for in {str(folder)!r}", str(folder)))
+        Path(as_local_path(f"A profile was to be read from {str(folder)!r}", str(folder)))
     )
     with gzip.open(path, "rt") as file:
         events: list[dict[str, Any]] = json.load(file)["traceEvents"]

@@ -1,5 +1,6 @@
 """The report of `explain` for a program: memory, communication, and possible improvements."""
 
+import collections
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,13 +84,10 @@ class ProgramReport(Report):
         # A program has no memory for an argument that it does not use, and on TPUs the layout of
         # an argument may add padding.
         rest = m.arguments - sum(n for _, n in named)
+        if rest:
+            named.append(("arguments: not used" if rest < 0 else "arguments: padding", rest))
         return [
             *named,
-            *(
-                [("arguments: not used" if rest < 0 else "arguments: padding", rest)]
-                if rest
-                else []
-            ),
             ("results", m.results),
             ("results in donated memory", -m.reused),
             ("temporaries", m.temporaries),
@@ -108,19 +106,15 @@ class ProgramReport(Report):
     def parts(self) -> Iterator[Table | str]:
         """Yield tables and sentences."""
         total = self.memory.total
-        rows = [(what, n) for what, n in self.rows() if n]
-        yield Table(
-            f"Memory of a device while {self.name} runs",
-            ("what", "bytes", "size", "part"),
-            (
-                *(
-                    (what, f"{n:,}", ("-" if n < 0 else "") + size(abs(n)), _part(n, total))
-                    for what, n in rows
-                ),
-                ("in all", f"{total:,}", size(total), ""),
-            ),
-            frozenset({"bytes", "size", "part"}),
-        )
+        columns = ("what", "bytes", "size", "part")
+        rows = [
+            (what, f"{n:,}", ("-" if n < 0 else "") + size(abs(n)), _part(n, total))
+            for what, n in self.rows()
+            if n
+        ]
+        rows.append(("in all", f"{total:,}", size(total), ""))
+        title = f"Memory of a device while {self.name} runs"
+        yield Table(title, columns, tuple(rows), frozenset(columns[1:]))
         if self.arguments:
             yield self._arguments()
         if len(self.arguments) > _MOST_ARGUMENTS:
@@ -132,9 +126,9 @@ class ProgramReport(Report):
 
     def _by_use(self) -> dict[str, int]:
         """Return the bytes of each use on a device."""
-        found: dict[str, int] = {}
+        found: collections.Counter[str] = collections.Counter()
         for a in self.arguments:
-            found[a.leaf.use] = found.get(a.leaf.use, 0) + a.leaf.device_bytes
+            found[a.leaf.use] += a.leaf.device_bytes
         return found
 
     def _by_size(self) -> list[ProgramArgument]:

@@ -64,7 +64,7 @@ def explain(
             call copies, and shapes without devices are shown where a step would place them.
 
     Raises:
-        ArgumentTypeError: `value` is none of these; `strategy` is not a strategy, or is given
+        ArgumentTypeError: `value` is not one of these; `strategy` is not a strategy, or is given
             although `value` is itself a strategy or a program.
         ArgumentError: The keys of a dict in `value` cannot be sorted.
         ContextError: The call is inside a step or `jax.jit`, where values have no devices.

@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -175,19 +176,10 @@ def name_devices(devices: "tuple[jax.Device, ...] | list[jax.Device]") -> str:
         >>> name_devices(jax.devices()[:3]), name_devices(jax.devices()[:1])
         ('cpu:0 to 2', 'cpu:0')
     """
-    words: list[str] = []
     ordered = sorted(devices, key=lambda d: (d.platform, d.id))
-    start = 0
-    for end in range(1, len(ordered) + 1):
-        if end < len(ordered) and (
-            ordered[end].id == ordered[end - 1].id + 1
-            and ordered[end].platform == ordered[start].platform
-        ):
-            continue
-        first, last = ordered[start], ordered[end - 1]
-        more = "" if first is last else f" to {last.id}"
-        words.append(f"{name_device(first)}{more}")
-        start = end
+    words: list[str] = []
+    for platform, group in itertools.groupby(ordered, key=lambda d: d.platform):
+        words += [f"{platform}:{run}" for run in _list_runs(d.id for d in group)]
     return ", ".join(words)
 
 
@@ -198,10 +190,15 @@ def name_numbers(numbers: Iterable[int]) -> str:
         >>> name_numbers([0, 1, 2, 5]), name_numbers([3]), name_numbers([])
         ('0 to 2, 5', '3', '')
     """
+    return ", ".join(_list_runs(sorted(set(numbers))))
+
+
+def _list_runs(ordered: Iterable[int]) -> Iterator[str]:
+    """Yield each run of consecutive numbers as text."""
     runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
+    for number in ordered:
         if runs and runs[-1][-1] == number - 1:
             runs[-1].append(number)
         else:
             runs.append([number])
-    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    return (f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

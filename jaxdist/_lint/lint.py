@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxdist._lint.finding import UNREADABLE, Finding, Program, Spell
+from jaxdist._lint.finding import Finding, Program, Spell
 from jaxdist._lint.flow import read_program
 from jaxdist._lint.names import Names
 from jaxdist._lint.rules import RULES
-from jaxdist._lint.source import Source, Unreadable, find_files, parse_program, read_source
+from jaxdist._lint.source import Source, find_files, parse_program, read_source
 
 # No rule applies to a program that imports none of these.
 _ABOUT = {"flax", "jax", "jaxdist", "tensorflow"}
@@ -48,11 +48,7 @@ def _lint_source(source: Source, spell: Spell) -> list[Finding]:
 def lint_text(text: str, spell: Spell) -> list[Finding]:
     """Return the findings of the rules in the text of a program."""
     source = parse_program(text)
-    return [_as_finding(source)] if isinstance(source, Unreadable) else _lint_source(source, spell)
-
-
-def _as_finding(source: Unreadable) -> Finding:
-    return Finding(UNREADABLE, source.line, source.column, f"{source.text}.", "correct the file.")
+    return [source] if isinstance(source, Finding) else _lint_source(source, spell)
 
 
 def lint_paths(paths: Sequence[Path], spell: Spell) -> tuple[list[Located], int]:
@@ -70,9 +66,8 @@ def lint_paths(paths: Sequence[Path], spell: Spell) -> tuple[list[Located], int]
     files = find_files(paths)
     for path in files:
         source = read_source(path)
-        if isinstance(source, Unreadable):
-            finding = _as_finding(source)
-            found.append(Located(path, None, finding.line, finding))
+        if isinstance(source, Finding):
+            found.append(Located(path, None, source.line, source))
             continue
         for finding in _lint_source(source, spell):
             cell, line = source.cells.get(finding.line, (None, finding.line))

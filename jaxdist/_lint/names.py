@@ -1,7 +1,7 @@
 """Finds full names in a program with imports: `jnp.mean` is `jax.numpy.mean`."""
 
 import ast
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterable, Iterator
 
 
 class Names:
@@ -59,3 +59,15 @@ def written(node: ast.AST) -> str:
     if isinstance(node, ast.Call):
         return written(node.func)
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def walk_without(
+    nodes: Iterable[ast.AST], is_left_out: Callable[[ast.AST], bool]
+) -> Iterator[ast.AST]:
+    """Yield nodes and all nodes inside them, level by level, but nothing of what is left out."""
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop(0)
+        if not is_left_out(node):
+            yield node
+            waiting += ast.iter_child_nodes(node)

@@ -9,6 +9,7 @@ import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from jaxdist._lint.finding import UNREADABLE, Finding
 from jaxdist.errors import ArgumentError
 
 _IGNORE = re.compile(r"#\s*jaxdist:\s*ignore(?:\[([\w\s,]*)\])?")
@@ -16,13 +17,9 @@ _IGNORE = re.compile(r"#\s*jaxdist:\s*ignore(?:\[([\w\s,]*)\])?")
 _ASSIGNED_MAGIC = re.compile(r"^([\w\s,.*\[\]()]+=)\s*[%!].*")
 
 
-@dataclasses.dataclass(frozen=True)
-class Unreadable:
-    """The fault of a file that Python cannot parse. It is a finding, and ends no command."""
-
-    text: str
-    line: int = 1
-    column: int = 1
+def _as_finding(text: str, line: int = 1, column: int = 1) -> Finding:
+    """Return the fault of a file that Python cannot parse. It ends no command."""
+    return Finding(UNREADABLE, line, column, f"{text}.", "correct the file.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Source:
         return codes is not None and (not codes or code in codes)
 
 
-def read_source(path: Path) -> Source | Unreadable:
+def read_source(path: Path) -> Source | Finding:
     """Read a Python file or a notebook."""
     try:
         # Python also reads files with other encodings, if their first lines name them.
@@ -50,12 +47,12 @@ def read_source(path: Path) -> Source | Unreadable:
         with tokenize.open(path) as file:
             return parse_program(file.read())
     except (OSError, UnicodeDecodeError, SyntaxError) as error:
-        return Unreadable(f"the file is no text that Python reads: {error}")
+        return _as_finding(f"Python cannot read the file as text: {error}")
 
 
 def parse_program(
     text: str, cells: Mapping[int, tuple[int, int]] | None = None
-) -> Source | Unreadable:
+) -> Source | Finding:
     """Parse the text of a program.
 
     Args:
@@ -65,10 +62,10 @@ def parse_program(
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
-        said = f"Python cannot parse this: {error.msg}"
-        return Unreadable(said, error.lineno or 1, error.offset or 1)
+        fault = f"Python cannot parse this: {error.msg}"
+        return _as_finding(fault, error.lineno or 1, error.offset or 1)
     except (ValueError, RecursionError, MemoryError) as error:
-        return Unreadable(f"Python cannot parse this: {error}")
+        return _as_finding(f"Python cannot parse this: {error}")
     return Source(tree, _find_ignored(text), cells or {})
 
 
@@ -82,7 +79,7 @@ def _find_ignored(text: str) -> dict[int, frozenset[str]]:
     return found
 
 
-def parse_notebook(text: str) -> Source | Unreadable:
+def parse_notebook(text: str) -> Source | Finding:
     """Parse the code cells of a notebook as one program."""
     try:
         cells = json.loads(text)["cells"]
@@ -92,7 +89,7 @@ def parse_notebook(text: str) -> Source | Unreadable:
             if cell["cell_type"] == "code"
         ]
     except (ValueError, KeyError, TypeError) as error:
-        return Unreadable(f"the file is no notebook: {error!r}")
+        return _as_finding(f"the file is not a notebook: {error!r}")
     lines: list[str] = []
     places: dict[int, tuple[int, int]] = {}
     for number, code in codes:
@@ -101,9 +98,11 @@ def parse_notebook(text: str) -> Source | Unreadable:
             lines.append("" if is_other_language else _without_magic(line))
             places[len(lines)] = (number, within)
     source = parse_program("\n".join(lines) + "\n", places)
-    if isinstance(source, Unreadable):
+    if isinstance(source, Finding):
         cell, line = places.get(source.line, (1, 1))
-        return Unreadable(f"cell {cell}, line {line}: {source.text}")
+        return dataclasses.replace(
+            source, line=1, column=1, found=f"cell {cell}, line {line}: {source.found}"
+        )
     return source
 
 
@@ -113,9 +112,6 @@ def _without_magic(line: str) -> str:
     if rest.startswith(("%", "!")):
         return line[: len(line) - len(rest)] + "pass"
     return _ASSIGNED_MAGIC.sub(r"\1 None", line)
-
-
-SUFFIXES = {".py", ".ipynb"}
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
@@ -128,17 +124,17 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise ArgumentError(
-                f"There is no file or folder {str(path)!r}."
-                "\n\nIt takes Python files, notebooks, and folders."
+                f"The file or folder {str(path)!r} does not exist."
+                "\n\njaxdist lint takes Python files, notebooks, and folders."
                 f"\n\nThe current folder is {Path.cwd()}."
             )
         # A named file is read as Python, whatever its name is.
         inside = sorted(_walk(path)) if path.is_dir() else [path]
         if not inside:
             raise ArgumentError(
-                f"There are 0 programs in the folder {str(path)!r}."
-                "\n\nIt takes Python files, notebooks, and folders that have some. Hidden folders "
-                "and virtual environments are left out."
+                f"The folder {str(path)!r} has no programs."
+                "\n\njaxdist lint takes Python files, notebooks, and folders with some. Hidden "
+                "folders and virtual environments are left out."
                 "\n\nName a file, or another folder."
             )
         found.update(dict.fromkeys(inside))
@@ -152,5 +148,5 @@ def _walk(folder: Path) -> Iterator[Path]:
         if entry.is_dir() and not entry.is_symlink():
             if not (entry / "pyvenv.cfg").exists():
                 yield from _walk(entry)
-        elif entry.suffix in SUFFIXES and entry.is_file():
+        elif entry.suffix in {".py", ".ipynb"} and entry.is_file():
             yield entry

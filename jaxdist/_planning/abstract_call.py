@@ -109,8 +109,8 @@ def _check_program(program: Program) -> None:
         names = [n for group in program.variables.names for n in group]
         raise ArgumentError(
             f"compile_for was called on {name}, which uses {', '.join(names[:4])} from a closure."
-            "\n\nVariables belong to the devices of one strategy, and a plan is for others.\n\n"
-            "Pass their values as arguments of the step, or hold them in an NNX object."
+            "\n\nVariables belong to the devices of one strategy, and a plan is for other devices."
+            "\n\nPass their values as arguments of the step, or hold them in an NNX object."
         )
     if program.signature.uneven:
         raise ArgumentError(

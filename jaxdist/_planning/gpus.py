@@ -25,7 +25,11 @@ def describe(topology: str, logical: Any) -> Target:
     read_memory_fraction()  # raises before the compilation, which takes minutes
     strategy = MirroredStrategy(_gpus.DESCRIBED + cluster.name)
     if size > 1:
-        strategy = strategy._on(_split_replicas(strategy, size))
+        # Neighbours in JAX's order are one replica.
+        layout = strategy.layout
+        devices = list(layout.devices)
+        split = meshes.build(devices, num_logical=size, described=layout.described)
+        strategy = strategy._on(split)
     return Target(
         cluster.name, strategy, _make_places(cluster, size), cluster.chip, 1, cluster.domains
     )
@@ -71,12 +75,6 @@ def _check_logical(cluster: GpuCluster, logical: Any) -> int:
     return count
 
 
-def _split_replicas(strategy: MirroredStrategy, size: int) -> Any:
-    """Return a layout with `size` neighbours in JAX's order as each replica."""
-    layout = strategy.layout
-    return meshes.build(list(layout.devices), num_logical=size, described=layout.described)
-
-
 def _make_places(cluster: GpuCluster, size: int) -> Places:
     """Return the place of each logical device: GPU in its host, host, domain."""
     number = np.arange(cluster.num_gpus)
@@ -108,7 +106,5 @@ def _name_hosts(first: int, count: int) -> str:
 
 def _count_hosts_of_plane(hosts: int) -> int:
     """Return the hosts in each plane: all, or the largest divisor that fits into a picture."""
-    if hosts <= _MOST_HOSTS_OF_PLANE:
-        return hosts
     fitting = (n for n in range(_MOST_HOSTS_OF_PLANE, 7, -1) if hosts % n == 0)
-    return next(fitting, hosts)
+    return hosts if hosts <= _MOST_HOSTS_OF_PLANE else next(fitting, hosts)

@@ -55,7 +55,7 @@ def make_advice(
         state = m.optimizer + m.parameters
         found.append(
             f"{made.rules.replace('_in_slice', '')} keeps 1/{replicas} of parameters and optimizer "
-            f"on each replica, in place of 1/{replicas // made.num_slices}, and gathers parameters "
+            f"on each replica, instead of 1/{replicas // made.num_slices}, and gathers parameters "
             "over the network between slices: "
             + _format_verdict(m, state - state // made.num_slices)
         )
@@ -102,7 +102,7 @@ def _search_batch(
     if low:
         needed = peaks[low]
         yield (
-            f"A batch of {low:,} rows a replica ({low * made.num_replicas:,} in all) in place of "
+            f"A batch of {low:,} rows a replica ({low * made.num_replicas:,} in all) instead of "
             f"{rows:,}" + (f" needs {size(needed)}, and fits." if needed else " fits.")
         )
     else:

@@ -176,11 +176,9 @@ def _find_enlarged(rows: tuple[CompiledRow, ...]) -> dict[str, tuple[int, float]
     for row in rows:
         if row.enlarged:
             runs, more = found.get(row.enlarged, (0, 0.0))
+            own = _count_runs(row)
             # An all-reduce sends each byte twice.
-            found[row.enlarged] = (
-                runs + _count_runs(row),
-                more + _count_runs(row) * row.bytes_sent / 2,
-            )
+            found[row.enlarged] = runs + own, more + own * row.bytes_sent / 2
     return found
 
 
@@ -191,7 +189,7 @@ def _make_plan_error(program: Program, what: str, error: Exception) -> DeviceErr
     newer = "JAX and its CUDA plugin together" if is_gpu else "pip install -U jax libtpu"
     other = "GPUs of another kind" if is_gpu else "a slice of another generation"
     return DeviceError(
-        f"{program.name} cannot be planned for {device}: {what}. It said: "
+        f"{program.name} cannot be planned for {device}: {what}. It reported: "
         f"{str(error).splitlines()[0]}\n\n"
         f"A plan is made by the compiler {compiler}, and is read by JAX {jax.__version__}.\n\n"
         f"Install newer versions, which may support it: {newer}. Or plan for {other}, or with "

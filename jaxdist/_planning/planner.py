@@ -28,7 +28,6 @@ from jaxdist._program import (
 from jaxdist._reports import SlicePlan, plural, seconds, share, size
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer
-from jaxdist.cost import Chip
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -101,24 +100,17 @@ def compile_for(
     save: str | os.PathLike[str] | None,
 ) -> SlicePlan:
     """Plan a program that `strategy.lower(fn, ...)` returned; see `Program.compile_for`."""
-    lower = functools.partial(_lower_for, fn, options, program)
+
+    def lower(target: Strategy, rows: int | None) -> Program:
+        # See Note [A plan lowers the step again].
+        args, kwargs = make_abstract_call(program, target.layout, rows)
+        return target.lower(fn, args, kwargs, options)
+
     axes = Axes.from_layout(strategy.layout)
     rows = count_rows_per_replica(program)
     source = Source(lower, rows, axes=axes, communication=strategy.communication)
     wanted = strategy.layout.num_logical if logical is None else logical
     return plan(source, topology, wanted, global_batch=global_batch, quick=quick, save=save)
-
-
-def _lower_for(
-    fn: Callable[..., Any],
-    options: RunOptions | None,
-    program: Program,
-    strategy: Strategy,
-    rows: int | None,
-) -> Program:
-    # See Note [A plan lowers the step again].
-    args, kwargs = make_abstract_call(program, strategy.layout, rows)
-    return strategy.lower(fn, args, kwargs, options)
 
 
 def _plan_for_target(
@@ -133,7 +125,10 @@ def _plan_for_target(
     program = source.lower(target.strategy, rows)
     if file is not None:
         check_can_be_saved(program.name, program.traced.closed, program.layout)
-    on_one = None if quick else _trace_for_one_device(source, target, rows)
+    on_one = None
+    if not quick:
+        one_device = make_single_device_target(target, source.axes, source.communication)
+        on_one = source.lower(one_device.strategy, rows), one_device.device
     more = "" if quick else ", and for one device to compare with"
     report(f"compiling for {target.name}{more}; minutes where arrays are large")
     # XLA releases the GIL and compiles on one core, so compile both programs at the same time.
@@ -189,12 +184,6 @@ def _save(
     return (f"Saved to {file}: run the step with RunOptions(saved_program={str(file)!r}).",)
 
 
-def _trace_for_one_device(source: Source, target: Target, rows: int | None) -> tuple[Program, Chip]:
-    """Lower the step for one device of the same generation; return the program and the device."""
-    single = make_single_device_target(target, source.axes, source.communication)
-    return source.lower(single.strategy, rows), single.device
-
-
 def _add_efficiency(made: SlicePlan, one: Needs) -> SlicePlan:
     """Return the plan with its efficiency: throughput per device relative to one device alone."""
     if one.times is None or made.times is None:
@@ -220,7 +209,7 @@ def _get_rows(source: Source, target: Target, global_batch: int | None) -> int |
     if source.rows is None:
         raise refuse(
             f"global_batch={global_batch}, and the step has no per-replica input.",
-            "The rows of a batch are shared by the replicas, and no argument has rows of replicas.",
+            "The replicas share the rows of a batch, and no argument is per-replica.",
             "Leave global_batch out.",
         )
     if global_batch < count or global_batch % count:
@@ -268,7 +257,8 @@ def _collect_gaps(needs: Needs) -> tuple[str, ...]:
         )
     if needs.unknown:
         gaps.append(
-            f"operations of {', '.join(needs.unknown)}: their number is not known, so none counts."
+            f"operations of {', '.join(needs.unknown)}: their number is unknown, so they do not "
+            "count."
         )
     return tuple(gaps)
 

@@ -111,7 +111,7 @@ def _check_positive(number: int) -> int:
 def _check_sizes(sizes: list[int]) -> tuple[int, ...]:
     if not 2 <= len(sizes) <= 4 or min(sizes) < 1:
         raise refuse(
-            f"logical={show(_format_sizes(sizes))}, which is no shape of logical devices.",
+            f"logical={show(_format_sizes(sizes))}, which is not a shape of logical devices.",
             f"It has 2 to 4 sizes, in {', '.join(AXES)}, each 1 or more.",
             "Pass for instance logical='2x2'.",
             kind=TopologyError,

@@ -54,7 +54,7 @@ def style_of(colour: int) -> str:
 
 
 def colour_html(text: Text) -> str:
-    """Return a text as HTML, with its coloured pieces."""
+    """Return text as HTML, with its coloured pieces."""
     done = 0
     parts: list[str] = []
     for span in sorted(text.spans, key=lambda span: span.start):

@@ -35,7 +35,7 @@ def is_kernel() -> bool:
 
 
 def name_cells(text: str) -> str:
-    """Replace files of cells in a text with `In[4]`, as in tracebacks."""
+    """Replace files of cells in a string with `In[4]`, as in tracebacks."""
     find_name = getattr(getattr(_find_shell(), "compile", None), "format_code_name", None)
     if find_name is None:
         return text
@@ -99,7 +99,7 @@ _FIXED = "font-family: monospace; white-space: pre; overflow-x: auto; margin: 0;
 
 
 def print_line(console: Console, text: str) -> None:
-    """Print a text unchanged. Rich prints it above a live bar of the same console."""
+    """Print a string unchanged. Rich prints it above a live bar of the same console."""
     own, console.is_jupyter = console.is_jupyter, False
     try:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -133,7 +133,7 @@ class LiveOutput:
         total: int | None,
         make_texts: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """Draw the bar of a running part, followed by texts. No line breaks inside a text.
+        """Draw the bar of a running part, followed by items. No line breaks inside an item.
 
         Args:
             title: The text before the bar.

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,21 +39,13 @@ class Picture:
     title: str
 
     @functools.cached_property
-    def grids(self) -> tuple[np.ndarray, np.ndarray]:
-        """The replica and the logical device at `[x, y, z, core]`; -1 if the core has none."""
-        shape = self.assignment.shape
-        replicas, logical = np.full(shape, -1), np.full(shape, -1)
-        cores = self.assignment.coordinates
-        places = tuple(np.moveaxis(cores, -1, 0))
-        replicas[places] = np.arange(cores.shape[0])[:, None]
-        logical[places] = np.arange(cores.shape[1])[None, :]
-        return replicas, logical
-
-    @functools.cached_property
     def grid(self) -> Grid:
-        """The chips as a report shows them."""
-        replicas, logical = self.grids
+        """The chips as a report shows them, with the replica of each core."""
         places, cores = self.assignment, self.assignment.shape[3]
+        replicas, logical = np.full(places.shape, -1), np.full(places.shape, -1)
+        at = tuple(np.moveaxis(places.coordinates, -1, 0))
+        replicas[at] = np.arange(places.num_replicas)[:, None]
+        logical[at] = np.arange(places.num_logical)[None, :]
         of = f"its {cores} cores" if cores > 1 else f"each {places.chip}"
         right, down = (name.split()[0] for name in places.axes)
         joined = {
@@ -70,10 +61,6 @@ class Picture:
         return Grid(
             replicas, logical, places.planes, places.num_slices, has_links, head, places.chip
         )
-
-    def lines(self) -> Iterator[str]:
-        """Yield planes of chips as text. If there are many planes, only the first ones."""
-        return self.grid.lines()
 
     def draw(self, path: str | Path) -> Path:
         """Write a picture with a panel for each plane of chips, coloured by replica.
@@ -135,7 +122,7 @@ def picture_path(path: str | Path) -> Path:
     folder = target.absolute().parent
     if not folder.is_dir():
         raise ArgumentError(
-            f"{wanted}, and there is no folder {str(folder)!r}.\n\n"
+            f"{wanted}, and the folder {str(folder)!r} does not exist.\n\n"
             "A picture is written to a folder that exists.\n\nMake the folder first."
         )
     if target.is_dir():
@@ -145,7 +132,7 @@ def picture_path(path: str | Path) -> Path:
         )
     if target.suffix.lower().removeprefix(".") not in formats:
         raise ArgumentError(
-            f"{wanted}, and its suffix {target.suffix!r} names no format of pictures.\n\n"
+            f"{wanted}, and its suffix {target.suffix!r} is not that of a picture.\n\n"
             f"The formats are {', '.join(sorted(formats))}.\n\n"
             f"Use {str(target.with_suffix('.png'))!r}."
         )

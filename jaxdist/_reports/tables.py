@@ -21,7 +21,7 @@ _UNIT = r"(?:[KMGT]i?B|B|bytes?|[mu]?s|[kMGTP]?FLOP(?:/s)?|[kMGTP]?B/s)"
 _TOGETHER = re.compile(
     rf"\d {_UNIT}(?![\w/])|[\d,.]+(?: x [\d,.]+)+|[\[(][\d:][\d:, ]{{0,30}}[\])]"
 )
-# In a narrower column, a text is harder to read than a block of lines.
+# In a narrower column, words are harder to read than a block of lines.
 _NARROWEST = 16
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
@@ -72,7 +72,7 @@ class Table(Block):
         """Yield lines of aligned text.
 
         Args:
-            width: The columns of the screen; None for as many as the table needs. Texts wrap
+            width: The columns of the screen; None for as many as the table needs. Words wrap
                 between words, and numbers never do. If that is not enough, each row becomes a
                 block of lines.
         """
@@ -190,7 +190,7 @@ _OF_TITLE = "text-align: left; font-weight: bold; white-space: nowrap"
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    """Break a text between words into lines; a longer word gets its own line."""
+    """Break a string between words into lines; a longer word gets its own line."""
     text = _keep_numbers(text)
     lines = textwrap.wrap(text, max(width, 1), break_long_words=False, break_on_hyphens=False)
     return [line.replace(_NO_BREAK, " ") for line in lines] or [""]

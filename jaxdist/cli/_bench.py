@@ -54,8 +54,8 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
         arguments.save = as_path("--save", arguments.save, "links.json")
     if arguments.save and not pathlib.Path(arguments.save).absolute().parent.is_dir():
         raise ArgumentError(
-            f"--save {arguments.save}: there is no folder "
-            f"{str(pathlib.Path(arguments.save).absolute().parent)!r}.\n\n"
+            f"--save {arguments.save}: the folder "
+            f"{str(pathlib.Path(arguments.save).absolute().parent)!r} does not exist.\n\n"
             "The file is written to a folder that exists.\n\nMake the folder first."
         )
     layout, known = _choose_layout(arguments.devices)
@@ -118,7 +118,7 @@ def parse_size(text: str) -> int:
     size = int(match["number"]) * _UNITS[(match["unit"] or "b").upper()] if match else 0
     if size < 1:
         raise ArgumentError(
-            f"--sizes {text!r} is no number of bytes above 0.\n\n"
+            f"--sizes {text!r} is not a number of bytes above 0.\n\n"
             f"A size is an integer, alone or with one of {list(_UNITS)}.\n\n"
             "Pass for instance --sizes 64KiB 1MiB."
         )

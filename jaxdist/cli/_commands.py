@@ -1,4 +1,4 @@
-"""What each command runs."""
+"""Imports the function of a command when the command runs."""
 
 from typing import TYPE_CHECKING
 

@@ -1,26 +1,14 @@
 """The command line: parses its arguments, and reports errors."""
 
 import argparse
+import functools
 import os
 import select
 import sys
 from collections.abc import Callable, Sequence
 
 from jaxdist import _launching, jobs
-from jaxdist.cli._launch_command.launch import add_launch
-from jaxdist.cli._parsers import (
-    add_bench,
-    add_chips,
-    add_examples,
-    add_info,
-    add_lint,
-    add_new,
-    add_plan,
-    add_resolve,
-    add_server,
-    add_trace,
-    add_train,
-)
+from jaxdist.cli._parsers import add_commands
 from jaxdist.errors import JaxdistError
 
 EXIT_ERROR = 2
@@ -60,9 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         name = f"jaxdist {arguments.subcommand}"
         # Errors about the command itself begin with its name.
-        said = str(error)
-        print(said if said.startswith(name) else f"{name}: {said}", file=sys.stderr)
-        # A launcher reads tracebacks from the output, and there is none.
+        text = str(error)
+        print(text if text.startswith(name) else f"{name}: {text}", file=sys.stderr)
+        # A launcher reads tracebacks from the output, where this error has none.
         _launching.record_error(error)
         return EXIT_ERROR
     except BrokenPipeError:
@@ -103,16 +91,6 @@ def _make_parser() -> argparse.ArgumentParser:
     shared.add_argument(
         "--traceback", action="store_true", help="show where an error was raised, all of it"
     )
-    add_train(commands, shared)
-    add_new(commands, shared)
-    add_examples(commands, shared)
-    add_plan(commands, shared)
-    add_trace(commands, shared)
-    add_bench(commands, shared)
-    add_lint(commands, shared)
-    add_resolve(commands, shared)
-    add_launch(commands, shared, parser.parse_args)
-    add_server(commands, shared)
-    add_info(commands, shared)
-    add_chips(commands, shared)
+    add = functools.partial(commands.add_parser, parents=[shared], allow_abbrev=False)
+    add_commands(add, parser.parse_args)
     return parser

@@ -5,7 +5,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,8 +23,7 @@ _BURST_SECONDS = 0.01
 _MIN_COPY_BYTES = 4 << 20
 
 
-@dataclasses.dataclass(frozen=True)
-class Measurements:
+class Measurements(NamedTuple):
     """Results of `measure`: medians over interleaved rounds.
 
     Attributes:
@@ -72,7 +71,7 @@ def measure(
         rounds: The number of rounds. Each case runs once in each round, so that other load on the
             machine affects all cases equally.
         medium: Whether several arrays are reduced by one operation, or one after another.
-        advance: Called with a text about the next work, and the total number of calls.
+        advance: Called with a description of the next work, and the total number of calls.
     """
     fits = [(c, b) for b in sizes for c in COUNTS if c * b * layout.num_replicas <= MAX_BYTES]
     largest = max(sizes)
@@ -90,7 +89,10 @@ def measure(
         # The first burst warms up, and shows how many repeats fill `_BURST_SECONDS`.
         case.burst()
         repeats = max(1, min(50, math.ceil(_BURST_SECONDS / max(case.seconds[-1], 1e-6))))
-        case.repeats = repeats if layout.is_local else _agree_on(repeats)
+        if not layout.is_local:
+            # If one process ran a collective less often than the others, these would wait forever.
+            repeats = int(multihost_utils.broadcast_one_to_all(np.asarray(repeats)))
+        case.repeats = repeats
         case.seconds.clear()
     for number in range(rounds):
         advance(f"round {number + 1} of {rounds}", total)
@@ -103,12 +105,6 @@ def measure(
         together * copied / cases["copy"].median,
         max(0.5, cases["halves"].median / cases[1, largest].median),
     )
-
-
-def _agree_on(number: int) -> int:
-    """Return the number of the first process."""
-    # If one process ran a collective less often than the others, these would wait forever.
-    return int(multihost_utils.broadcast_one_to_all(np.asarray(number)))
 
 
 def _compile_case(layout: ReplicaMesh, fn: Callable[..., Any], sizes: Sequence[int]) -> _Case:

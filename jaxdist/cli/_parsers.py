@@ -1,74 +1,99 @@
-"""The arguments of each command but `jaxdist launch`, without what the commands need to run.
+"""The arguments of each command, without what the commands need to run.
 
 `jaxdist --help` and a wrong argument load no JAX: `_commands` imports a command when it is run.
 """
 
 import argparse
+import functools
 from pathlib import Path
+from typing import TypeAlias
 
 from jaxdist import _lint, cluster_resolver, jobs
 from jaxdist.cli import _commands
-from jaxdist.cli._job_arguments import add_job_arguments, add_server_options
+from jaxdist.cli._launch_command.launch import ParseArguments, add_launch
+from jaxdist.cli._server_options import add_server_options
 
 _SIZES = ("1KiB", "16KiB", "256KiB", "2MiB", "8MiB")
 
 
-def add_train(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    shared: argparse.ArgumentParser,
-) -> None:
-    parser = commands.add_parser(
+# Adds a command by its name; `keywords` are what all commands have.
+AddParser: TypeAlias = "functools.partial[argparse.ArgumentParser]"
+
+
+def add_commands(add: AddParser, parse: ParseArguments) -> None:
+    """Add all commands, in the order of the help; `parse` reads the arguments of a command."""
+    _add_train(add)
+    _add_new(add)
+    _add_examples(add)
+    _add_plan(add)
+    _add_trace(add)
+    _add_bench(add)
+    _add_lint(add)
+    _add_resolve(add)
+    add_launch(add, parse)
+    _add_server(add)
+    _add_info(add)
+    _add_chips(add)
+
+
+def _add_job_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the argument for the configuration file, and the option that overrides its entries."""
+    parser.add_argument(
+        "config",
+        help=(
+            "a TOML file; or the name of one that comes with jaxdist, such as digits_mirrored: "
+            "jaxdist examples lists them"
+        ),
+    )
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="override an entry of the file; may be given many times",
+    )
+
+
+def _add_train(add: AddParser) -> None:
+    parser = add(
         "train",
-        parents=[shared],
-        allow_abbrev=False,
         help=f"train a task: {', '.join(jobs.TASK_NAMES)}",
         description=(
             "Train the task that the configuration names, on all accelerators or on virtual CPU "
             "devices. A second run resumes from the newest checkpoint."
         ),
     )
-    add_job_arguments(parser)
+    _add_job_arguments(parser)
     parser.add_argument(
         "--resume-from-previous",
         action="store_true",
-        help="where the newest checkpoint is damaged, resume from the one before",
+        help="if the newest checkpoint is damaged, resume from the one before it",
     )
     parser.add_argument(
         "--accept-changes",
         action="store_true",
-        help="resume with other values than the checkpoint was trained with",
+        help="resume with values that differ from those of the checkpoint",
     )
     parser.set_defaults(command=lambda arguments: _commands.train(arguments))
 
 
-def add_new(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    shared: argparse.ArgumentParser,
-) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
+def _add_new(add: AddParser) -> None:
+    parser = add(
         "new",
-        parents=[shared],
-        allow_abbrev=False,
         help="write a project that trains at once: config, model, data, script, test, notebook",
         description=(
             "Write a new folder with a configuration, a model, data, a script that trains, a test "
-            "and a notebook. All of them run at once; replace the data and the model by yours."
+            "and a notebook. All of them run at once; replace the data and the model with yours."
         ),
     )
     parser.add_argument("name", metavar="NAME", help="the new folder")
     parser.set_defaults(command=lambda arguments: _commands.write(arguments))
 
 
-def add_examples(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    shared: argparse.ArgumentParser,
-) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
+def _add_examples(add: AddParser) -> None:
+    parser = add(
         "examples",
-        parents=[shared],
-        allow_abbrev=False,
         help="list the configurations and notebooks of jaxdist, or copy them",
         description=(
             "List the configurations and notebooks that come with jaxdist. With FOLDER, copy them "
@@ -79,16 +104,10 @@ def add_examples(
     parser.set_defaults(command=lambda arguments: _commands.show_or_copy(arguments))
 
 
-def add_plan(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    shared: argparse.ArgumentParser,
-) -> None:
-    """Add the arguments of `jaxdist plan`."""
-    parser = commands.add_parser(
+def _add_plan(add: AddParser) -> None:
+    parser = add(
         "plan",
-        parents=[shared],
-        allow_abbrev=False,
-        help="what a job would need and take on TPUs or GPUs that are not here",
+        help="memory and time of a job on TPUs or GPUs that this machine lacks",
         description=(
             "Compile the train step of a configuration for a slice of TPUs, or for GPUs, with "
             "their own compiler, on this machine, and print memory, work, collectives, bounds and "
@@ -96,7 +115,7 @@ def add_plan(
             "GPU."
         ),
     )
-    add_job_arguments(parser)
+    _add_job_arguments(parser)
     parser.add_argument(
         "--topology",
         required=True,
@@ -132,7 +151,7 @@ def add_plan(
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="compile once: no one device to compare with, and no search for a batch that fits",
+        help="compile once: no comparison with one device, no search for a batch that fits",
     )
     parser.add_argument(
         "--save",
@@ -143,15 +162,9 @@ def add_plan(
     parser.set_defaults(command=lambda arguments: _commands.plan(arguments))
 
 
-def add_trace(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    shared: argparse.ArgumentParser,
-) -> None:
-    """Add the arguments of `jaxdist trace`."""
-    parser = commands.add_parser(
+def _add_trace(add: AddParser) -> None:
+    parser = add(
         "trace",
-        parents=[shared],
-        allow_abbrev=False,
         help="where the time of a job's step goes, from a profile",
         description=(
             "Run a few train steps of a configuration, record a profile of JAX, and print the time "
@@ -159,7 +172,7 @@ def add_trace(
             "and no file of the job is read or written."
         ),
     )
-    add_job_arguments(parser)
+    _add_job_arguments(parser)
     parser.add_argument(
         "--steps", type=int, default=5, metavar="N", help="how many steps are recorded (5)"
     )
@@ -173,27 +186,22 @@ def add_trace(
     parser.set_defaults(command=lambda arguments: _commands.trace(arguments))
 
 
-def add_bench(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    shared: argparse.ArgumentParser,
-) -> None:
-    """Add the arguments of `jaxdist bench`."""
-    bench = commands.add_parser(
+def _add_bench(add: AddParser) -> None:
+    bench = add(
         "bench",
-        allow_abbrev=False,
+        parents=[],
         help="measure this machine",
-        description="Measure what jaxdist predicts times from.",
+        description="Measure the numbers from which jaxdist predicts times.",
     )
     kinds = bench.add_subparsers(dest="what", metavar="WHAT", required=True)
     parser = kinds.add_parser(
         "collectives",
-        parents=[shared],
-        allow_abbrev=False,
+        **add.keywords,
         help="latency and bandwidth of all-reduces",
         description=(
             "Time all-reduces of several sizes over the devices of this machine, and print the "
             "latency and bandwidth that explain them, below which size arrays are packed, and from "
-            "which sizes on another algorithm is predicted to be faster."
+            "which size another algorithm is predicted to be faster."
         ),
     )
     parser.add_argument(
@@ -210,7 +218,7 @@ def add_bench(
         help="bytes on each device, such as 4096, 64KiB or 1MiB; two or more",
     )
     parser.add_argument(
-        "--rounds", type=int, default=9, metavar="N", help="times that everything is measured"
+        "--rounds", type=int, default=9, metavar="N", help="how often everything is measured"
     )
     parser.add_argument(
         "--save",
@@ -220,21 +228,15 @@ def add_bench(
     parser.set_defaults(command=lambda arguments: _commands.bench_collectives(arguments))
 
 
-def add_lint(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    shared: argparse.ArgumentParser,
-) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
+def _add_lint(add: AddParser) -> None:
+    parser = add(
         "lint",
-        parents=[shared],
-        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        help="find in programs what the guides warn of",
+        help="find mistakes in programs that the guides warn about",
         description=(
-            "Find in Python files and notebooks what the guides warn of, and say how to correct "
-            "it.\nRuns nothing. The exit code is 0, 1 if something was found, 2 for a file that "
-            "cannot be read.\n\nRules:\n"
+            "Find mistakes in Python files and notebooks that the guides warn about, and say how "
+            "to correct them.\nRuns nothing. The exit code is 0, 1 if something was found, 2 for a "
+            "file that cannot be read.\n\nRules:\n"
             + "\n".join(f"  {rule.code} {rule.name:<18}{rule.reason}" for rule in _lint.RULES)
             + "\n\nThe comment `# jaxdist: ignore[JD001]` switches a rule off in its line."
         ),
@@ -244,25 +246,19 @@ def add_lint(
     parser.set_defaults(command=lambda arguments: _commands.lint(arguments))
 
 
-def add_resolve(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    shared: argparse.ArgumentParser,
-) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
+def _add_resolve(add: AddParser) -> None:
+    parser = add(
         "resolve",
-        parents=[shared],
-        allow_abbrev=False,
-        help="who this process would be in its job, and what looks wrong",
+        help="which task of its job this process would be, and what looks wrong",
         description=(
-            "Print who this process would be in its job, who is process 0, what would be bound, "
-            "and what looks wrong. Starts nothing. The exit code is 0, 1 with warnings, 2 with "
-            "errors."
+            "Print which task of its job this process would be, which one is process 0, what would "
+            "be bound, and what looks wrong. Starts nothing. The exit code is 0, 1 with warnings, "
+            "2 with errors."
         ),
     )
     environments = cluster_resolver.ENVIRONMENTS
     parser.add_argument(
-        "--from", dest="source", choices=tuple(environments), help="by default what is there"
+        "--from", dest="source", choices=tuple(environments), help="by default the one found"
     )
     parser.add_argument("--probe", action="store_true", help="connect to process 0, once")
     parser.add_argument("--task-type", metavar="JOB", help="the job of this process")
@@ -276,15 +272,9 @@ def add_resolve(
     parser.set_defaults(command=lambda arguments: _commands.show_resolved(arguments))
 
 
-def add_server(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    shared: argparse.ArgumentParser,
-) -> None:
-    """Add the arguments of `jaxdist server`."""
-    parser = commands.add_parser(
+def _add_server(add: AddParser) -> None:
+    parser = add(
         "server",
-        parents=[shared],
-        allow_abbrev=False,
         help="run a parameter server or a worker of a cluster",
         description=(
             "Run one task of the cluster that TF_CONFIG describes, until the process is ended. "
@@ -296,15 +286,9 @@ def add_server(
     parser.set_defaults(command=lambda arguments: _commands.run_server(arguments))
 
 
-def add_info(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    shared: argparse.ArgumentParser,
-) -> None:
-    """Add the arguments of `jaxdist info`."""
-    info = commands.add_parser(
+def _add_info(add: AddParser) -> None:
+    info = add(
         "info",
-        parents=[shared],
-        allow_abbrev=False,
         help="versions, devices, topology, memory, extras",
         description="Print versions, devices, topology, memory, and what each extra would add.",
     )
@@ -316,16 +300,10 @@ def add_info(
     info.set_defaults(command=lambda arguments: _commands.show_info(shows_all=arguments.all))
 
 
-def add_chips(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    shared: argparse.ArgumentParser,
-) -> None:
-    """Add the arguments of `jaxdist chips`."""
-    chips = commands.add_parser(
+def _add_chips(add: AddParser) -> None:
+    chips = add(
         "chips",
-        parents=[shared],
-        allow_abbrev=False,
         help="peaks of TPUs and GPUs, with their sources",
-        description="Print the table of chips that plans are made with: TPUs and GPUs.",
+        description="Print the table of chips that plans use: TPUs and GPUs.",
     )
     chips.set_defaults(command=lambda _: _commands.show_chips())

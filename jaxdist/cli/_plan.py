@@ -88,11 +88,7 @@ def _show_progress() -> Iterator[Callable[[str], None]]:
             f"jaxdist plan: {what}", markup=False, highlight=False, soft_wrap=True
         )
         return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        TimeElapsedColumn(),
-    )
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("starting", total=None)
         yield lambda what: progress.update(task, description=what)

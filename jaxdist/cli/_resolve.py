@@ -11,15 +11,12 @@ from jaxdist._resolve import Network, choose_source, make_report, make_resolver
 from jaxdist.cluster_resolver import ENVIRONMENTS, find_source
 
 
-def show_resolved(
-    arguments: argparse.Namespace, console: Console | None = None, network: Network | None = None
-) -> int:
+def show_resolved(arguments: argparse.Namespace) -> int:
     """Print which task of its job this process would be.
 
     Returns:
         The exit code: 0, or 1 with warnings, or 2 with errors.
     """
-    console = console or Console(file=sys.stdout)
     source = arguments.source or choose_source(os.environ)
     environment = ENVIRONMENTS[source]
     names = [*environment.options, *(["port"] if environment.has_port else [])]
@@ -27,7 +24,7 @@ def show_resolved(
     task = arguments.task_type, arguments.task_id
     resolver = make_resolver(source, os.environ, *task, **options)
     shown = source if arguments.source else _describe_source(source)
-    report = make_report(shown, resolver, os.environ, network or Network(), probe=arguments.probe)
+    report = make_report(shown, resolver, os.environ, Network(), probe=arguments.probe)
     parts: list[Table | str] = [
         Table("This process in its job", ("what", "found"), report.lines),
         *(f"{finding.level}: {finding.text}" for finding in report.findings),
@@ -35,7 +32,7 @@ def show_resolved(
     if not report.findings:
         parts.append("Nothing looks wrong.")
     text = as_text(parts, find_screen_width())
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    Console(file=sys.stdout).print(text, markup=False, highlight=False, soft_wrap=True)
     return report.exit_code
 
 

@@ -5,7 +5,7 @@ import argparse
 import jax
 
 from jaxdist import Server
-from jaxdist.cli._job_arguments import SERVER_JOBS, add_server_options
+from jaxdist.cli._server_options import SERVER_JOBS, add_server_options
 from jaxdist.cluster_resolver import choose_resolver
 from jaxdist.errors import ArgumentError, ClusterError
 
@@ -29,7 +29,7 @@ def run_server(arguments: argparse.Namespace) -> int:
     if not cluster:
         raise ClusterError(
             "jaxdist server found no cluster in the environment variable TF_CONFIG.\n\n"
-            "It has the addresses of all tasks.\n\n"
+            "The variable has the addresses of all tasks.\n\n"
             'Set for instance TF_CONFIG=\'{"cluster": {"ps": ["host0:2222"], "worker": '
             '["host1:2222"]}, "task": {"type": "ps", "index": 0}}\'.'
         )

@@ -57,7 +57,7 @@ def format_final_line(report: TrainingReport) -> str:
 
 def format_interrupted_line(report: TrainingReport, folder: Path) -> str:
     """Return where training stopped, and where the next run starts."""
-    stopped = f"stopped by Ctrl-C after step {report.steps}; nothing was saved half-way. "
+    stopped = f"stopped by Ctrl-C after step {report.steps}; no partial checkpoint was written. "
     if report.next_step == report.steps:
         stopped = f"stopped by Ctrl-C after step {report.steps}, which was saved. "
     if report.next_step is None:

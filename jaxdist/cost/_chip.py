@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import as_integer, as_list, check_instance, check_text, show
-from jaxdist.cost._gpu_rows import GPU_ROWS, Target
+from jaxdist.cost._gpu_rows import GPU_ROWS, GpuRow, Target
 
 _GIB = 1 << 30
 _DOCS = "https://docs.cloud.google.com/tpu/docs"
@@ -118,21 +118,14 @@ class Chip:
             137.5
         """
         devices = as_integer("devices", devices, least=1)
-        return dataclasses.replace(
-            self,
-            flops=self.flops / devices,
-            fp8_flops=_divide(self.fp8_flops, devices),
-            tf32_flops=_divide(self.tf32_flops, devices),
-            hbm_bytes=self.hbm_bytes // devices,
-            hbm_bytes_per_second=self.hbm_bytes_per_second / devices,
-            inner_bytes_per_second=self.inner_bytes_per_second / devices,
-            outer_bytes_per_second=self.outer_bytes_per_second / devices,
-            devices=1,
-        )
+        rates = {name: getattr(self, name) for name in (*_FLOPS, *_BANDWIDTHS)}
+        shares = {name: rate / devices for name, rate in rates.items() if rate is not None}
+        return dataclasses.replace(self, **shares, hbm_bytes=self.hbm_bytes // devices, devices=1)
 
 
-def _divide(flops: float | None, devices: int) -> float | None:
-    return None if flops is None else flops / devices
+# What the devices of a chip share, per second.
+_FLOPS = ("flops", "fp8_flops", "tf32_flops")
+_BANDWIDTHS = ("hbm_bytes_per_second", "inner_bytes_per_second", "outer_bytes_per_second")
 
 
 # Peaks of each TPU: FLOP/s, bytes of memory, bytes/s of memory, of ICI and of DCN, devices, pod.
@@ -177,33 +170,17 @@ _SOURCES = {
 }
 
 
-def _make_gpus() -> dict[str, Chip]:
-    """Return the chips of the rows of GPUs. On all of them, TF32 has half the peak of bfloat16."""
-    return {
-        name: Chip(
-            name,
-            row.bf16,
-            row.target.memory_bytes,
-            row.target.memory_bytes_per_second,
-            row.nvlink,
-            row.network,
-            1,
-            row.domain,
-            row.source,
-            row.nvlink_source,
-            row.network_source,
-            "gpu",
-            row.fp8,
-            row.bf16 / 2,
-            row.target,
-        )
-        for name, row in GPU_ROWS.items()
-    }
+def _make_gpu(name: str, row: GpuRow) -> Chip:
+    """Return the chip of a row of GPUs. On all of them, TF32 has half the peak of bfloat16."""
+    bf16, fp8, nvlink, network, domain, target, sources = row
+    memory = target.memory_bytes, target.memory_bytes_per_second
+    of_gpu = "gpu", fp8, bf16 / 2, target
+    return Chip(name, bf16, *memory, nvlink, network, 1, domain, *sources, *of_gpu)
 
 
 CHIPS: dict[str, Chip] = {
     **{name: Chip(name, *peaks, *_SOURCES[name]) for name, peaks in _PEAKS.items()},
-    **_make_gpus(),
+    **{name: _make_gpu(name, row) for name, row in GPU_ROWS.items()},
 }
 
 # Words in a device kind, and the generation. The first match counts, so "v5 lite" comes before

@@ -83,7 +83,7 @@ class SizeCurve:
                 check_positive(name, getattr(self, name))
         as_integer("chain", self.chain, least=1)
         remedy = "Pass for instance source='measured'."
-        check_instance("source", self.source, str, "a text", remedy)
+        check_instance("source", self.source, str, "a string", remedy)
 
     @property
     def all_reduce_part(self) -> float:

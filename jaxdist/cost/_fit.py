@@ -70,12 +70,12 @@ def fitted(
     num_devices = as_integer("num_devices", num_devices, least=1, most=_MOST_DEVICES)
     check_positive("memory_bytes_per_second", memory_bytes_per_second)
     check_positive("scatter_gather", scatter_gather)
-    check_instance("source", source, str, "a text", "Pass for instance source='measured'.")
+    check_instance("source", source, str, "a string", "Pass for instance source='measured'.")
     if len({s.num_bytes for s in samples}) < 2 or len({s.count for s in samples}) < 2:
         raise refuse(
             f"{len(samples)} samples of {len({s.num_bytes for s in samples})} size(s) and "
             f"{len({s.count for s in samples})} count(s).",
-            "Latency and bandwidth can be told apart from two sizes and two counts or more.",
+            "Latency and bandwidth are separated by two sizes and two counts or more.",
             "Pass samples of another size, and of another count.",
         )
     n = num_devices

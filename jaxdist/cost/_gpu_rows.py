@@ -6,6 +6,7 @@ their newer fields.
 """
 
 import dataclasses
+from typing import TypeAlias
 
 from jaxdist._called import called
 from jaxdist._validate import as_integer
@@ -99,65 +100,52 @@ class Target:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class GpuRow:
-    """The peaks of one kind of GPU, in the units of `Chip`.
-
-    `fp8` is None for a GPU without matrix products of 8 bits. `domain` is the largest NVLink
-    domain: its hosts, and the GPUs of a host.
-    """
-
-    bf16: float
-    fp8: float | None
-    nvlink: float
-    network: float
-    domain: tuple[int, int]
-    target: Target
-    source: str
-    nvlink_source: str
-    network_source: str
-
+# FLOP/s of dense products in bfloat16 and in 8 bits (None if it has none); bytes/s that leave a GPU
+# over NVLink and over the network; hosts of the largest NVLink domain, and GPUs of a host; the
+# description; sources of the peaks, of NVLink, of the network.
+GpuRow: TypeAlias = tuple[
+    float, float | None, float, float, tuple[int, int], Target, tuple[str, str, str]
+]
 
 _HOPPER = (233_472, 232_448)
 _AMPERE = (167_936, 166_912)
 _HGX, _NVL72 = (1, 8), (18, 4)
 
-# bf16 and fp8 are FLOP/s of dense products. NVLink and network are bytes/s that leave a GPU.
 GPU_ROWS: dict[str, GpuRow] = {
-    "a100-40": GpuRow(
+    "a100-40": (
         312e12, None, 300e9, 25e9, _HGX,
         Target("NVIDIA A100-SXM4-40GB", (8, 0), False, 108, 64, *_AMPERE, 41_943_040, 1.41,
                42_331_013_120, 1555.2e9),
-        f"{_STAS}; memory {_XLA}", f"600 GB/s in both directions, {_NVLINK}", _HDR,
+        (f"{_STAS}; memory {_XLA}", f"600 GB/s in both directions, {_NVLINK}", _HDR),
     ),
-    "a100": GpuRow(
+    "a100": (
         312e12, None, 300e9, 25e9, _HGX,
         Target("NVIDIA A100-SXM4-80GB", (8, 0), False, 108, 64, *_AMPERE, 41_943_040, 1.41,
                85_100_068_864, 2039.04e9),
-        f"{_STAS}; memory {_XLA}", f"600 GB/s in both directions, {_NVLINK}", _HDR,
+        (f"{_STAS}; memory {_XLA}", f"600 GB/s in both directions, {_NVLINK}", _HDR),
     ),
-    "h100": GpuRow(
+    "h100": (
         989e12, 1979e12, 450e9, 50e9, _HGX,
         Target("NVIDIA H100 80GB HBM3", (9, 0), True, 132, 128, *_HOPPER, 52_428_800, 1.98,
                84_942_979_072, 3352.32e9),
-        f"{_STAS}; memory {_XLA}", f"900 GB/s in both directions, {_NVLINK}", _NDR,
+        (f"{_STAS}; memory {_XLA}", f"900 GB/s in both directions, {_NVLINK}", _NDR),
     ),
-    "h200": GpuRow(
+    "h200": (
         989e12, 1979e12, 450e9, 50e9, _HGX,
         Target("NVIDIA H200", (9, 0), True, 132, 128, *_HOPPER, 52_428_800, 1.98,
                151_397_597_184, 4800e9),
-        f"{_STAS}; memory {_XLA}", f"900 GB/s in both directions, {_NVLINK}", _NDR,
+        (f"{_STAS}; memory {_XLA}", f"900 GB/s in both directions, {_NVLINK}", _NDR),
     ),
-    "b200": GpuRow(
+    "b200": (
         2250e12, 4500e12, 900e9, 50e9, _HGX,
         Target("NVIDIA B200", (10, 0), False, 148, 128, *_HOPPER, 132_644_864, 1.965,
                191_514_411_008, 7672.32e9),
-        f"{_STAS}; {_KILO}; memory {_XLA}", f"1800 GB/s in both directions, {_NVLINK}", _NDR,
+        (f"{_STAS}; {_KILO}; memory {_XLA}", f"1800 GB/s in both directions, {_NVLINK}", _NDR),
     ),
-    "gb200": GpuRow(
+    "gb200": (
         2500e12, 5000e12, 900e9, 50e9, _NVL72,
         Target("NVIDIA GB200", (10, 0), False, 152, 128, *_HOPPER, 135_528_448, 2.062,
                197_897_748_480, 7928.064e9),
-        f"{_STAS}; memory {_XLA}; {_MLPERF}", f"1800 GB/s in both directions, {_NVLINK}", _NDR,
+        (f"{_STAS}; memory {_XLA}; {_MLPERF}", f"1800 GB/s in both directions, {_NVLINK}", _NDR),
     ),
 }  # fmt: skip

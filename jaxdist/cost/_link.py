@@ -68,7 +68,7 @@ class Link:
     def __post_init__(self) -> None:
         check_text("name", self.name, "nvlink-4")
         source = "Pass for instance source='measured'."
-        check_instance("source", self.source, str, "a text", source)
+        check_instance("source", self.source, str, "a string", source)
         check_positive("alpha", self.alpha, or_zero=True)
         for name in ("bytes_per_second", "memory_bytes_per_second", "scatter_gather"):
             check_positive(name, getattr(self, name))

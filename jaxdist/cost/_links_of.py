@@ -67,15 +67,13 @@ def links_of(layout: ReplicaMesh) -> Links:
         return Links(link, link if len(workers) > 1 else None)
     kind = str(getattr(device, "device_kind", ""))
     known = _find_names(layout.platform, kind)
-    inner, outer = (
-        find_link(name) for name in known or _GUESSES["tpu" if layout.platform == "tpu" else "gpu"]
-    )
+    names = known or _GUESSES["tpu" if layout.platform == "tpu" else "gpu"]
+    found = [find_link(name) for name in names]
     if layout.platform == "tpu":
-        inner, outer = (
-            _divide_among_devices(link, kind, layout.devices) for link in (inner, outer)
-        )
+        found = [_divide_among_devices(link, kind, layout.devices) for link in found]
     if known is None:
-        inner, outer = _mark_as_guess(inner, kind), _mark_as_guess(outer, kind)
+        found = [_mark_as_guess(link, kind) for link in found]
+    inner, outer = found
     return Links(inner, outer if len(workers) > 1 else None)
 
 

@@ -16,7 +16,7 @@ from jaxdist.errors import ConfigError
 VARIABLE = "JAXDIST_LINKS"
 VERSION = 1
 _NUMBERS = ("alpha", "bytes_per_second", "memory_bytes_per_second")
-_OPTIONAL = ("scatter_gather",)
+_OPTIONAL = "scatter_gather"
 
 Path: TypeAlias = str | os.PathLike[str]
 
@@ -99,7 +99,7 @@ def _check_links(given: Any) -> tuple[Link, ...]:
         )
     for link in found:
         _check_name("jaxdist.config.links", link.name)
-        for field in (*_NUMBERS, *_OPTIONAL):
+        for field in (*_NUMBERS, _OPTIONAL):
             _check_number("jaxdist.config.links", link.name, field, getattr(link, field))
     return found
 
@@ -124,7 +124,7 @@ def load_links(path: Path) -> tuple[Link, ...]:
     rows = content.get("links") if isinstance(content, dict) else None
     if version != VERSION or not isinstance(rows, list):
         raise ConfigError(
-            f"{where!r} is no file of links: it has version {version!r} and "
+            f"{where!r} is not a file of links: it has version {version!r} and "
             f"{'no list' if not isinstance(rows, list) else 'a list'} of links.\n\n"
             f"A file of links has version {VERSION} and a list of links.\n\n"
             f"Write one with `jaxdist bench collectives --save {where}`."
@@ -176,21 +176,14 @@ def _read_link(where: str, number: int, row: Any) -> Link:
     _check_name(where, name)
     known = TABLE[name]
     numbers = {field: row.get(field) for field in _NUMBERS}
-    # A file may omit the optional fields. The table's numbers then apply.
-    numbers |= {field: row.get(field, getattr(known, field)) for field in _OPTIONAL}
+    # A file may omit this one. The number of the table then applies.
+    numbers[_OPTIONAL] = row.get(_OPTIONAL, known.scatter_gather)
     for field, value in numbers.items():
         _check_number(where, name, field, value)
-    checked = {field: float(value or 0) for field, value in numbers.items()}
+    checked: dict[str, Any] = {field: float(value or 0) for field, value in numbers.items()}
     # Without the curve of NCCL: measured numbers are already what a program reaches.
-    return Link(
-        name,
-        checked["alpha"],
-        checked["bytes_per_second"],
-        checked["memory_bytes_per_second"],
-        str(row.get("source", where)),
-        known.medium,
-        checked["scatter_gather"],
-    )
+    source = str(row.get("source", where))
+    return dataclasses.replace(known, **checked, source=source, curve=None)
 
 
 def _check_name(where: str, name: str) -> None:

@@ -13,7 +13,7 @@ worker.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 from jaxdist._called import called, refuse
 from jaxdist._validate import (
@@ -34,8 +34,7 @@ _ALIASES = {"nccl": "xla"}
 MOST = 1 << 40  # replicas, operands or groups
 
 
-@dataclasses.dataclass(frozen=True)
-class _Traffic:
+class _Traffic(NamedTuple):
     """The messages of an algorithm: steps, bytes of the busiest device, bytes of all devices."""
 
     steps: int
@@ -54,7 +53,7 @@ def pack_below(link: Link) -> int:
         >>> cost.pack_below(cost.links_of(MirroredStrategy().layout).inner)
         159600
     """
-    _check_link(link)
+    check_instance("link", link, Link, "a cost.Link", "Pass a row of cost.TABLE.")
     return int(link.alpha * link.memory_bytes_per_second / 2)
 
 
@@ -113,7 +112,7 @@ def seconds(
     return max(by_nccl, _predict(first, second, n, num_bytes, links, inside, num_operands))
 
 
-@called("cost.cheapest")
+@called("cost.cheapest", replaces="cost.seconds")
 def cheapest(
     num_replicas: int,
     num_bytes: int,
@@ -132,7 +131,6 @@ def cheapest(
         >>> cost.cheapest(8, 4096, links)[0][0]
         'xla'
     """
-    caller = "cost.cheapest"
     num_replicas = as_integer("num_replicas", num_replicas, least=1, most=MOST)
     remedy = "Pass for instance algorithms=cost.ALGORITHMS."
     algorithms = as_list("algorithms", algorithms, "a list of names", remedy, kind=str)
@@ -141,10 +139,8 @@ def cheapest(
         inside = as_integer("local", local, least=1, most=num_replicas)
     two_levels = 1 < inside < num_replicas
     possible = [a for a in algorithms if two_levels or "/" not in a]
-    with (
-        CallerRename("cost.seconds", caller),
-        CallerRename("cost.seconds was given algorithm=", f"{caller} was given algorithms with "),
-    ):
+    given = "cost.cheapest was given algorithm"
+    with CallerRename(f"{given}=", f"{given}s with "):
         timed = [(a, seconds(a, num_replicas, num_bytes, links, local)) for a in possible]
     # The sort is stable and compares no names, so by default XLA's own algorithm wins a tie.
     return sorted(timed, key=lambda pair: pair[1])
@@ -195,10 +191,9 @@ def _count_traffic(name: str, n: int, size: float, medium: Medium) -> _Traffic:
     if name == "xla" and medium is Medium.MEMORY:
         # Threads read each other's arrays, so each array is read once and nothing is sent.
         return _Traffic(1, size, n * size)
-    if name == "xla":
-        return _Traffic(1, 2 * (n - 1) / n * size, 2 * (n - 1) * size)
-    if name == "xring":
-        return _Traffic(2 * (n - 1), 2 * (n - 1) / n * size, 2 * (n - 1) * size)
+    if name in ("xla", "xring"):
+        steps = 1 if name == "xla" else 2 * (n - 1)
+        return _Traffic(steps, 2 * (n - 1) / n * size, 2 * (n - 1) * size)
     if name == "rechd":
         power = 1 << (n.bit_length() - 1)
         rest = n - power
@@ -273,11 +268,6 @@ def _without_curve(link: Link) -> Link:
 def log2(n: int) -> int:
     """Return the number of doubling steps for n replicas."""
     return math.ceil(math.log2(n)) if n > 1 else 0
-
-
-def _check_link(link: Any) -> None:
-    """Refuse a value that is not a link."""
-    check_instance("link", link, Link, "a cost.Link", "Pass a row of cost.TABLE.")
 
 
 def _check_algorithm(algorithm: str, num_replicas: int, local: int) -> None:

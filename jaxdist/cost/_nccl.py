@@ -42,7 +42,7 @@ class _Level:
     members: int
     ring_steps: int
     parts: int
-    side_by_side: int = 1
+    side_by_side: int
 
     @property
     def tree_steps(self) -> int:
@@ -97,16 +97,14 @@ def predict_nccl(kind: str, n: int, size: float, links: Links, local: int) -> fl
 def _list_levels(n: int, links: Links, local: int) -> list[_Level] | None:
     """Return the levels that a group uses, or None if one has no size curve."""
     workers = math.ceil(n / local)
-    inner, across = links.inner, links.across
     levels = []
-    if local > 1:
-        if inner.curve is None:
-            return None
-        rate = inner.bytes_per_second
-        levels.append(_Level(inner.curve, rate, local, n - workers, local - 1))
-    if workers > 1:
-        if across.curve is None:
-            return None
-        rate = across.bytes_per_second
-        levels.append(_Level(across.curve, rate, workers, workers - 1, n - local, local))
+    for link, members, ring_steps, parts, side_by_side in (
+        (links.inner, local, n - workers, local - 1, 1),
+        (links.across, workers, workers - 1, n - local, local),
+    ):
+        if members > 1:
+            if link.curve is None:
+                return None
+            rate = link.bytes_per_second
+            levels.append(_Level(link.curve, rate, members, ring_steps, parts, side_by_side))
     return levels

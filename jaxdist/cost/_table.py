@@ -7,6 +7,7 @@ published; the source says if one is assumed.
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 from jaxdist._called import called
 from jaxdist._validate import check_instance
@@ -27,26 +28,15 @@ _DCN = "; 50 us for a message is assumed"
 _NVLINK_ALPHA, _PCIE_ALPHA, _NET_ALPHA = 3.4e-6, 5.7e-6, 9.6e-6
 
 
-def _make_links(chip: Chip) -> tuple[Link, Link]:
-    """Return the links of one device of a chip, inside a slice and between slices."""
+def _make_links(chip: Chip) -> Iterator[Link]:
+    """Yield the links of one device of a chip, inside a slice and between slices."""
     device = chip.per_device(chip.devices)
-    memory = device.hbm_bytes_per_second
-    return (
-        Link(
-            f"tpu-{chip.name}-ici",
-            _ICI_ALPHA,
-            device.inner_bytes_per_second,
-            memory,
-            chip.inner_source + _ICI,
-        ),
-        Link(
-            f"tpu-{chip.name}-dcn",
-            _DCN_ALPHA,
-            device.outer_bytes_per_second,
-            memory,
-            chip.outer_source + _DCN,
-        ),
+    ends = (
+        ("ici", _ICI_ALPHA, device.inner_bytes_per_second, chip.inner_source + _ICI),
+        ("dcn", _DCN_ALPHA, device.outer_bytes_per_second, chip.outer_source + _DCN),
     )
+    for end, alpha, rate, source in ends:
+        yield Link(f"tpu-{chip.name}-{end}", alpha, rate, device.hbm_bytes_per_second, source)
 
 
 _ROWS = (

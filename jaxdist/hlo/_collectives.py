@@ -1,5 +1,6 @@
 """Finds the collectives of a compiled program."""
 
+import collections
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
@@ -86,7 +87,7 @@ def find_collectives(module: Module) -> "dict[tuple[str, str], CompiledCollectiv
     """Return the collectives by the names of their computations and of their instructions."""
     walk = _Walk(module)
     walk.computation(module.entry, 1, in_loop=False, in_branch=False)
-    return walk.found
+    return {key: walk.make(key[0], *found) for key, found in walk.found.items()}
 
 
 class _Walk:
@@ -94,7 +95,9 @@ class _Walk:
 
     def __init__(self, module: Module) -> None:
         self.module = module
-        self.found: dict[tuple[str, str], CompiledCollective] = {}
+        self.found: dict[tuple[str, str], tuple[str, Instruction]] = {}
+        # How often a computation runs, whether in a loop, and whether in a branch, for each call.
+        self._runs: dict[str, list[tuple[int | None, bool, bool]]] = collections.defaultdict(list)
         computations = module.computations.values()
         self._begun = {
             channel[1]
@@ -105,7 +108,8 @@ class _Walk:
         }
 
     def computation(self, name: str, times: int | None, *, in_loop: bool, in_branch: bool) -> None:
-        """Add the collectives of a computation that runs `times` times."""
+        """Add the collectives of a computation that runs `times` times, with their kinds."""
+        self._runs[name].append((times, in_loop, in_branch))
         for written in self.module.computations.get(name, {}).values():
             instruction = _text.resolve_start(written)
             for inner, factor, loop, branch in self._inside(name, instruction):
@@ -117,7 +121,8 @@ class _Walk:
             if kind == "all-reduce" and self._find_slice(name, instruction) is not None:
                 kind = "reduce-scatter"
             if kind is not None and not self._is_continuation(name, instruction):
-                self._add((name, instruction.name), kind, instruction, times, in_loop, in_branch)
+                # Two calls of one computation run the same collective.
+                self.found.setdefault((name, instruction.name), (kind, instruction))
 
     def _find_slice(self, name: str, instruction: Instruction) -> Instruction | None:
         """Return the slice that a fused reduce-scatter takes of its all-reduce; None for others."""
@@ -156,36 +161,18 @@ class _Walk:
                 branch = how in ("branch_computations", "true_computation", "false_computation")
                 yield inner, 1, False, branch
 
-    def _add(
-        self,
-        key: tuple[str, str],
-        kind: str,
-        instruction: Instruction,
-        times: int | None,
-        in_loop: bool,
-        in_branch: bool,
-    ) -> None:
-        """Add a collective, or add to the count of one that was found before."""
-        # Two calls of one computation run the same collective.
-        before = self.found.get(key)
-        if before is not None:
-            total = None if times is None or before.times is None else times + before.times
-            self.found[key] = dataclasses.replace(
-                before,
-                times=total,
-                in_loop=in_loop or before.in_loop,
-                in_branch=in_branch and before.in_branch,
-            )
-            return
+    def make(self, name: str, kind: str, instruction: Instruction) -> CompiledCollective:
+        """Return a collective of a computation, with the number of times that it runs in all."""
+        times, in_loop, in_branch = zip(*self._runs[name], strict=True)
         noted = _text.metadata(instruction)
-        within = self.module.computations[key[0]]
+        within = self.module.computations[name]
         operands = instruction.operands
         if instruction.opcode == "send":
             operands = operands[:1]
             # The shape of a send is that of the operand; the results have the shape of the recv.
             results = _received_bytes(instruction, within)
         else:
-            part = self._find_slice(key[0], instruction) if kind == "reduce-scatter" else None
+            part = self._find_slice(name, instruction) if kind == "reduce-scatter" else None
             results = _text.num_bytes((part or instruction).shape)
         operand_bytes = sum(_text.num_bytes(within[o].shape) for o in operands if o in within)
         if not any(o in within for o in operands):
@@ -193,7 +180,7 @@ class _Walk:
             operand_bytes = results
         raw, groups, pairs = self._groups(kind, instruction)
         sources = tuple(s for s in dict.fromkeys(self._sources(noted, instruction, within)) if s)
-        self.found[key] = CompiledCollective(
+        return CompiledCollective(
             kind=kind,
             operands=len(operands),
             bytes_per_device=results,
@@ -201,9 +188,9 @@ class _Walk:
             operand_bytes=operand_bytes,
             groups=groups,
             pairs=pairs,
-            times=times,
-            in_loop=in_loop,
-            in_branch=in_branch,
+            times=None if None in times else sum(times),
+            in_loop=any(in_loop),
+            in_branch=all(in_branch),
             between_slices=instruction.opcode == "send",
             source=sources[0] if sources else "",
             sources=sources,

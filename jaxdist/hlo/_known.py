@@ -230,13 +230,6 @@ def describe_line(line: str) -> str:
     return f"the line {line[:60]!r}"
 
 
-PRODUCT, COLLECTIVE, COPY, COMPUTE, CONTAINER = (
-    "matrix products",
-    "collectives",
-    "copies",
-    "other compute",
-    "",
-)
 _COPIES = frozenset({"copy", "transpose", "bitcast", "copy-start", "copy-done"})
 # These run other instructions, which a profile lists themselves.
 _CONTAINERS = frozenset({"while", "conditional", "call"})
@@ -269,7 +262,7 @@ def categories(text: str) -> dict[str, str]:
 def _categorize(module: Module, instruction: Instruction) -> str:
     opcode = instruction.opcode
     if opcode in _CONTAINERS:
-        return CONTAINER
+        return ""
     inside = [
         module.computations.get(name, {})
         for how, name in instruction.called
@@ -277,8 +270,8 @@ def _categorize(module: Module, instruction: Instruction) -> str:
     ]
     opcodes = {opcode} | {i.opcode for computation in inside for i in computation.values()}
     if any(o.removesuffix("-start").removesuffix("-done") in KINDS for o in opcodes):
-        return COLLECTIVE
+        return "collectives"
     # Libraries of matrix products are custom calls: cuBLAS, cuDNN, oneDNN.
     if opcodes & PRODUCTS or any(word in instruction.rest for word in ("matmul", "gemm", "$conv")):
-        return PRODUCT
-    return COPY if opcode in _COPIES else COMPUTE
+        return "matrix products"
+    return "copies" if opcode in _COPIES else "other compute"

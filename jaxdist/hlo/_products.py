@@ -21,7 +21,6 @@ from jaxdist.hlo._text import Instruction
 
 Shape = tuple[int, ...]
 
-_DIMS = re.compile(r"\[([\d,<=]*)\]")
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _GROUPS = re.compile(r"(feature|batch)_group_count=(\d+)")
@@ -36,15 +35,15 @@ def count_products(within: dict[str, Instruction], i: Instruction) -> int | None
     if i.opcode in ("dot", "scaled-dot", "ragged-dot"):
         return _count_dot(within, i, _CONTRACTED.search(i.rest))
     if i.opcode == "convolution":
-        lhs, rhs = (_find_shape(within, o) for o in i.operands[:2])
-        return _count_convolution(i, lhs, rhs, parse_dims(i.shape))
+        lhs, rhs = (_find_dims(within, o) for o in i.operands[:2])
+        return _count_convolution(i, lhs, rhs, _text.parse_dims(i.shape))
     kind = find_call(i)
     if kind is Call.PRODUCT:
         return _count_dot(within, i, _OF_GEMM.search(unescape(i.rest)))
     if kind is Call.SCALED:
         # The text has no dims. The call sums over the last dim of both operands.
-        summed = _find_shape(within, i.operands[0])[-1:]
-        return 2 * math.prod(parse_dims(i.shape) + summed) if summed else None
+        summed = _find_dims(within, i.operands[0])[-1:]
+        return 2 * math.prod(_text.parse_dims(i.shape) + summed) if summed else None
     if kind is Call.CONVOLUTION:
         return _count_convolution(i, *_read_cudnn_shapes(within, i))
     if kind is Call.ATTENTION:
@@ -62,15 +61,9 @@ def find_product_dtype(within: dict[str, Instruction], i: Instruction) -> str:
     return max(dtypes, key=_text.num_bits)
 
 
-def parse_dims(shape: str) -> Shape:
-    """Return the sizes of an array shape; for a tuple, those of the first array."""
-    found = _DIMS.search(shape)
-    return tuple(int(d.lstrip("<=")) for d in found[1].split(",") if d) if found else ()
-
-
-def _find_shape(within: dict[str, Instruction], name: str) -> Shape:
-    """Return the sizes of an operand."""
-    return parse_dims(within[name].shape) if name in within else ()
+def _find_dims(within: dict[str, Instruction], name: str) -> Shape:
+    """Return the sizes of an operand; empty if the text lacks it."""
+    return _text.parse_dims(_text.find_shape(within, name))
 
 
 def _count_dot(
@@ -79,10 +72,10 @@ def _count_dot(
     """Return the operations of a matrix product."""
     if contracted is None or i.operands[0] not in within:
         return None
-    lhs = _find_shape(within, i.operands[0])
+    lhs = _find_dims(within, i.operands[0])
     summed = list(_parse_numbers(contracted[1]))
     # The result of a cuBLAS call is a tuple of the product and a workspace.
-    out = parse_dims(_text.elements(i.shape)[0])
+    out = _text.parse_dims(_text.elements(i.shape)[0])
     ragged = _RAGGED.search(i.rest)
     if ragged and int(ragged[1]) in summed:
         # Each group sums over its own rows, with its own result. Together they sum over all rows.
@@ -103,8 +96,8 @@ def _read_cudnn_shapes(
 
     For a gradient, the labels and the window in the text are those of the forward convolution.
     """
-    one, other = (_find_shape(within, o) for o in i.operands[:2])
-    result = parse_dims(_text.elements(i.shape)[0])
+    one, other = (_find_dims(within, o) for o in i.operands[:2])
+    result = _text.parse_dims(_text.elements(i.shape)[0])
     target = find_target(i)
     if "convBackwardInput" in target:
         return result, other, one
@@ -137,7 +130,7 @@ def _count_attention(within: dict[str, Instruction], i: Instruction) -> int | No
     again, and the gradients of values, probabilities, queries and keys.
     """
     scores = _SCORES.search(unescape(i.rest))  # [b, heads, queries, keys]
-    query = _find_shape(within, i.operands[0])  # [..., dims of a head]
+    query = _find_dims(within, i.operands[0])  # [..., dims of a head]
     if scores is None or not query:
         return None
     products = 5 if "Backward" in find_target(i) else 2
@@ -197,7 +190,7 @@ def count_kernel(within: dict[str, Instruction], i: Instruction) -> int | None:
 
     Attention counts in full: a kernel may skip blocks that causal attention does not need.
     """
-    if not _is_kernel(i):
+    if i.opcode != "custom-call" or not find_target(i).startswith(_TARGETS):
         return None
     estimate = _ESTIMATE.search(unescape(i.rest))
     if estimate is not None:
@@ -205,12 +198,14 @@ def count_kernel(within: dict[str, Instruction], i: Instruction) -> int | None:
     products = _find_products(i)
     arrays = [within[o].shape for o in i.operands if o in within]
     # Splash attention takes its mask, as integers, before the queries and keys.
-    floats = [parse_dims(a) for a in arrays if _text.dtype(a).startswith(("f", "bf"))]
+    floats = [_text.parse_dims(a) for a in arrays if _text.dtype(a).startswith(("f", "bf"))]
     if products is None or len(floats) < 2:
         return None
     query, key = floats[:2]  # [b, heads, s, dims]
     # One gradient of queries for each block of keys; they are summed later.
-    if products == 4 and any(len(parse_dims(r)) > len(query) for r in _text.elements(i.shape)):
+    if products == 4 and any(
+        len(_text.parse_dims(r)) > len(query) for r in _text.elements(i.shape)
+    ):
         products += 1
     positions = key[-1] if _POSITIONS_LAST.search(unescape(i.rest)) else key[-2]
     return 2 * products * math.prod(query) * positions
@@ -224,10 +219,6 @@ def find_kernel_dtype(within: dict[str, Instruction], i: Instruction) -> str:
     dtypes = [_text.dtype(within[o].shape) for o in i.operands if o in within]
     floats = (d for d in dtypes if d.startswith(("f", "bf")))
     return next(floats, _text.dtype(i.shape))
-
-
-def _is_kernel(i: Instruction) -> bool:
-    return i.opcode == "custom-call" and find_target(i).startswith(_TARGETS)
 
 
 def _find_products(i: Instruction) -> int | None:

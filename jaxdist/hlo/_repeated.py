@@ -1,13 +1,12 @@
 """Finds all-gathers that a loop repeats for the same array."""
 
 import dataclasses
-import re
 
 from jaxdist.hlo import _text
 from jaxdist.hlo._text import Instruction, Module
-from jaxdist.hlo._trips import count_trips
+from jaxdist.hlo._trips import INDEX, count_trips, find_root, follow_copies
 
-_INDEX = re.compile(r"index=(\d+)")
+_COPIES = frozenset({"copy", "bitcast", "opt-barrier"})
 # The results of these differ from run to run, even with equal operands.
 _CHANGING = frozenset(
     "rng rng-bit-generator rng-get-and-update-state infeed recv while custom-call".split()
@@ -43,12 +42,12 @@ def repeated_gathers(text: str) -> tuple[RepeatedGather, ...]:
     module = _text.read(text)
     found: list[RepeatedGather] = []
     for computation in module.computations.values():
-        for loop in computation.values():
-            if loop.opcode == "while":
-                times = count_trips(module, computation, loop)
-                bodies = [name for how, name in loop.called if how == "body"]
-                for body in bodies:
-                    found += _find_in_body(module, module.computations.get(body, {}), times)
+        for loop in (i for i in computation.values() if i.opcode == "while"):
+            times = count_trips(module, computation, loop)
+            # A loop that runs once gathers once.
+            if times != 1:
+                body = module.computations.get(dict(loop.called).get("body", ""), {})
+                found += _find_in_body(module, body, times)
     return tuple(found)
 
 
@@ -59,10 +58,7 @@ def _find_in_body(
     constant = _find_invariants(body)
     for written in body.values():
         gather = _text.resolve_start(written)
-        # A loop that runs once gathers once.
-        if gather.opcode != "all-gather" or times == 1:
-            continue
-        if all(operand in constant for operand in gather.operands):
+        if gather.opcode == "all-gather" and constant.issuperset(gather.operands):
             source = _text.source(module, _text.metadata(gather))
             found.append(RepeatedGather(_text.num_bytes(gather.shape), times, source))
     return found
@@ -72,8 +68,8 @@ def _find_invariants(body: dict[str, Instruction]) -> set[str]:
     """Return the values of a loop's body that are the same in every iteration."""
     parameters = {i.name for i in body.values() if i.opcode == "parameter"}
     # The body takes and returns one tuple. An element that it returns unchanged is invariant.
-    root = next((i for i in reversed(body.values()) if i.opcode == "tuple"), None)
-    returned = () if root is None else tuple(_strip_copies(body, name) for name in root.operands)
+    root = find_root(body)
+    returned = [follow_copies(body, name, _COPIES) for name in root.operands] if root else []
     kept = {n for n, made in enumerate(returned) if made and _get_index(made, parameters) == n}
     constant: set[str] = set()
     for instruction in body.values():
@@ -90,13 +86,5 @@ def _get_index(instruction: Instruction, parameters: set[str]) -> int | None:
     """Return which element of the loop's tuple an instruction reads; None for others."""
     if instruction.opcode != "get-tuple-element" or instruction.operands[0] not in parameters:
         return None
-    found = _INDEX.search(instruction.rest)
+    found = INDEX.search(instruction.rest)
     return int(found[1]) if found else None
-
-
-def _strip_copies(body: dict[str, Instruction], name: str) -> Instruction | None:
-    """Return the instruction that made a value, following copies back to it."""
-    found = body.get(name)
-    while found is not None and found.opcode in ("copy", "bitcast", "opt-barrier"):
-        found = body.get(found.operands[0])
-    return found

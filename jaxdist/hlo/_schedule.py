@@ -14,6 +14,7 @@ overlap is read from the schedule, not assumed.
 
 import collections
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 
@@ -21,8 +22,9 @@ from jaxdist.hlo import _text
 from jaxdist.hlo._collectives import CompiledCollective, find_collectives
 from jaxdist.hlo._known import runs_on_other_core
 from jaxdist.hlo._text import Instruction
+from jaxdist.hlo._traffic import find_fused
 from jaxdist.hlo._trips import count_trips
-from jaxdist.hlo._work import Work, make_counter
+from jaxdist.hlo._work import Counter, Work
 
 # Returns the name of the link of a collective, and its seconds.
 TimeCollective = Callable[[CompiledCollective], tuple[str, float]]
@@ -80,8 +82,7 @@ def schedule(
     return Schedule(made.work, dict(made.waits), dict(made.busy))
 
 
-def _make_sums() -> dict[str, float]:
-    return collections.defaultdict(float)
+_make_sums = functools.partial(collections.defaultdict[str, float], float)
 
 
 @dataclasses.dataclass
@@ -129,7 +130,7 @@ class _Run:
         time_work: Callable[[Work], float],
     ) -> None:
         self._module, self._times, self._time_work = module, times, time_work
-        self._count = make_counter(module)
+        self._count = Counter(module).instruction
         self._known: dict[str, _Clock] = {}
 
     def computation(self, name: str) -> _Clock:
@@ -160,12 +161,12 @@ class _Run:
                 # As for the work, count one branch: the longest.
                 clock.add(max(inner, key=lambda c: c.now), 1)
             return
-        called = _find_fused(i)
+        called = find_fused(i) if i.opcode == "fusion" else ""
         inside = self._module.computations.get(called, {})
         if inside and any(_DONE in j.rest for j in inside.values()):
             clock.wait(_find_channel(inside))
             return
-        if i.opcode in ("recv-done", "send-done") or i.opcode.endswith("-done"):
+        if i.opcode.endswith("-done"):
             self._finish(clock, within, i)
             return
         own = self._times.get((name, i.name))
@@ -206,13 +207,6 @@ class _Run:
         meeting = _MEETING.search(start.rest)
         if i.opcode != "send-done":
             clock.wait(meeting[1] if meeting else start.name)
-
-
-def _find_fused(i: Instruction) -> str:
-    """Return the name of the computation of a fusion, or ""."""
-    if i.opcode != "fusion":
-        return ""
-    return next((called for how, called in i.called if how == "calls"), "")
 
 
 def _find_channel(inside: Mapping[str, Instruction]) -> str:

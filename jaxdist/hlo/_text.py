@@ -11,7 +11,7 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from jaxdist import _compat
 
@@ -23,7 +23,8 @@ _CALLED = re.compile(
     r"(?P<how>calls|to_apply|body|condition|branch_computations|true_computation|"
     r"false_computation|called_computations)=(?:\{(?P<many>[^}]*)\}|%?(?P<one>[\w.-]+))"
 )
-_ARRAY = re.compile(r"(?P<dtype>pred|token|opaque|[a-z]+\d+[a-z0-9]*)\[(?P<dims>[\d,<=]*)\]")
+_ARRAY = re.compile(r"(?P<dtype>pred|token|opaque|[a-z]+\d+[a-z0-9]*)\[[\d,<=]*\]")
+_DIMS = re.compile(r"\[([\d,<=]*)\]")
 _NUMBERED = re.compile(r"^(?P<number>\d+) (?P<what>.*)$")
 _FIELD = re.compile(r"(\w+)=(\d+)")
 _METADATA = re.compile(r"metadata=\{(?P<inside>(?:[^{}\"]|\"(?:[^\"\\]|\\.)*\")*)\}")
@@ -232,14 +233,22 @@ def resolve_start(i: Instruction) -> Instruction:
 
 def num_bytes(shape: str) -> int:
     """Return the bytes of a shape; for a tuple, the sum."""
-    return sum(_array_bytes(m["dtype"], m["dims"]) for m in _ARRAY.finditer(shape))
+    return sum(
+        math.ceil(math.prod(parse_dims(m[0])) * num_bits(m["dtype"]) / 8)
+        for m in _ARRAY.finditer(shape)
+    )
 
 
-def _array_bytes(dtype: str, dims: str) -> int:
-    """Return the bytes of one array."""
+def parse_dims(shape: str) -> tuple[int, ...]:
+    """Return the sizes of an array shape; for a tuple, those of the first array."""
+    found = _DIMS.search(shape)
     # `<=4` is a dynamic size with its bound.
-    count = math.prod(int(d.lstrip("<=")) for d in dims.split(",") if d)
-    return math.ceil(count * num_bits(dtype) / 8)
+    return tuple(int(d.lstrip("<=")) for d in found[1].split(",") if d) if found else ()
+
+
+def find_shape(within: Mapping[str, Instruction], name: str) -> str:
+    """Return the shape of an operand, or "" if the text lacks it."""
+    return within[name].shape if name in within else ""
 
 
 def num_bits(dtype: str) -> int:

@@ -5,8 +5,7 @@ import re
 
 from jaxdist.hlo import _text
 from jaxdist.hlo._known import find_target
-from jaxdist.hlo._products import parse_dims
-from jaxdist.hlo._text import Instruction, Module
+from jaxdist.hlo._text import Instruction, Module, find_shape, parse_dims
 
 # The memory space in a layout. Space 0 is HBM, which the text leaves out.
 _SPACE = re.compile(r"S\((\d+)\)")
@@ -21,20 +20,20 @@ def count_traffic(module: Module, within: dict[str, Instruction], i: Instruction
     """Return the bytes that an instruction reads from and writes to main memory."""
     if i.opcode in ("dynamic-slice", "slice", "gather"):
         # These read as many bytes as they write, not the whole operand.
-        is_there = bool(_count_bytes(_find_shape(within, i.operands[0])))
+        is_there = bool(_count_bytes(find_shape(within, i.operands[0])))
         return _count_bytes(i.shape) + (_text.num_bytes(i.shape) if is_there else 0)
     if i.opcode == "dynamic-update-slice":
         # XLA updates the array in place: it reads the update and writes it.
-        return 2 * _count_bytes(_find_shape(within, i.operands[1]))
+        return 2 * _count_bytes(find_shape(within, i.operands[1]))
     if i.opcode == "scatter":
         # Also in place: it reads the indices, the updates and the old rows, and writes the rows.
         count = _count_scattered(i)
-        shapes = [_find_shape(within, o) for o in i.operands[count:]]
+        shapes = [find_shape(within, o) for o in i.operands[count:]]
         return _count_bytes(shapes[0]) + 3 * sum(map(_count_bytes, shapes[1:]))
     if i.opcode == "fusion":
         return _count_fusion(module, within, i)
     # An operand that is used twice is read once.
-    read = sum(_count_bytes(_find_shape(within, o)) for o in dict.fromkeys(i.operands))
+    read = sum(_count_bytes(find_shape(within, o)) for o in dict.fromkeys(i.operands))
     if i.opcode in ("copy-start", "async-start", "send", "recv"):
         # The shape is (result, operand, numbers that the runtime waits on).
         return read + _count_bytes(_text.elements(i.shape)[0])
@@ -54,7 +53,7 @@ def _count_fusion(module: Module, within: dict[str, Instruction], i: Instruction
     parameters = [j for j in inside.values() if j.opcode == "parameter"]
     numbered = {int(p.operands[0]): p.name for p in parameters if p.operands}
     for number, operand in enumerate(i.operands):
-        whole = _count_bytes(_find_shape(within, operand))
+        whole = _count_bytes(find_shape(within, operand))
         if whole:
             # The operand may be in fast memory, which counts 0 as `whole`.
             total += min(whole, _count_read(module, inside, numbered.get(number, "")))
@@ -71,13 +70,13 @@ def _count_written(inside: dict[str, Instruction], i: Instruction) -> int:
     total = sum(map(_count_bytes, shapes))
     for j in inside.values():
         if j.opcode == "dynamic-update-slice" and _count_bytes(j.shape) <= total:
-            update = _text.num_bytes(_find_shape(inside, j.operands[1]))
+            update = _text.num_bytes(find_shape(inside, j.operands[1]))
             total -= max(0, _count_bytes(j.shape) - update)
         elif j.opcode == "scatter" and _count_bytes(j.shape) <= total:
             count = _count_scattered(j)
             if not all(_is_parameter(inside, o) for o in j.operands[:count]):
                 continue  # the array that it scatters into is computed here, and written whole
-            rows = sum(_text.num_bytes(_find_shape(inside, o)) for o in j.operands[count + 1 :])
+            rows = sum(_text.num_bytes(find_shape(inside, o)) for o in j.operands[count + 1 :])
             # The old rows are read, and the new ones written.
             total -= max(0, _count_bytes(j.shape) - 2 * rows)
     return max(total, 0)
@@ -131,11 +130,6 @@ def _find_room(i: Instruction) -> str:
     shapes = _text.elements(i.shape)
     is_library = i.opcode == "custom-call" and find_target(i).startswith("__cu")
     return shapes[-1] if is_library and len(shapes) > 1 and _ROOM.match(shapes[-1]) else ""
-
-
-def _find_shape(within: dict[str, Instruction], name: str) -> str:
-    """Return the shape of an operand, or "" if the text lacks it."""
-    return within[name].shape if name in within else ""
 
 
 def _count_bytes(shape: str) -> int:

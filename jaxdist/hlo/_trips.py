@@ -1,11 +1,12 @@
 """Finds the number of times that a loop runs."""
 
 import re
+from collections.abc import Collection
 
 from jaxdist.hlo._text import Instruction, Module, elements
 
 _KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_INDEX = re.compile(r"index=(\d+)")
+INDEX = re.compile(r"index=(\d+)")
 # Operations that return their operand's number unchanged.
 _PASSED_ON = frozenset({"copy", "bitcast", "copy-start", "copy-done", "convert"})
 
@@ -54,7 +55,7 @@ def _find_limit(
     place = _find_index(condition, name)
     # XLA may move a constant out of the condition into the loop's tuple. It is constant only if the
     # body returns it unchanged.
-    if _find_index(body, _get_element(_find_root(body), place)) != place:
+    if _find_index(body, _get_element(find_root(body), place)) != place:
         return None
     return _find_start(within, loop, place)
 
@@ -67,7 +68,7 @@ def _find_start(within: dict[str, Instruction], loop: Instruction, place: int | 
 
 def _find_step(body: dict[str, Instruction], place: int | None) -> int | None:
     """Return the constant that each run of the body adds to an element of the loop's tuple."""
-    add = _follow_copies(body, _get_element(_find_root(body), place))
+    add = follow_copies(body, _get_element(find_root(body), place))
     if add is None or add.opcode != "add" or len(add.operands) != 2:
         return None
     # The compiler may have swapped the operands of the addition.
@@ -77,7 +78,7 @@ def _find_step(body: dict[str, Instruction], place: int | None) -> int | None:
     return _find_constant(body, one) if _find_index(body, other) == place else None
 
 
-def _find_root(body: dict[str, Instruction]) -> Instruction | None:
+def find_root(body: dict[str, Instruction]) -> Instruction | None:
     """Return the tuple that a body returns."""
     # The last tuple of a computation is its result.
     return next((i for i in reversed(body.values()) if i.opcode == "tuple"), None)
@@ -90,21 +91,23 @@ def _get_element(made: Instruction | None, place: int | None) -> str:
     return next(iter(made.operands[place:]), "")
 
 
-def _follow_copies(within: dict[str, Instruction], name: str) -> Instruction | None:
+def follow_copies(
+    within: dict[str, Instruction], name: str, copies: Collection[str] = _PASSED_ON
+) -> Instruction | None:
     """Return the instruction with a name, following copies back to their source."""
     found = within.get(name)
-    while found is not None and found.opcode in _PASSED_ON and found.operands:
+    while found is not None and found.opcode in copies and found.operands:
         found = within.get(found.operands[0])
     return found
 
 
 def _find_index(within: dict[str, Instruction], name: str) -> int | None:
     """Return the index of a name in the loop's tuple, or None."""
-    found = _follow_copies(within, name)
+    found = follow_copies(within, name)
     if found is None or found.opcode != "get-tuple-element":
         return None
     of = within.get(found.operands[0])
-    index = _INDEX.search(found.rest)
+    index = INDEX.search(found.rest)
     if of is None or of.opcode != "parameter" or index is None:
         return None
     return int(index[1]) if len(elements(of.shape)) > int(index[1]) else None
@@ -112,7 +115,7 @@ def _find_index(within: dict[str, Instruction], name: str) -> int | None:
 
 def _find_constant(within: dict[str, Instruction], name: str) -> int | None:
     """Return the integer that a name stands for, or None."""
-    found = _follow_copies(within, name)
+    found = follow_copies(within, name)
     if found is None or found.opcode != "constant" or len(found.operands) != 1:
         return None
     text = found.operands[0]

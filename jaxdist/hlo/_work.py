@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from jaxdist.hlo import _text
 from jaxdist.hlo._known import (
@@ -74,15 +74,10 @@ def work(text: str) -> Work:
         >>> hlo.work(compiled.as_text()).flops_by_dtype
         (('f32', 128),)
     """
-    return _Count(_text.read(text)).total()
+    return Counter(_text.read(text)).total()
 
 
-def make_counter(module: Module) -> Callable[[dict[str, Instruction], Instruction], Work]:
-    """Return a function of a computation and one of its instructions: the work of one run."""
-    return _Count(module)._instruction
-
-
-class _Count:
+class Counter:
     """A sum over computations, which are read once each."""
 
     def __init__(self, module: Module) -> None:
@@ -100,7 +95,7 @@ class _Count:
         if name not in self._known:
             self._known[name] = Work(0, 0)  # ends the recursion if a computation calls itself
             within = self._module.computations.get(name, {})
-            parts = [self._instruction(within, _text.resolve_start(i)) for i in within.values()]
+            parts = [self.instruction(within, _text.resolve_start(i)) for i in within.values()]
             self._known[name] = _sum([*parts, self._name_if_missing(name)])
         return self._known[name]
 
@@ -109,7 +104,7 @@ class _Count:
         is_there = name in self._module.computations
         return Work(0, 0, unknown=() if is_there else (describe_computation(name),))
 
-    def _instruction(self, within: dict[str, Instruction], i: Instruction) -> Work:
+    def instruction(self, within: dict[str, Instruction], i: Instruction) -> Work:
         """Return the work of one instruction, with the computations that it runs."""
         if i.opcode == "while":
             count = count_trips(self._module, within, i)
@@ -123,7 +118,8 @@ class _Count:
             branches = [self._computation(n) for _, n in i.called]
             most = max(branches, key=lambda w: (w.flops, w.memory_bytes), default=Work(0, 0))
             return dataclasses.replace(most, unknown=_sum(branches).unknown)
-        is_async = i.opcode.startswith("async-start") and not _is_copy(i)
+        # An asynchronous start without a computation is a copy.
+        is_async = i.opcode.startswith("async-start") and any(i.called)
         if i.opcode == "call" or is_async or runs_on_other_core(i):
             return _sum([self._computation(n) for _, n in i.called])
         if i.opcode in _NAMES or i.opcode.endswith(("-done", "-update")):
@@ -145,18 +141,15 @@ class _Count:
         if i.opcode in PRODUCTS or (i.opcode == "custom-call" and find_call(i) in _OF_LIBRARIES):
             count = count_products(within, i)
             if count is None:
-                return Work(0, 0, unknown=(_name_call(i),))
+                is_call = i.opcode == "custom-call"
+                name = f"custom-call to {find_target(i)}" if is_call else i.opcode
+                return Work(0, 0, unknown=(name,))
             return _make_work(count, find_product_dtype(within, i))
         kernel = count_kernel(within, i)
         if kernel is not None:
             return _make_work(kernel, find_kernel_dtype(within, i))
         name = name_if_uncounted(i)
         return Work(0, 0, unknown=(name,) if name else ())
-
-
-def _is_copy(i: Instruction) -> bool:
-    """Whether an asynchronous start is a copy, not a computation."""
-    return not any(True for _ in i.called)
 
 
 def _make_work(flops: int, dtype: str) -> Work:
@@ -187,8 +180,3 @@ def _sum(parts: Sequence[Work]) -> Work:
         tuple(dict.fromkeys(name for p in parts for name in p.unknown)),
         tuple(sorted(by_dtype.items())),
     )
-
-
-def _name_call(i: Instruction) -> str:
-    """Return the name of an instruction in reports."""
-    return f"custom-call to {find_target(i)}" if i.opcode == "custom-call" else i.opcode

@@ -87,7 +87,7 @@ def _check_number(
     if num_replicas < 0:
         raise refuse(
             f"num_replicas={num_replicas}, which is negative.",
-            f"On this mesh from 0 to {most} fit.",
+            f"num_replicas is a number from 0 to {most} on this mesh.",
             f"Pass num_replicas={most}.",
         )
     if num_replicas > most:
@@ -119,7 +119,7 @@ def _explain_missing_ring(
         f"{_CALLER} was given device_order_mode=DeviceOrderMode.RING, and there is no ring: "
         f"{', and '.join(reasons)}.\n\n"
         "A ring needs whole chips, no stride, and as many replicas as fit.\n\n"
-        "Use DeviceOrderMode.AUTO, which makes a ring where there is one."
+        "Use DeviceOrderMode.AUTO, which makes a ring if one exists."
     )
 
 
@@ -198,7 +198,7 @@ def _place_on_present_devices(
         raise TopologyError(
             f"{_CALLER}: num_replicas={num_replicas} of {cores} core(s) need "
             f"{num_replicas * cores} devices, "
-            f"and {len(devices)} are there: {missing} are missing.\n\n"
+            f"and the topology has {len(devices)}: {missing} are missing.\n\n"
             "Each device belongs to one replica.\n\n"
             f"Pass num_replicas={len(devices) // cores} or less."
         )

@@ -46,8 +46,7 @@ def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
     Source:
         `tf.tpu.experimental.initialize_tpu_system`.
     """
-    _check(cluster_resolver)
-    name = _LOCAL if cluster_resolver is None else cluster_resolver.tpu_name
+    name = _read_name(cluster_resolver)
     if name in _INITIALIZED:
         _LOG.info("The TPU system %r was initialized before; arrays on it stay valid.", name)
     # A second call looks for real and virtual devices again. A description stays; see `_FOUND`.
@@ -83,8 +82,7 @@ def shutdown_tpu_system(cluster_resolver: Any = None) -> None:
     Source:
         `tf.tpu.experimental.shutdown_tpu_system`.
     """
-    _check(cluster_resolver)
-    name = _LOCAL if cluster_resolver is None else cluster_resolver.tpu_name
+    name = _read_name(cluster_resolver)
     system_of(name, "shutdown_tpu_system(cluster_resolver=...)")
     _FOUND.pop(name, None)
     _INITIALIZED.discard(name)
@@ -107,7 +105,7 @@ def system_of(name: str, caller: str | None = None) -> TPUSystem:
         Topology(2x4x1 chips, 1 core each, 2 tasks)
     """
     remedy = "Pass for instance name=''."
-    check_instance("name", name, str, "a text", remedy)
+    check_instance("name", name, str, "a string", remedy)
     if caller is None:
         caller = f"tpu.system_of(name={name!r})"
     check_text("caller", caller, "my_function")
@@ -116,7 +114,8 @@ def system_of(name: str, caller: str | None = None) -> TPUSystem:
     return _FOUND[name]
 
 
-def _check(cluster_resolver: Any) -> None:
+def _read_name(cluster_resolver: Any) -> str:
+    """Return the name of the system of a resolver, for a call that is outside of any step."""
     if cluster_resolver is not None and not hasattr(cluster_resolver, "tpu_name"):
         raise refuse_type(
             f"cluster_resolver={show(cluster_resolver)}.",
@@ -130,3 +129,4 @@ def _check(cluster_resolver: Any) -> None:
             "It looks for the devices of this machine, which is done once, before any step.\n\n"
             "Call it at the start of the program, outside jit, function and run."
         )
+    return _LOCAL if cluster_resolver is None else cluster_resolver.tpu_name

@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from typing import Protocol, TypeVar, final
+from typing import Any, TypeVar, final
 
 import numpy as np
 
@@ -16,27 +16,7 @@ from jaxdist.errors import TopologyError
 from jaxdist.tpu._order import is_made_of_cubes
 from jaxdist.tpu._topology import Topology
 
-
-class HasPlace(Protocol):
-    """The coordinates of a TPU device of JAX; it may also have `slice_index`."""
-
-    @property
-    def process_index(self) -> int:
-        """The process of the device."""
-        ...
-
-    @property
-    def coords(self) -> Sequence[int]:
-        """The coordinates of the chip: x, y, z."""
-        ...
-
-    @property
-    def core_on_chip(self) -> int:
-        """The index of the core on the chip."""
-        ...
-
-
-DeviceT = TypeVar("DeviceT", bound=HasPlace)
+DeviceT = TypeVar("DeviceT")
 _REMEDY = "Pass TPU devices: jax.devices('tpu'), or those of a topology description."
 
 
@@ -65,7 +45,7 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
     devices = as_list("devices", devices, "a list of TPU devices", _REMEDY)
     if not devices:
         raise refuse(
-            "devices=[], of no devices.",
+            "devices=[], which has no devices.",
             "A topology has one device or more.",
             _REMEDY,
             kind=TopologyError,
@@ -76,7 +56,7 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
     ]
     if placeless:
         raise refuse_type(
-            f"devices of which {len(placeless)} of {len(devices)} do not say where they are: "
+            f"devices, and {len(placeless)} of {len(devices)} have no coordinates: "
             f"{show(placeless[0])}.",
             "A TPU device has coords, core_on_chip and process_index.",
             _REMEDY,
@@ -90,7 +70,7 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
     counts = {task: len(by_task[task]) for task in sorted(by_task)}
     if len(set(counts.values())) > 1:
         raise refuse(
-            f"devices of which processes have different numbers: {counts}.",
+            f"devices, and processes have different numbers of them: {counts}.",
             "Every task of a topology has the same number of devices.",
             f"Leave out the devices of processes with fewer than {max(counts.values())}.",
             kind=TopologyError,
@@ -99,9 +79,12 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
     return topology, [[devices[i] for i in of_task] for of_task in tasks]
 
 
-def _compute_coordinates(devices: Sequence[HasPlace]) -> np.ndarray:
+def _compute_coordinates(devices: Sequence[Any]) -> np.ndarray:
     """Return coordinates in one mesh for all slices, `[devices, 4]`."""
-    places = np.array([(*_pad_coordinates(d.coords), d.core_on_chip) for d in devices], np.int32)
+    chips = [(*d.coords, 0, 0)[:3] for d in devices]
+    places = np.array(
+        [(*chip, d.core_on_chip) for chip, d in zip(chips, devices, strict=True)], np.int32
+    )
     slices = np.array([getattr(d, "slice_index", None) or 0 for d in devices])
     for index in np.unique(slices):
         # A process may see only a part of a slice; each slice counts from its own first chip.
@@ -111,10 +94,6 @@ def _compute_coordinates(devices: Sequence[HasPlace]) -> np.ndarray:
     depth = int(places[:, 2].max()) + 1
     places[:, 2] += np.searchsorted(np.unique(slices), slices) * depth
     return places
-
-
-def _pad_coordinates(coords: Sequence[int]) -> tuple[int, ...]:
-    return (*coords, 0, 0)[:3]
 
 
 # Cores of a chip that JAX lists as devices, as libtpu describes each generation. On a real v4 the
@@ -270,9 +249,10 @@ def slice_of(name: str) -> Slice:
             "Pass for instance 'v4:2x2x1', 'v5e:4x4', or 'v5e:4x4*2' for two slices.",
             kind=TopologyError,
         )
-    if match["generation"] not in CORES_PER_CHIP:
+    generation = match["generation"]
+    if generation not in CORES_PER_CHIP:
         raise refuse(
-            f"name={name!r} of generation {match['generation']!r}, which is not known.",
+            f"name={name!r} of generation {generation!r}, which is not known.",
             f"The generations are {', '.join(CORES_PER_CHIP)}.",
             "Use one of these, for instance 'v5e:4x4'.",
             kind=TopologyError,
@@ -284,10 +264,9 @@ def slice_of(name: str) -> Slice:
         raise refuse(
             f"name={name!r} with a size of 0.",
             "Each size, and the number of slices, is 1 or more.",
-            f"Pass for instance '{match['generation']}:{'x'.join(str(max(2, n)) for n in sizes)}'.",
+            f"Pass for instance '{generation}:{'x'.join(str(max(2, n)) for n in sizes)}'.",
             kind=TopologyError,
         )
-    generation = match["generation"]
     if z > 1 and generation in _FLAT:
         raise refuse(
             f"name={name!r} with {z} layers of chips in z.",
@@ -299,18 +278,15 @@ def slice_of(name: str) -> Slice:
     # A size of 1 is part of one host; every larger size is made of whole hosts.
     odd = [size for size in (x, y) if size > 1 and size % 2]
     if odd:
-        nearest = [
-            "x".join(map(str, (*_round_to_even(x, y, up), *sizes[2:]))) for up in (False, True)
-        ]
+        steps = [int(size in odd) for size in (x, y)]
+        less, more = (
+            "x".join(map(str, (x + sign * steps[0], y + sign * steps[1], *sizes[2:])))
+            for sign in (-1, 1)
+        )
         raise refuse(
             f"name={name!r}, in which {odd[0]} is odd.",
             "A slice is made of hosts with 2x2 chips each.",
-            f"The nearest slices are {match['generation']}:{nearest[0]} and {match['generation']}:"
-            f"{nearest[1]}.",
+            f"The nearest slices are {generation}:{less} and {generation}:{more}.",
             kind=TopologyError,
         )
-    return Slice(match["generation"], (x, y, z), count)
-
-
-def _round_to_even(x: int, y: int, up: bool) -> tuple[int, ...]:
-    return tuple(s if s == 1 or s % 2 == 0 else s + (1 if up else -1) for s in (x, y))
+    return Slice(generation, (x, y, z), count)

@@ -11,7 +11,7 @@ from jaxdist import _devices
 from jaxdist._called import called, name_call
 from jaxdist._validate import check_text
 from jaxdist.errors import NotFoundError, TopologyError
-from jaxdist.tpu._slice import slice_of, topology_of
+from jaxdist.tpu._slice import Slice, slice_of, topology_of
 from jaxdist.tpu._topology import Topology
 
 
@@ -143,10 +143,15 @@ class TPUSystem:
             >>> resolver.tpu_system.num_slices
             2
         """
-        prefix, _, rest = self.name.partition(":")
-        if prefix + ":" in (VIRTUAL, DESCRIBED):
-            return slice_of(rest).num_slices
+        if self._slice is not None:
+            return self._slice.num_slices
         return len({getattr(d, "slice_index", None) or 0 for d in self.metadata.devices})
+
+    @property
+    def _slice(self) -> Slice | None:
+        """The slice that the name of a virtual or described system has."""
+        prefix, _, rest = self.name.partition(":")
+        return slice_of(rest) if f"{prefix}:" in (VIRTUAL, DESCRIBED) else None
 
     @property
     def metadata(self) -> TPUSystemMetadata:
@@ -158,10 +163,9 @@ class TPUSystem:
     @property
     def hardware_feature(self) -> HardwareFeature:
         """The features of the chips besides matrix products."""
-        prefix, _, rest = self.name.partition(":")
         # Virtual slices have the `device_kind` of a CPU, so the name of the slice decides.
-        if prefix + ":" in (VIRTUAL, DESCRIBED):
-            return HardwareFeature(slice_of(rest).generation)
+        if self._slice is not None:
+            return HardwareFeature(self._slice.generation)
         return HardwareFeature(self.devices[0][0].device_kind)
 
 
@@ -213,7 +217,7 @@ def _find_local() -> list[Any]:
     if not devices:
         raise NotFoundError(
             f"No TPU was found for {name_call()}. What was looked for: the TPU chips of this "
-            f"machine, through JAX; what JAX said: {reason}\n\n{_devices.chips.describe_search()}"
+            f"machine, through JAX; JAX reported: {reason}\n\n{_devices.chips.describe_search()}"
             "\n\nOn a TPU VM or in Colab with a TPU runtime, install jax[tpu] and restart. "
             "Without a TPU use TPUClusterResolver('virtual:v5e:2x4'), which lays CPU devices out "
             "as that slice, or 'described:v5e:2x4' to compile only."

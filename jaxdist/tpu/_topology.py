@@ -225,7 +225,7 @@ class Topology:
         return _serialized.write(TopologyFields(self._mesh_shape.tolist(), tasks, devices, flat))
 
     def place(self, coordinates: Sequence[int]) -> tuple[int, ...]:
-        """Return `coordinates` as an index into the mesh; errors name `caller`."""
+        """Return `coordinates` as an index into the mesh."""
         caller = name_call()
         given = as_integers(f"{caller}: device_coordinates", coordinates)
         place = tuple(given.ravel().tolist())
@@ -246,8 +246,8 @@ class Topology:
         place = self.place(coordinates)
         if self._tasks[place] < 0:
             raise refuse(
-                f"device_coordinates={list(place)}, and no device is there: this topology lacks "
-                f"{len(self._missing)} of {self._tasks.size} devices, at "
+                f"device_coordinates={list(place)}, and no device has these coordinates: this "
+                f"topology lacks {len(self._missing)} of {self._tasks.size} devices, at "
                 f"{self._missing[:8].tolist()}{' ...' if len(self._missing) > 8 else ''}.",
                 "Only present devices have a name.",
                 "Choose coordinates that are in Topology.device_coordinates.",

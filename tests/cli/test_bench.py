@@ -64,15 +64,15 @@ def test_the_copy_is_so_large_that_the_time_of_a_call_is_a_small_part_of_it(
     [
         (["--sizes", "1KiB"], "two sizes or more"),
         (["--sizes", "1024", "1KiB"], "two sizes or more"),
-        (["--sizes", "1KB", "2KiB"], "'1KB' is no number of bytes"),
-        (["--sizes", "0", "8"], "'0' is no number of bytes"),
+        (["--sizes", "1KB", "2KiB"], "'1KB' is not a number of bytes"),
+        (["--sizes", "0", "8"], "'0' is not a number of bytes"),
         (["--rounds", "0"], "from 1 up"),
         (["--devices", "1"], "2 devices or more"),
         (["--devices", "-3"], "2 devices or more"),
         (["--devices", "99"], "99"),
         (["--devices", "8", "--sizes", "1KiB", "1GiB"], "up to 67,108,864 bytes"),
         (["--devices", "8", "--sizes", "32MiB", "64MiB"], "the smallest up to 4,194,304"),
-        (["--save", "/no/such/folder/x.json"], "there is no folder '/no/such/folder'"),
+        (["--save", "/no/such/folder/x.json"], "the folder '/no/such/folder' does not exist"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused_before_anything_is_measured(

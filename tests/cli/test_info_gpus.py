@@ -50,7 +50,7 @@ def test_driver_links_memory_and_network_cards_are_listed(tmp_path: Path) -> Non
         "driver": "570.86.15",
         "CUDA of the driver": "12.8",
         "CUDA of JAX": "PJRT C API cuda 12090",
-        "share of the memory for JAX": "0.75 (as JAX has it)",
+        "share of the memory for JAX": "0.75 (JAX's default)",
         "links of the GPUs": "3 pairs by 18 NVLinks, 2 pairs by the link between CPUs, "
         "1 pairs by the PCIe of one CPU",
         "network card mlx5_0": "400 Gb/sec (4X NDR)",
@@ -61,8 +61,8 @@ def test_driver_links_memory_and_network_cards_are_listed(tmp_path: Path) -> Non
 def test_a_system_that_tells_nothing_is_said_to(tmp_path: Path) -> None:
     given = {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     rows = dict(list_gpu_facts("", given, lambda command: "", tmp_path))
-    assert rows["driver"] == "nvidia-smi does not tell"
-    assert rows["CUDA of JAX"] == "JAX does not tell"
+    assert rows["driver"] == "not reported by nvidia-smi"
+    assert rows["CUDA of JAX"] == "not reported by JAX"
     assert rows["share of the memory for JAX"] == "taken as it is needed, up to .5"
     assert rows["network"] == "no InfiniBand or RoCE card is listed"
 

@@ -81,7 +81,7 @@ def test_arguments_that_are_not_understood_exit_with_2(
 def test_a_file_that_does_not_exist_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lint", "no_such.py"]) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith("jaxdist lint: There is no file or folder 'no_such.py'")
+    assert captured.err.startswith("jaxdist lint: The file or folder 'no_such.py' does not exist")
     assert captured.out == ""
 
 

@@ -236,7 +236,7 @@ def test_a_sweep_compares_pieces_within_a_slice_where_there_are_several() -> Non
         ),
         (["--topology", "v5e:2x2", "--rules", "replicated", "--sweep"], "tries all rules"),
         (["--topology", "v5e:2x2", "--global-batch", "6"], "Use 4 or 8"),
-        (["--topology", "v5e:2x2", "--png", "nowhere/at/all.png"], "there is no folder"),
+        (["--topology", "v5e:2x2", "--png", "nowhere/at/all.png"], "does not exist"),
         (["--topology", "v5e:2x2", "--png", "plan.abc"], "Use 'plan.png'."),
         (["--topology", "v5e:2x2", "--png", "plan"], "Use 'plan.png'."),
         (["--topology", "v5e:2x2", "--png", "docs"], "Name a file in it: 'docs/plan.png'"),

@@ -307,7 +307,7 @@ GOOD = {
     ("content", "message"),
     [
         ("{", "cannot be read"),
-        ("[]", "is no file of links"),
+        ("[]", "is not a file of links"),
         (json.dumps({"version": 9, "links": []}), "version 9"),
         (json.dumps({"version": 1}), "no list"),
         (json.dumps({"version": 1, "links": [3]}), r"links\[0\] .* is 3"),

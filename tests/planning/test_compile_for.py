@@ -148,11 +148,11 @@ def test_the_picture_shows_each_replica_where_its_device_is() -> None:
     assignment = build(topology, [1, 1, 1, 2], num_replicas=8)
     places = _reports.Places.from_assignment(assignment, 1)
     picture = _reports.Picture(places, "eight")
-    replicas, logical = picture.grids
+    replicas, logical = picture.grid.replicas, picture.grid.logical
     for r, part in np.ndindex(8, 2):
         assert replicas[assignment.coordinates(r, part)] == r
         assert logical[assignment.coordinates(r, part)] == part
-    assert "0.0,0.1" in "\n".join(picture.lines())
+    assert "0.0,0.1" in "\n".join(picture.grid.lines())
 
 
 def test_a_title_that_is_wider_than_the_panels_is_drawn_whole(tmp_path: pathlib.Path) -> None:

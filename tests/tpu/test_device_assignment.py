@@ -107,7 +107,7 @@ def test_what_cannot_be_laid_out_is_refused(arguments: Any, error: Any, parts: l
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ({"num_replicas": 8}, ["need 8 devices", "7 are there", "num_replicas=7 or less"]),
+        ({"num_replicas": 8}, ["need 8 devices", "topology has 7", "num_replicas=7 or less"]),
         ({"num_replicas": 4, "computation_shape": [1, 1, 1, 2]}, ["num_replicas=3 or less"]),
         ({"computation_stride": [2, 1, 1, 1]}, ["stride [2", "[[1, 0, 0, 0]]"]),
         ({"device_order_mode": DeviceOrderMode.RING}, ["RING", "1 device"]),
@@ -140,7 +140,11 @@ def test_what_is_no_topology_is_refused(topology: Any) -> None:
             TopologyError,
             ["core_assignment[0][0] and [1][0] are both [0, 0, 0, 0]"],
         ),
-        ([[[1, 0, 0, 0]]], CoordinateError, ["no device is there", "core_assignment[0][0]"]),
+        (
+            [[[1, 0, 0, 0]]],
+            CoordinateError,
+            ["no device has these coordinates", "core_assignment[0][0]"],
+        ),
     ],
 )
 def test_cores_that_cannot_be_assigned_are_refused(

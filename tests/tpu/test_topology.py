@@ -174,7 +174,7 @@ def test_slices_lie_behind_one_another() -> None:
 
 
 def test_devices_without_a_place_are_refused() -> None:
-    with refused(ArgumentTypeError, "devices of which 8 of 8", "coords"):
+    with refused(ArgumentTypeError, "devices, and 8 of 8", "coords"):
         tpu.topology_of(jax.devices("cpu")[:8])
     with refused(TopologyError, "no devices"):
         tpu.topology_of([])

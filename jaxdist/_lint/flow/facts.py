@@ -88,7 +88,6 @@ class Strategy(Fact):
     """A strategy, and the name of its class if the program calls it."""
 
     kind: str
-    has_mesh: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,12 +140,9 @@ class Scope:
 
     def find(self, name: str) -> Fact | None:
         """Return the fact about a name."""
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.names:
-                return scope.names[name]
-            scope = scope.parent
-        return None
+        if name in self.names:
+            return self.names[name]
+        return None if self.parent is None else self.parent.find(name)
 
     def __contains__(self, name: object) -> bool:
         """Return whether the program assigns a name that is visible here."""
@@ -198,14 +194,18 @@ class Reduction:
         """Whether it is a mean, and over replicas: a mesh may have other axes too."""
         return self.op == "mean" and bool(self.axes & {"replicas", "data", "batch"})
 
+    def apply(self, before: Fact | None) -> Reduced:
+        """Return the fact about the result, for one leaf."""
+        axes = before.axes if isinstance(before, Reduced) else frozenset()
+        return Reduced(self.op, self.axes | axes, self.node)
+
 
 @dataclasses.dataclass(frozen=True)
 class Test:
-    """A condition in a step that Python evaluates, and the fact about a value in it."""
+    """A condition in a step that Python evaluates, and a value in it that is not known then."""
 
     node: ast.expr
     value: ast.expr
-    before: Fact | None
 
 
 @dataclasses.dataclass(frozen=True)

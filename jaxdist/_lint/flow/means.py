@@ -1,7 +1,6 @@
 """Reads calls that average over the rows of a batch, and reductions over replicas."""
 
 import ast
-import dataclasses
 from collections.abc import Mapping
 
 from jaxdist._lint.flow.facts import (
@@ -9,8 +8,8 @@ from jaxdist._lint.flow.facts import (
     Batch,
     Fact,
     LocalMean,
-    Reduced,
     ReducingUpdate,
+    Reduction,
     Strategy,
     depends_on_batch,
 )
@@ -70,18 +69,9 @@ def read_division(node: ast.BinOp, left: Fact | None) -> Fact | None:
 
 
 REPLICAS = "replicas"
+_OVER_REPLICAS = frozenset({REPLICAS})
 _OF_LAX = {"psum": "sum", "pmean": "mean"}
 _UPDATES = {"update", "apply_gradients"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """A reduction: its name, its op, its axes, and the value that it reduces."""
-
-    name: str
-    op: str
-    axes: frozenset[str]
-    value: ast.expr
 
 
 def _find_argument(node: ast.Call, position: int, *names: str) -> ast.expr | None:
@@ -92,7 +82,13 @@ def _find_argument(node: ast.Call, position: int, *names: str) -> ast.expr | Non
     return found
 
 
-def read_reduction(node: ast.Call, name: str, receiver: Fact | None, scope: int) -> Call | None:
+def read_reduction(
+    node: ast.Call,
+    name: str,
+    receiver: Fact | None,
+    scope: int,
+    facts: Mapping[ast.expr, Fact | None],
+) -> Reduction | None:
     """Return the reduction that a call makes, or None.
 
     Args:
@@ -100,6 +96,7 @@ def read_reduction(node: ast.Call, name: str, receiver: Fact | None, scope: int)
         name: The full name of the called function, or ''.
         receiver: The fact about `x` in `x.method()`.
         scope: The number of the function whose local names `axis_name=axis` may use.
+        facts: The facts about the arguments.
     """
     last = written(node.func)
     if name in {f"jax.lax.{last}"} and last in _OF_LAX:
@@ -108,25 +105,28 @@ def read_reduction(node: ast.Call, name: str, receiver: Fact | None, scope: int)
         groups = any(k.arg == "axis_index_groups" for k in node.keywords)
         if axes is None or value is None or groups:
             return None
-        return Call(f"lax.{last}", _OF_LAX[last], _read_axes(axes, scope), value)
+        over = _read_axes(axes, scope)
+        return Reduction(node, f"lax.{last}", _OF_LAX[last], over, facts[value])
     if last == "all_reduce" and isinstance(node.func, ast.Attribute):
         value = _find_argument(node, 1, "value")
         op = read_op(_find_argument(node, 0, "reduce_op"))
         # Other libraries have functions of this name, whose first argument is not a reduce op.
-        return Call("all_reduce", op, frozenset({REPLICAS}), value) if op and value else None
+        if op and value:
+            return Reduction(node, "all_reduce", op, _OVER_REPLICAS, facts[value])
+        return None
     if last == "reduce" and isinstance(receiver, Strategy):
         axis = _find_argument(node, 2, "axis")
         value = _find_argument(node, 1, "value")
         op = read_op(_find_argument(node, 0, "reduce_op"))
         if value is None or not isinstance(axis, ast.Constant) or axis.value is not None:
             return None
-        return Call("strategy.reduce", op, frozenset({REPLICAS}), value)
+        return Reduction(node, "strategy.reduce", op, _OVER_REPLICAS, facts[value])
     if last in _UPDATES and isinstance(receiver, ReducingUpdate):
         # tx.update(grads, state, params); nnx.Optimizer.update(model, grads)
         position = 1 if len(node.args) == 2 else 0
         value = _find_argument(node, position, "grads", "updates")
         if value is not None:
-            return Call(receiver.name, receiver.op, frozenset({REPLICAS}), value)
+            return Reduction(node, receiver.name, receiver.op, _OVER_REPLICAS, facts[value])
     return None
 
 
@@ -140,12 +140,6 @@ def _read_axes(node: ast.expr, scope: int) -> frozenset[str]:
         else:
             found.add(f"{ast.unparse(element)} of {scope}")
     return frozenset(found)
-
-
-def reduced(call: Call, before: Fact | None, node: ast.Call) -> Fact:
-    """Return the fact about the result of a reduction, for one leaf."""
-    axes = call.axes | (before.axes if isinstance(before, Reduced) else frozenset())
-    return Reduced(call.op, axes, node)
 
 
 def after_operator(op: ast.operator, left: Fact | None, right: Fact | None) -> Fact | None:

@@ -17,7 +17,7 @@ from jaxdist._lint.flow.facts import (
 )
 from jaxdist._lint.names import written
 
-DISTRIBUTE = {"experimental_distribute_dataset", "distribute_datasets_from_function"}
+_DISTRIBUTE = {"experimental_distribute_dataset", "distribute_datasets_from_function"}
 _MAKES_STRATEGY = {"get_strategy", "make_strategy", "get_distribution_strategy"}
 _LIBRARIES = ("jaxdist", "tensorflow")
 _METRICS = ("flax.nnx.metrics.", "flax.nnx.MultiMetric", "keras.metrics.")
@@ -44,7 +44,7 @@ def read_object(
     last = written(node.func)
     if library in _LIBRARIES:
         if last.endswith("Strategy") or last in _MAKES_STRATEGY:
-            return Strategy(last, has_mesh=bool(node.args or node.keywords))
+            return Strategy(last)
         reader: Callable[..., Fact | None] | None = _OF_LIBRARY.get(last)
         if reader is not None:
             return reader(node)
@@ -52,7 +52,7 @@ def read_object(
         return Metric()
     if last == "Optimizer" and isinstance(arguments.get(1), ReducingUpdate):
         return arguments[1]  # nnx.Optimizer(model, tx)
-    if last in DISTRIBUTE:
+    if last in _DISTRIBUTE:
         options = arguments.get(1, arguments.get("options"))
         has_options = len(node.args) + len(node.keywords) > 1
         # Options from elsewhere are unknown.

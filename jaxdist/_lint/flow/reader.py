@@ -1,9 +1,10 @@
 """Reads a program: its statements and its functions."""
 
 import ast
+import functools
 from collections.abc import Sequence
 
-from jaxdist._lint.flow.calls import Calls
+from jaxdist._lint.flow.expressions import Expressions
 from jaxdist._lint.flow.facts import (
     Averaged,
     Events,
@@ -20,8 +21,8 @@ from jaxdist._lint.flow.facts import (
 from jaxdist._lint.names import Names
 
 # If a program calls functions in circles, or in very many ways, reading stops at this limit.
-MOST_CALLS = 2_000
-MOST_DEPTH = 20
+_MOST_CALLS = 2_000
+_MOST_DEPTH = 20
 
 _COMPARED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
 
@@ -33,7 +34,7 @@ def read_program(tree: ast.Module, names: Names) -> Events:
     return reader.events
 
 
-class Reader(Calls):
+class Reader(Expressions):
     """Goes through statements and functions."""
 
     def __init__(self, names: Names) -> None:
@@ -141,7 +142,7 @@ class Reader(Calls):
 
     def _note_value(self, test: ast.expr, value: ast.expr, fact: Fact | None) -> None:
         if isinstance(fact, Variable | Reduced | Averaged | LocalMean):
-            self.events.tests.append(Test(test, value, fact))
+            self.events.tests.append(Test(test, value))
 
     # Functions
 
@@ -185,7 +186,7 @@ class Reader(Calls):
         """Return the fact about the result of a function of the program."""
         node = function.node
         is_circle = id(node) in self._active
-        if is_circle or self._calls >= MOST_CALLS or len(self._active) >= MOST_DEPTH:
+        if is_circle or self._calls >= _MOST_CALLS or len(self._active) >= _MOST_DEPTH:
             return None
         self._calls += 1
         self._read.add(id(node))
@@ -196,17 +197,14 @@ class Reader(Calls):
             self._results[-1].append(self.read(node.body))
         else:
             self.read_block(node.body)
-        self._keep_attributes(function)
+        if function.is_method:
+            # Other methods see `self.x = value`.
+            attributes = {k: v for k, v in self.scope.names.items() if k.startswith("self.")}
+            function.scope.names.update(attributes)
         results = self._results.pop()
         self._active.pop()
         self.scope = outer
-        return _only_result(results)
-
-    def _keep_attributes(self, function: Function) -> None:
-        """Pass `self.x = value` in a method on to the other methods."""
-        if function.is_method:
-            attributes = {k: v for k, v in self.scope.names.items() if k.startswith("self.")}
-            function.scope.names.update(attributes)
+        return functools.reduce(join, results) if results else None
 
 
 def _bind(
@@ -224,13 +222,3 @@ def _bind(
     names.update(zip(positional, given, strict=False))
     names.update({name: fact for name, fact in named.items() if name in names})
     return names
-
-
-def _only_result(results: list[Fact | None]) -> Fact | None:
-    """Return the fact about all results of a function."""
-    if not results:
-        return None
-    found = results[0]
-    for other in results[1:]:
-        found = join(found, other)
-    return found

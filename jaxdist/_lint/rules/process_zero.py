@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from jaxdist._lint.finding import Finding, Program, Rule
-from jaxdist._lint.names import written
+from jaxdist._lint.names import walk_without, written
 
 RULE = Rule(
     "JD005",
@@ -56,12 +56,11 @@ class _Search:
             choice = self._is_first(node.test) if isinstance(node, ast.If) else None
             if not isinstance(node, ast.If) or choice is None:
                 continue
-            one, others = (node.body, node.orelse) if choice else (node.orelse, node.body)
-            if not choice and isinstance(node.body[-1], ast.Return | ast.Continue):
-                # The others leave here, so one process continues alone.
-                one = [*one, *block[position + 1 :]]
-            elif choice and isinstance(node.body[-1], ast.Return | ast.Continue):
-                others = [*others, *block[position + 1 :]]
+            stay = node.orelse
+            if isinstance(node.body[-1], ast.Return | ast.Continue):
+                # Those that pass the test leave here, so the rest of the block is for the others.
+                stay = [*stay, *block[position + 1 :]]
+            one, others = (node.body, stay) if choice else (stay, node.body)
             yield from self._compare(one, others, ast.unparse(node.test))
 
     def _compare(
@@ -80,14 +79,9 @@ class _Search:
 
     def _find_calls(self, block: Sequence[ast.stmt]) -> Iterator[ast.Call]:
         """Iterate over the joint calls of statements, without those of nested functions."""
-        waiting: list[ast.AST] = list(block)
-        while waiting:
-            node = waiting.pop(0)
-            if isinstance(node, _Functions):
-                continue
+        for node in walk_without(block, lambda node: isinstance(node, _Functions)):
             if isinstance(node, ast.Call) and id(node) in self._joint:
                 yield node
-            waiting += ast.iter_child_nodes(node)
 
     def _is_first(self, test: ast.expr) -> bool | None:
         """Return True if only process 0 passes a test, False if only the others do; else None."""

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from jaxdist._lint.finding import Finding, Program, Rule
+from jaxdist._lint.names import walk_without
 
 RULE = Rule(
     "JD008",
@@ -32,11 +33,7 @@ class _Search:
     def __init__(self, program: Program, step: ast.FunctionDef) -> None:
         self._names = program.names
         self._step = step
-        self._local = {
-            name.id
-            for name in ast.walk(step)
-            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
-        } | {argument.arg for argument in ast.walk(step) if isinstance(argument, ast.arg)}
+        self._local = _find_stored(step) | _find_arguments(step)
         self._outer: set[str] = set()
         self._traced = _find_traced(step)
 
@@ -53,13 +50,8 @@ class _Search:
 
     def _is_own(self, node: ast.Global | ast.Nonlocal) -> bool:
         """Return whether a nested function names variables of the step itself."""
-        own = {
-            name.id
-            for statement in self._step.body
-            if isinstance(statement, ast.Assign | ast.AnnAssign)
-            for name in ast.walk(statement)
-            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
-        }
+        assignments = [s for s in self._step.body if isinstance(s, ast.Assign | ast.AnnAssign)]
+        own = set[str]().union(*map(_find_stored, assignments))
         return isinstance(node, ast.Nonlocal) and set(node.names) <= own
 
     def _check_call(self, node: ast.Call) -> Iterator[Finding]:
@@ -111,28 +103,31 @@ class _Search:
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
     """Iterate over the nodes of a function, without those that it passes to callbacks."""
-    hosts = {
-        ast.unparse(call.args[0])
-        for call in ast.walk(node)
-        if isinstance(call, ast.Call) and call.args and _is_callback(call)
-    }
-    waiting = [node]
-    while waiting:
-        one = waiting.pop(0)
-        if isinstance(one, ast.FunctionDef) and one.name in hosts:
-            continue
-        yield one
-        is_callback = isinstance(one, ast.Call) and _is_callback(one)
-        waiting += [] if is_callback else ast.iter_child_nodes(one)
+    calls = [call for call in ast.walk(node) if isinstance(call, ast.Call) and _is_callback(call)]
+    hosts = {ast.unparse(call.args[0]) for call in calls if call.args}
+    passed = {id(part) for call in calls for part in ast.iter_child_nodes(call)}
+    return walk_without(
+        [node],
+        lambda n: id(n) in passed or (isinstance(n, ast.FunctionDef) and n.name in hosts),
+    )
 
 
 def _is_callback(node: ast.Call) -> bool:
     return isinstance(node.func, ast.Attribute) and node.func.attr.endswith(_CALLBACKS)
 
 
+def _find_stored(node: ast.AST) -> set[str]:
+    names = (n for n in ast.walk(node) if isinstance(n, ast.Name))
+    return {name.id for name in names if isinstance(name.ctx, ast.Store)}
+
+
+def _find_arguments(node: ast.AST) -> set[str]:
+    return {argument.arg for argument in ast.walk(node) if isinstance(argument, ast.arg)}
+
+
 def _find_traced(node: ast.AST) -> set[str]:
     """Return the arguments of a step, and the names computed from them."""
-    found = {argument.arg for argument in ast.walk(node) if isinstance(argument, ast.arg)}
+    found = _find_arguments(node)
     for statement in ast.walk(node):
         match statement:
             case ast.Assign(targets=targets, value=value) if _uses(value, found):
@@ -147,12 +142,5 @@ def _find_traced(node: ast.AST) -> set[str]:
 
 def _uses(node: ast.expr, names: set[str]) -> bool:
     """Return whether an expression uses one of the names for more than its shape."""
-    waiting: list[ast.AST] = [node]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, ast.Attribute) and one.attr in _STATIC:
-            continue
-        if isinstance(one, ast.Name) and one.id in names:
-            return True
-        waiting += ast.iter_child_nodes(one)
-    return False
+    used = walk_without([node], lambda n: isinstance(n, ast.Attribute) and n.attr in _STATIC)
+    return any(isinstance(n, ast.Name) and n.id in names for n in used)

@@ -87,4 +87,4 @@ def _report(program: Program, node: ast.AST, name: str, ours: str) -> Finding:
     spelling, advice = program.spell(ours)
     if spelling:
         return RULE.at(node, f"{short} is {spelling} here.", f"write {spelling}.")
-    return RULE.at(node, f"{short} is not there under this name.", advice)
+    return RULE.at(node, f"{short} does not exist under this name.", advice)

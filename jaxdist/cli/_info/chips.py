@@ -18,18 +18,17 @@ _UNITS = (
 )
 
 
-def show_chips(console: Console | None = None) -> int:
+def show_chips() -> int:
     """Print the peaks of all chips, and their published sources.
 
     Cost:
         None: this does not start JAX's backend.
     """
-    console = console or Console(file=sys.stdout)
     rows = tuple(_describe(chip) for chip in CHIPS.values())
     table = Table("Published peaks of a chip", _COLUMNS, rows, frozenset(_COLUMNS[1:]))
     parts = [table, *(f"  {line}" for line in _UNITS), "Sources", *_list_sources()]
     text = as_text(parts, find_screen_width())
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    Console(file=sys.stdout).print(text, markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

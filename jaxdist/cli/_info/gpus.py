@@ -15,7 +15,7 @@ from jaxdist.cli._info.processes import find_flag
 Run = Callable[[Sequence[str]], str]
 
 # JAX takes this share of the memory by default.
-_SHARE = "0.75 (as JAX has it)"
+_SHARE = "0.75 (JAX's default)"
 # The meanings of the words of `nvidia-smi topo -m`. NV18 is 18 NVLinks.
 _WORDS = {
     "PIX": "one PCIe switch",
@@ -61,12 +61,12 @@ def list_gpu_facts(
     rows = [
         ("driver", _find(r"Driver Version: *(\S+)", summary)),
         ("CUDA of the driver", _find(r"CUDA Version: *(\S+)", summary)),
-        ("CUDA of JAX", " ".join(platform_version.split()) or "JAX does not tell"),
+        ("CUDA of JAX", " ".join(platform_version.split()) or "not reported by JAX"),
         ("share of the memory for JAX", share),
     ]
     pairs = count_links(run(["nvidia-smi", "topo", "-m"]))
     links = [f"{count} pairs by {_describe_link(word)}" for word, count in pairs.items()]
-    rows.append(("links of the GPUs", ", ".join(links) or "one GPU, or nvidia-smi does not tell"))
+    rows.append(("links of the GPUs", ", ".join(links) or "one GPU, or not reported by nvidia-smi"))
     rows += _list_network_cards(root) or [("network", "no InfiniBand or RoCE card is listed")]
     return rows
 
@@ -92,17 +92,13 @@ def _describe_link(word: str) -> str:
 
 
 def _list_network_cards(root: Path) -> list[tuple[str, str]]:
-    folder = root / "sys" / "class" / "infiniband"
-    found = []
-    for rate in sorted(folder.glob("*/ports/*/rate")):
-        card = f"network card {rate.parts[-4]}"
-        found.append((card, rate.read_text().strip()))
-    return found
+    rates = sorted((root / "sys" / "class" / "infiniband").glob("*/ports/*/rate"))
+    return [(f"network card {rate.parts[-4]}", rate.read_text().strip()) for rate in rates]
 
 
 def _find(pattern: str, text: str) -> str:
     found = re.search(pattern, text)
-    return found[1] if found else "nvidia-smi does not tell"
+    return found[1] if found else "not reported by nvidia-smi"
 
 
 def list_gpu_settings(

@@ -3,15 +3,14 @@
 Sources: JAX's pages on GPU performance and on multi-process programs.
 """
 
-import dataclasses
 import os
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from jaxdist._processes import INTERFACE, get_settings, variable_of
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One variable or flag.
 
     Args:
@@ -32,11 +31,11 @@ class Row:
 _FOR_GPUS = (
     (
         "--xla_gpu_nccl_terminate_on_error=false",
-        "the others live when a process has ended; needs --xla_gpu_nccl_async_execution=true, too",
+        "the others survive when a process has ended; needs --xla_gpu_nccl_async_execution=true",
     ),
 )
 _VARIABLES_FOR_GPUS = (
-    ("NCCL_IB_DISABLE", "1 uses sockets in place of InfiniBand, to find a fault; several hosts"),
+    ("NCCL_IB_DISABLE", "1 uses sockets instead of InfiniBand, to find a fault; several hosts"),
     ("NCCL_LAUNCH_ORDER_IMPLICIT", "1 where one process has several GPUs"),
     (
         "NCCL_PROTO",
@@ -62,34 +61,21 @@ def list_settings(platform: str, environment: Mapping[str, str] = os.environ) ->
         Row(variable_of(name), _show(value), "you", why)
         for name, value, why in (
             ("quiet_seconds", settings.quiet_seconds, "without progress: report who is behind"),
-            ("heartbeat_seconds", settings.heartbeat_seconds, "without a sign: has ended"),
+            ("heartbeat_seconds", settings.heartbeat_seconds, "without a heartbeat: has ended"),
             ("join_seconds", settings.join_seconds, "wait for the others at the start"),
             ("abort_seconds", settings.abort_seconds, "without progress: end with code 75"),
             ("collective_seconds", settings.collective_seconds, "the most for one collective"),
             ("rpc_seconds", settings.rpc_seconds, "wait for the reply of another task"),
         )
     ]
-    rows.append(
-        Row(
-            "jax_enable_recoverability",
-            "on when processes join",
-            "jaxdist",
-            "the others live when a process has ended",
-        )
-    )
-    rows.append(
-        Row(
-            "jax_enable_preemption_service",
-            "off when processes join",
-            "jaxdist",
-            "otherwise SIGTERM would not end a process",
-        )
-    )
+    joined, alive = "on when processes join", "the others survive when a process has ended"
+    rows.append(Row("jax_enable_recoverability", joined, "jaxdist", alive))
+    apart, ends = "off when processes join", "otherwise SIGTERM would not end a process"
+    rows.append(Row("jax_enable_preemption_service", apart, "jaxdist", ends))
     if platform == "cpu":
         flag = "--xla_cpu_collective_timeout_seconds"
-        rows.append(
-            Row(flag, find_flag(flags, flag), "jaxdist, if unset", "ends a stuck collective")
-        )
+        now = find_flag(flags, flag)
+        rows.append(Row(flag, now, "jaxdist, if unset", "ends a stuck collective"))
     if platform == "gpu":
         visible = environment.get("CUDA_VISIBLE_DEVICES", "unset")
         one = "one GPU for each process"

@@ -46,7 +46,7 @@ def _list_all() -> Iterator[Table | str]:
     yield Table(f"Devices ({jax.default_backend()})", columns, tuple(devices))
     yield Table("Topology", ("what", "value"), tuple(_list_topology()))
     yield from _list_gpus()
-    rows = tuple((r.name, r.now, r.who, r.why) for r in list_settings(jax.default_backend()))
+    rows = tuple(list_settings(jax.default_backend()))
     yield Table("Several processes", ("setting", "now", "who sets it", "what it does"), rows)
     yield _make_extras_table()
     yield "Extras are installed with"
@@ -145,6 +145,6 @@ def _list_gpus() -> Iterator[Table]:
     yield Table("GPUs", ("what", "value"), facts)
     yield Table(
         "Recommended for GPUs (config.gpu_flags gives them as lines for a shell)",
-        ("setting", "recommended", "now", "training", "when it helps, and who says so"),
+        ("setting", "recommended", "now", "training", "when it helps, and the source"),
         tuple(list_gpu_settings(device.device_kind)),
     )

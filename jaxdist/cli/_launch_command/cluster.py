@@ -10,11 +10,7 @@ from jaxdist._validate import as_path
 from jaxdist.cli._launch_command.files import print_task_file
 
 # Options of jobs whose processes are all alike.
-_ONLY_ALIKE = {
-    "count": "-n",
-    "elastic": "--elastic",
-    "report_seconds": "--report-seconds",
-}
+_ONLY_ALIKE = {"count": "-n", "elastic": "--elastic", "report_seconds": "--report-seconds"}
 _ONLY_HERE = {
     "workers": "--workers",
     "evaluator": "--evaluator",
@@ -29,9 +25,9 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     """Add `--ps`, `--workers` and related options."""
     group = parser.add_argument_group(
         "parameter servers",
-        "--ps P --workers W starts P parameter servers, W workers and a chief, in place of N equal "
+        "--ps P --workers W starts P parameter servers, W workers and a chief, instead of N equal "
         "processes. All run the script, in which the first two call jaxdist.Server(...).join(). "
-        "One that is killed is started again, and the others go on. When the chief ends, the "
+        "One that is killed is started again, and the others continue. When the chief ends, the "
         "launcher ends the others, and exits with its code.",
     )
     group.add_argument("--ps", type=int, metavar="P", help="number of parameter servers")

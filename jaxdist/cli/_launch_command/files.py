@@ -12,7 +12,7 @@ _ONLY_HERE = ("elastic", "report_seconds", "grace_seconds", "on")
 def add_file_options(parser: argparse.ArgumentParser) -> None:
     """Add `--print`, and the options that a cluster needs."""
     group = parser.add_argument_group(
-        "a file for a cluster", "--print starts nothing here; what follows it goes into the file"
+        "a file for a cluster", "--print starts nothing here; these options go into the file"
     )
     group.add_argument(
         "--print", dest="target", choices=tuple(TARGETS), help="print a file that starts this job"
@@ -25,7 +25,7 @@ def add_file_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--install",
         metavar="REQUIREMENT",
-        help="jobset, skypilot: what pip installs as jaxdist, where there is no image",
+        help="jobset, skypilot: what pip installs as jaxdist, without an image",
     )
     group.add_argument("--cpus", type=int, metavar="N", help="CPU cores of each process")
     group.add_argument("--memory", type=int, metavar="GIB", help="memory of each process")

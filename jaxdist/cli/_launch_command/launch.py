@@ -15,16 +15,10 @@ _WITH_SERVERS = "parameter_server"
 ParseArguments = Callable[[Sequence[str]], argparse.Namespace]
 
 
-def add_launch(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    shared: argparse.ArgumentParser,
-    parse: ParseArguments,
-) -> None:
+def add_launch(add: Callable[..., argparse.ArgumentParser], parse: ParseArguments) -> None:
     """Add the arguments of `jaxdist launch`; `parse` reads those of `jaxdist train`."""
-    parser = commands.add_parser(
+    parser = add(
         "launch",
-        parents=[shared],
-        allow_abbrev=False,
         help="start several processes on this machine",
         usage=(
             "jaxdist launch -n N [options] script.py [argument ...]\n"
@@ -146,7 +140,7 @@ def _make_program(
     if is_module or program[0] != _TRAIN:
         command = _launching.make_command(program[0], program[1:], is_module=is_module)
         return _launching.Program(command, None if is_module else program[0])
-    # Mistakes are found here, and not once in each process.
+    # Find mistakes here, and not once in each process.
     given = parse(program)
     kind = jobs.load_job_config(given.config, given.overrides).values.strategy.kind
     # Pass the path, since a file for a cluster may contain the text of the configuration.
@@ -181,7 +175,7 @@ def _read_numbers(count: int | None, elastic: str | None) -> tuple[int | None, i
         if count is None:
             raise refuse(
                 "no number of processes.",
-                "-n N starts N processes; --elastic LEAST:MOST goes on when some of them are lost.",
+                "-n N starts N processes; --elastic LEAST:MOST continues when some are lost.",
                 "Pass for instance: jaxdist launch -n 2 script.py",
             )
         return None, count
@@ -189,7 +183,7 @@ def _read_numbers(count: int | None, elastic: str | None) -> tuple[int | None, i
     if not (colon and least.isdecimal() and most.isdecimal()):
         raise refuse(
             f"--elastic {elastic}.",
-            "--elastic has two numbers: with how many processes the job goes on at least, and how "
+            "--elastic has two numbers: the fewest processes with which the job continues, and how "
             "many are started.",
             "Pass for instance: jaxdist launch --elastic 2:4 script.py",
         )

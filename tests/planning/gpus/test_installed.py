@@ -62,7 +62,7 @@ def test_what_the_plugin_refuses_is_an_error_with_its_words(
         raise RuntimeError("INTERNAL: planted")
 
     installed.setattr(_compat, "make_gpu_devices", refuse)
-    with pytest.raises(errors.DeviceError, match="It said: INTERNAL: planted"):
+    with pytest.raises(errors.DeviceError, match="It reported: INTERNAL: planted"):
         jaxdist.MirroredStrategy(NAME)
 
 

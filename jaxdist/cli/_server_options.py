@@ -1,27 +1,8 @@
-"""Arguments that several commands have."""
+"""Options of a parameter server or worker, for parsers and for tasks that TF_CONFIG names."""
 
 import argparse
 
 SERVER_JOBS = ("ps", "worker")
-
-
-def add_job_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the argument for the configuration file, and the option that overrides its entries."""
-    parser.add_argument(
-        "config",
-        help=(
-            "a TOML file; or the name of one that comes with jaxdist, such as digits_mirrored: "
-            "jaxdist examples lists them"
-        ),
-    )
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="override an entry of the file; may be given many times",
-    )
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +23,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--snapshot-directory",
         metavar="DIR",
-        help="a parameter server writes snapshots here, and begins with the newest",
+        help="where a parameter server writes snapshots; it starts from the newest",
     )
     parser.add_argument(
         "--snapshot-seconds",
@@ -56,7 +37,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         const=True,
         help=(
-            "a worker tells the first parameter server that it is there, and takes part in a "
-            "training that runs already"
+            "a worker reports to the first parameter server, and joins a training that is already "
+            "running"
         ),
     )
