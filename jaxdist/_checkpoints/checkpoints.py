@@ -160,7 +160,7 @@ class Checkpoints:
         if notes is not None and not isinstance(notes, Mapping):
             raise refuse_type(
                 f"notes={show(notes)}.",
-                "notes are a dict that JSON can hold, or None.",
+                "notes are a dict that JSON can represent, or None.",
                 "Pass for instance notes={'epoch': 1}.",
             )
         # This raises the error of the previous `save`, if it failed.
@@ -320,7 +320,7 @@ class Checkpoints:
                 found = f"state={show(state)}" if step is None else f"step={show(step)}"
                 raise refuse(
                     f"like=, and {found}.",
-                    "With like, state is the number of the checkpoint, and there is no step.",
+                    "With like, state is the number of the checkpoint, and step is left out.",
                     "Call restore(state, step=7) to update objects in place, or restore(7, "
                     "like=state) for new ones.",
                 )
@@ -452,7 +452,7 @@ class Checkpoints:
 def _make_skip_error(step: int) -> ArgumentError:
     return refuse(
         f"skip_damaged=True, and the step {step}.",
-        "skip_damaged looks for the newest good checkpoint, and a given step is one checkpoint.",
+        "skip_damaged looks for the newest good checkpoint, and step names one checkpoint.",
         "Leave the step out, or skip_damaged.",
     )
 
@@ -483,6 +483,6 @@ def _to_plain_json(notes: Mapping[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise refuse_type(
             f"notes={show(notes)}: {error}.",
-            "notes are what JSON can hold.",
+            "notes hold only values that JSON can represent.",
             "Turn arrays into lists or numbers, or put them in the state.",
         ) from error

@@ -24,7 +24,7 @@ def make_directory_error(directory: Path, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"The checkpoint directory {str(directory)!r} cannot be used: "
         f"{type(error).__name__}: {error}.\n\n"
-        "It must be a directory that you may read and write, or one that can be made.\n\n"
+        "It must be a directory that you may read and write, or one that can be created.\n\n"
         "Change its permissions, or choose another directory."
     )
 
@@ -98,12 +98,12 @@ def make_damage_error(
         )
     else:
         remedy = (
-            "There is none before it. Copy it back from elsewhere, or move "
+            "No earlier one exists. Copy it back from elsewhere, or move "
             f"{directory / str(step)} away to start from the beginning."
         )
     return DamagedCheckpointError(
         f"Checkpoint {step} in {directory} is damaged:\n{format_lines(problems)}\n\n"
-        f"A checkpoint is restored only where its files are as they were written.\n\n{remedy}"
+        f"A checkpoint is restored only if its files are as they were written.\n\n{remedy}"
     )
 
 

@@ -113,7 +113,7 @@ def _describe_problem(file: Path, size: int, checksum: int, read_contents: bool)
     if there != size:
         return f"{file} has {there} bytes, {size} were written."
     if found != checksum:
-        return f"{file} has the right size and other bytes than were written."
+        return f"{file} has the right size, but not the bytes that were written."
     return None
 
 

@@ -171,10 +171,10 @@ def _make_in_use_error(folder: Path, owner: dict[str, Any]) -> CheckpointError:
     who = (
         f"process {owner['process']} on {owner['machine']}, since {owner['since']}"
         if {"process", "machine", "since"} <= owner.keys()
-        else "a process that did not say which"
+        else "an unknown process"
     )
     return CheckpointError(
-        f"Another job is in {str(folder)!r}: {who}.\n\n"
+        f"Another job uses {str(folder)!r}: {who}.\n\n"
         "A folder is for one job at a time.\n\n"
         "Wait until it ends, or end it, or use other folders: checkpoint.directory and "
         "output.directory of `jaxdist train`. Processes of one job that share a folder are "

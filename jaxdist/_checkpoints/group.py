@@ -64,8 +64,8 @@ class Group:
             processes = HERE.blames or ()
             names = " and ".join(f"process {i}" for i in processes) or "another process"
             raise UnavailableError(
-                f"{call}: {names} did not come, and this process has stopped to wait for the "
-                "others.\n\nA checkpoint is complete when all processes have written it.\n\n"
+                f"{call}: {names} did not answer, and this process has stopped waiting for "
+                "the others.\n\nA checkpoint is complete when all processes have written it.\n\n"
                 "Start the job again.",
                 processes,
             ) from None
@@ -174,7 +174,7 @@ def agree_on_result(group: Group, call: str, act: Callable[[], T]) -> T:
     raise made(
         f"{call}: process {failed[0]} has failed, and this process has not.\n\n"
         "Checkpoints are restored, and deleted, by all processes or by none.\n\n"
-        f"That process says:\n{text}"
+        f"That process reports:\n{text}"
     )
 
 

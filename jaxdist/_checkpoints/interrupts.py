@@ -47,7 +47,7 @@ def delay_interrupts() -> Iterator[None]:
 # garbage collector, the exception is lost, and JAX has such a callback. Also, a process that exits
 # while the devices run a step may crash. So the handler only records the first Ctrl-C, and `check`
 # raises KeyboardInterrupt between steps.
-_MESSAGE = b"\nCtrl-C: stopping after this step; once more stops at once\n"
+_MESSAGE = b"\nCtrl-C: stopping after this step; press it again to stop at once\n"
 
 
 class Interrupts:

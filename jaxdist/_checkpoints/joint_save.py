@@ -126,7 +126,7 @@ class JointSave:
                 said["error"] = f"{type(error).__name__}: {error}"
         first = self._group.gather(self._call, said)[0]
         if first["error"]:
-            raise ElsewhereError(f"process 0 cannot make the folder: {first['error']}")
+            raise ElsewhereError(f"process 0 cannot create the folder: {first['error']}")
         self._folder = self._directory / first["folder"]
 
     def complete(self, step: int) -> None:

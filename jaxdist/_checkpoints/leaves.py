@@ -155,7 +155,7 @@ def check_leaves(tree: PyTree) -> None:
                 f"{_shorten(leaf)} at state{keystr(path)}, which is neither an array nor a number.",
                 "A checkpoint has arrays and numbers as leaves.",
                 "Put text and other plain values into the notes: save(step, state, notes={...}). "
-                "Of objects with arrays in them, give the arrays.",
+                "For objects that contain arrays, pass the arrays.",
             )
 
 

@@ -146,11 +146,11 @@ def _list_own_copies(state: PyTree) -> dict[str, Any]:
     plain = to_plain(state)
     for leaf in jax.tree.leaves(plain, is_leaf=is_sharded_leaf):
         if is_sharded_leaf(leaf):
-            raise NoCopyError("the state is in pieces, of which this process has only its own")
+            raise NoCopyError("the state is in pieces, and this process has only its own")
     found: dict[str, Any] = {}
     for name, leaf in name_leaves(jax.tree.map(_take_own, plain)).items():
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-            raise NoCopyError(f"{name} is in pieces, of which this process has only its own")
+            raise NoCopyError(f"{name} is in pieces, and this process has only its own")
         found[name] = leaf if isinstance(leaf, jax.Array) else np.array(leaf)
     return found
 

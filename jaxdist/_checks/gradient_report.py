@@ -78,9 +78,9 @@ def explain_factor(setting: Setting, factor: float | None, *, has_local_state: b
         said.append(_explain_without_factor(setting))
     if setting.strategies:
         said.append(
-            f"The step closes over a strategy ({', '.join(setting.strategies)}). Where it reads "
+            f"The step closes over a strategy ({', '.join(setting.strategies)}). If it reads "
             f"num_replicas_in_sync from it, it gets {count} on one device too, and the difference "
-            "is in this comparison only; read it from jaxdist.get_replica_context()."
+            "exists only in this comparison; read it from jaxdist.get_replica_context()."
         )
     return said
 
@@ -108,10 +108,10 @@ def _explain_without_factor(setting: Setting) -> str:
         )
     found = f" Kinds of variables among the arguments: {', '.join(setting.kinds)}."
     return (
-        "No one factor explains it, so it is no matter of sum or mean alone. "
+        "No single factor explains it, so sum or mean is not the only cause. "
         + (f"Likely here: {'; '.join(why)}. " if why else "")
         + "In general: batch statistics, dropout, an uneven batch, or gradients that enter the "
-        "update in another way than linearly (clipping, weight decay beside a wrong scale, an "
+        "update nonlinearly (clipping, weight decay beside a wrong scale, an "
         "adaptive optimizer). A function that returns the all-reduced gradients instead of "
         "applying them tells these apart." + (found if setting.kinds else "")
     )
@@ -147,7 +147,7 @@ class LeafComparison:
         if self.remark:
             return f"{self.name}: {self.remark}"
         if self.factor is None:
-            return f"{self.name}: moves on the replicas only"
+            return f"{self.name}: changes only on the replicas"
         return f"{self.name}: {self.factor:.4g} times{'' if self.is_uniform else ', not uniform'}"
 
 
@@ -298,7 +298,7 @@ class GradientReport(Report):
         yield from self._rows()
         still = sum(not x.is_resolved for x in self.leaves)
         if still:
-            yield f"  moved by no more than rounding, so nothing to compare: {still}"
+            yield f"  changed by no more than rounding, so not compared: {still}"
         if self.not_compared:
             yield f"  different on each replica, not compared: {_format_names(self.not_compared)}"
         if self.setting.is_adaptive:
@@ -327,9 +327,9 @@ class GradientReport(Report):
 
 
 _ADAPTIVE = (
-    "The optimizer is adaptive (Adam and its kin): how far it moves the parameters hardly depends "
-    "on the scale of the gradients. A wrong scale shows in its state (mu, nu), where the step "
-    "returns or updates that; else check a function that returns the all-reduced gradients."
+    "The optimizer is adaptive (such as Adam): how far it moves the parameters hardly depends "
+    "on the scale of the gradients. A wrong scale shows in its state (mu, nu), if the step "
+    "returns or updates it; otherwise check a function that returns the all-reduced gradients."
 )
 
 

@@ -121,7 +121,7 @@ def _check_no_variables(program: Program) -> None:
             f"a step that uses {len(names)} variable(s): {names[:5]}.",
             "The step runs twice, on copies of its arguments; variables that it finds by itself "
             "would be changed by both runs, and belong to one strategy.",
-            "Write the step as a function of state, or of NNX objects, that are arguments.",
+            "Pass the state, or NNX objects, to the step as arguments.",
         )
 
 

@@ -142,7 +142,7 @@ def refuse_stateful(call: Callable[..., Any]) -> Callable[..., Any]:
 def _make_stateful_error(what: str, layers: list[str]) -> UnsupportedError:
     return UnsupportedError(
         f"{what} {len(layers)} recurrent layer(s) with stateful=True: {layers}.\n\n"
-        "Such a layer begins with the states that the rows of the batch before had at its end. A "
+        "Such a layer begins with the final states of the rows of the previous batch. A "
         "strategy splits the rows of each batch over its replicas, and the layer has one state "
         "for all rows.\n\n"
         "Pass the whole sequences with stateful=False. Or make the model in the scope of "

@@ -177,7 +177,7 @@ def _check_strategy(strategy: Any, node: Any, name: str) -> None:
     if known is not None and known is not strategy:
         raise refuse(
             f"{strategy!r} and the Keras {name}.",
-            f"The model was made in the scope of {known!r}, and trains on the devices of that one.",
+            f"The model was made in the scope of {known!r}, and trains on its devices.",
             "Pass the strategy in whose scope the model was made.",
             kind=MixedStrategyError,
         )

@@ -54,7 +54,7 @@ def remember_strategy(model: Any, what: str) -> None:
     if known is not None:
         raise MixedStrategyError(
             f"The Keras model {name_of(model)!r} was {what} in the scope of {strategy!r}.\n\n"
-            f"It was made in the scope of {known!r}, and trains on the devices of that one.\n\n"
+            f"It was made in the scope of {known!r}, and trains on its devices.\n\n"
             "Make and compile a model in the scope of one strategy."
         )
     _check_backend(model, what, name)

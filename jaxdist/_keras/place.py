@@ -134,20 +134,20 @@ def count_rows(batch: Any) -> int:
         name = "data" + jax.tree_util.keystr(path)
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             raise UnsupportedError(
-                f"Keras gave {name} of type {type(leaf).__name__} to a model of a strategy.\n\n"
+                f"Keras passed {name} of type {type(leaf).__name__} to a model of a strategy.\n\n"
                 "A strategy splits the rows of dense arrays over its replicas.\n\n"
                 "Convert it to a dense NumPy array before fit, evaluate or predict."
             )
         if not leaf.shape:
             raise ShapeError(
-                f"Keras gave {name}, a scalar, to a model of a strategy.\n\n"
+                f"Keras passed {name}, a scalar, to a model of a strategy.\n\n"
                 "A strategy splits the rows of a batch over its replicas.\n\n"
                 "Give it one row for each example: np.full(num_rows, value)."
             )
         rows[name] = leaf.shape[0]
     if len({*rows.values()}) != 1:
         raise ShapeError(
-            f"Keras gave a batch with these numbers of rows to a model of a strategy: {rows}.\n\n"
+            f"Keras passed a batch with these numbers of rows to a model of a strategy: {rows}.\n\n"
             "Row i of each array belongs to example i.\n\n"
             "Pass arrays with equal numbers of rows."
         )

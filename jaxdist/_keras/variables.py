@@ -97,7 +97,7 @@ def _make_function_error(variable: Any, what: str) -> ContextError:
         f"The Keras variable {variable.path!r} was {what} in a jaxdist.function, outside of "
         "strategy.run.\n\n"
         "The function is traced once. A variable of Keras becomes an input and a result of it "
-        "where a step of strategy.run uses it first.\n\n"
+        "when a step of strategy.run first uses the variable.\n\n"
         "Do this in the step, or outside of the function."
     )
 
@@ -125,7 +125,8 @@ def _hold(variable: Any, strategy: Any) -> Variable:
         if held.distribute_strategy is not strategy:
             raise MixedStrategyError(
                 f"{strategy!r} runs a step that uses the Keras variable {variable.path!r}.\n\n"
-                f"A step of {held.distribute_strategy!r} used it before, which has its value.\n\n"
+                f"A step of {held.distribute_strategy!r} used it first, and that strategy has its "
+                "value.\n\n"
                 "Run all steps of a model on one strategy, or make another model."
             )
         return held

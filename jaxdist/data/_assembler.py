@@ -1,4 +1,4 @@
-"""Assemblers make batches of elements: `Splitter` of global batches, `Grouper` of one each."""
+"""Makes batches of elements: `Splitter` of global batches, `Grouper` of one for each replica."""
 
 import abc
 import dataclasses

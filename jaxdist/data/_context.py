@@ -139,7 +139,7 @@ class OptionalBatch:
             raise ArgumentError(
                 "get_value() was called on an empty OptionalBatch.\n\n"
                 "An OptionalBatch is empty when the dataset has ended.\n\n"
-                "Ask has_value() first."
+                "Check has_value() first."
             )
         return self._held[0]
 

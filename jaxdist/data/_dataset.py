@@ -84,8 +84,8 @@ class DistributedDataset(Iterable[PyTree]):
         if self._cardinality == UNKNOWN_CARDINALITY:
             raise ArgumentTypeError(
                 f"len() was called on {self!r}, whose number of batches is unknown.\n\n"
-                "The number is known of a list, of jaxdist.data.batches, and of a dataset with a "
-                "len(). It is unknown where partial_batch=DROP leaves out batches by their shapes."
+                "The number is known for a list, jaxdist.data.batches, and a dataset with a "
+                "len(). It is unknown if partial_batch=DROP leaves out batches by their shapes."
                 "\n\nUse one of these, or count the batches in the loop."
             )
         return self._cardinality

@@ -205,8 +205,8 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
             raise OutOfRangeError(
                 f"DistributedIterator.get_next: the dataset has ended after "
                 f"{self._state['steps']} batches.\n\n"
-                "get_next needs a batch that is left.\n\n"
-                "Loop with `for batch in dataset`, or ask get_next_as_optional().has_value()."
+                "get_next needs another batch.\n\n"
+                "Loop with `for batch in dataset`, or check get_next_as_optional().has_value()."
             ) from None
 
     def get_next_as_optional(self) -> OptionalBatch:
@@ -292,7 +292,7 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
             raise ArgumentTypeError(
                 "DistributedIterator.get_state was called, and the iterator of the dataset has no "
                 "get_state.\n\n"
-                "A position is known of lists, jaxdist.data.batches and Grain datasets, and of "
+                "A position is known for lists, jaxdist.data.batches and Grain datasets, and for "
                 "iterators with get_state and set_state.\n\n"
                 "Give the iterator of your dataset get_state() and set_state(state)."
             )
@@ -379,7 +379,7 @@ def _empty_dataset_error() -> OutOfRangeError:
 def _closed_error(reason: str, steps: int) -> ContextError:
     return ContextError(
         f"This DistributedIterator is closed: {reason}, after {steps} batches.\n\n"
-        "A closed iterator gives no batches.\n\n"
-        "Make another with iter(dataset). To continue where this one was, pass its get_state() to "
-        "set_state() of the other."
+        "A closed iterator returns no batches.\n\n"
+        "Create another with iter(dataset). To continue where this one was, pass its get_state() "
+        "to set_state() of the other."
     )

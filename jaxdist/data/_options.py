@@ -195,7 +195,7 @@ def check_placement(options: InputOptions) -> None:
         raise refuse(
             "InputOptions(experimental_place_dataset_on_device=True, "
             f"experimental_replication_mode={options.experimental_replication_mode}).",
-            "A dataset is placed on the device of a replica only where that replica has its own "
+            "A dataset is placed on the device of a replica only if that replica has its own "
             "dataset: InputReplicationMode.PER_REPLICA.",
             "Leave experimental_place_dataset_on_device out, or call "
             "distribute_datasets_from_function with "

@@ -349,7 +349,7 @@ class Estimator:
                 f"{str(error).splitlines()[0]}.",
                 "The model is traced with features of these shapes and dtypes, and, with "
                 "any_batch, of any number of rows.",
-                "Pass features as those of input_fn, or any_batch=False.",
+                "Pass features like those of input_fn, or any_batch=False.",
             ) from error
 
     # What is in the folder

@@ -165,6 +165,6 @@ def check_features(features: Any, *, any_batch: bool) -> None:
     if not leaves or (any_batch and not all(leaf.shape for leaf in leaves)):
         raise refuse(
             f"features={show(features)}.",
-            "Example features are arrays [b, ...], as those that model_fn gets.",
+            "Example features are arrays [b, ...], like those that model_fn gets.",
             "Pass for instance np.zeros((1, 4), 'float32').",
         )

@@ -217,15 +217,15 @@ def call_each(hooks: Iterable[Any], method: str, *args: Any) -> list[Any]:
                 )
         except BaseException as error:
             note = (
-                f"It was raised by {type(hook).__qualname__}.{method}. The loop has ended "
-                "without `end` of its hooks. The newest checkpoint is complete, and the next call "
-                "goes on from it."
+                f"It was raised by {type(hook).__qualname__}.{method}. The loop ended "
+                "without calling `end` of its hooks. The newest checkpoint is complete, and the "
+                "next call continues from it."
             )
             error.add_note(note)
             if isinstance(error, StopIteration):
                 # An iterator that the hook reads has ended. Loops outside would end as well.
                 raise UnknownError(
-                    f"{error!r} left a hook.\n\n{note}\n\n"
+                    f"{error!r} was raised in a hook.\n\n{note}\n\n"
                     "Let the hook call run_context.request_stop() to end the loop."
                 ) from error
             raise

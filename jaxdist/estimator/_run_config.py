@@ -63,7 +63,7 @@ def read_strategies(
             if value is not None:
                 raise refuse(
                     f"{name} and experimental_distribute.",
-                    "Both have the strategies.",
+                    "Each of them sets the strategies.",
                     f"Pass one of them, for instance {name}=strategy.",
                 )
         train, evaluation = both.train_distribute, both.eval_distribute
@@ -84,7 +84,7 @@ def _check_strategies(train: Any, evaluation: Any) -> None:
     for name, value in (("train_distribute", train), ("eval_distribute", evaluation)):
         if isinstance(value, ParameterServerStrategy):
             raise refuse(
-                f"{name}=ParameterServerStrategy, that of version 2.",
+                f"{name}=ParameterServerStrategy, the one of version 2.",
                 "It needs a coordinator, which an Estimator does not have: each worker runs the "
                 "script.",
                 "Use jaxdist.compat.v1.experimental.ParameterServerStrategy().",
@@ -101,7 +101,7 @@ def _refuse_remote(cluster: Any, *, has_cluster: bool) -> None:
     if has_cluster:
         raise refuse(
             f"remote_cluster={show(cluster)}, and TF_CONFIG has a cluster.",
-            "There is one cluster.",
+            "A job has one cluster.",
             "Leave remote_cluster out.",
         )
     raise refuse(
@@ -125,7 +125,7 @@ class RunConfig:
         save_checkpoints_secs: How often a checkpoint is saved, in seconds; 600 if neither of the
             two is given. With None for both, only the end of a training is saved.
         keep_checkpoint_max: How many checkpoints to keep; None or 0 for all.
-        keep_checkpoint_every_n_hours: One checkpoint in this many hours is kept for ever.
+        keep_checkpoint_every_n_hours: One checkpoint in this many hours is kept forever.
         log_step_count_steps: How often steps/s and the loss are logged; None for never.
         train_distribute: The strategy that trains; None for one device.
         eval_distribute: The strategy that evaluates; None for one device.
@@ -245,7 +245,7 @@ class RunConfig:
         if unknown:
             raise refuse(
                 f"{unknown[0]}={show(kwargs[unknown[0]])}.",
-                f"It replaces {', '.join(names)}. The task is that of TF_CONFIG.",
+                f"It replaces {', '.join(names)}. The task comes from TF_CONFIG.",
                 "Pass for instance model_dir='runs/b'.",
             )
         pair = ("save_checkpoints_steps", "save_checkpoints_secs")

@@ -310,8 +310,8 @@ def _check_strategy(config: RunConfig) -> None:
         raise ArgumentError(
             f"{_CALLER} was called in {config.task_type} {config.task_id} of a cluster, and "
             f"config.train_distribute is {type(strategy).__name__}.\n\n"
-            "The tasks of a cluster train one model by a strategy: that with parameter servers "
-            "where there are some, else MultiWorkerMirroredStrategy.\n\n"
+            "The tasks of a cluster train one model by a strategy: the one with parameter "
+            "servers if the cluster has them, else MultiWorkerMirroredStrategy.\n\n"
             "Pass RunConfig(train_distribute="
             "jaxdist.compat.v1.experimental.ParameterServerStrategy())."
         )
@@ -321,7 +321,7 @@ def _check_strategy(config: RunConfig) -> None:
                 f"{_CALLER} was called in {config.task_type} {config.task_id} of "
                 f"{config.num_worker_replicas}, and config.train_distribute is "
                 f"{type(strategy).__name__}.\n\n"
-                "It has the devices of this process only, so each process would train a model of "
+                "It uses only the devices of this process, so each process would train a model of "
                 "its own in one folder.\n\n"
                 "Use MultiWorkerMirroredStrategy, or the ParameterServerStrategy of compat.v1."
             )

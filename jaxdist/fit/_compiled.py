@@ -130,7 +130,7 @@ class ServerRunner(Runner):
     @called("fit.Model.compile")
     def train(self, module: Any, optimizer: Any, batches: Sequence[Any], classes: Any) -> Any:
         if len(batches) > 1:
-            why = "servers compute the new parameters after each step, so each is a function"
+            why = "servers compute the new parameters after each step, so each step is a function"
             log_without_effect("steps_per_execution", why)
         outputs = [
             self._run(self._scheduled_step, (module, optimizer, batch, classes))
@@ -224,7 +224,7 @@ def _find_optimizer(optimizer: Any) -> optax.GradientTransformation:
         if optimizer not in _OPTIMIZERS:
             raise refuse(
                 f"optimizer={optimizer!r}.",
-                f"Optimizers with a name are {', '.join(_OPTIMIZERS)}.",
+                f"The names of optimizers are {', '.join(_OPTIMIZERS)}.",
                 "Pass one of these, or a transformation of optax: optax.adam(1e-3).",
             )
         return _OPTIMIZERS[optimizer]()
@@ -286,9 +286,9 @@ def _find(optimizer: "nnx.Optimizer[Any]") -> Any:
     if len(found) != 1:
         raise ArgumentError(
             f"The learning rate of the optimizer cannot be read or set: its state has {len(found)} "
-            "of them.\n\n"
-            "optax keeps a learning rate in the state only if it is asked to; otherwise it is a "
-            "constant of the compiled step.\n\n"
+            "learning rates.\n\n"
+            "optax keeps a learning rate in the state only with inject_hyperparams; otherwise it "
+            "is a constant of the compiled step.\n\n"
             "Pass an optimizer by name, such as 'adam', or "
             "optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)."
         )

@@ -1,4 +1,4 @@
-"""What a model shows: `History`, the values of all epochs, and `Summary`, its layers."""
+"""`History`, the values of all epochs, and `Summary`, a table of a model's variables."""
 
 import dataclasses
 import io

@@ -471,7 +471,7 @@ def _log_one_device() -> None:
     if count > 1 and get_current_process().index == 0:
         _LOG.warning(
             "fit.Model was made outside of strategy.scope(), and given no strategy: it trains on "
-            "one of %d devices. To use all, make module and model in the scope of a strategy, or "
+            "one of %d devices. To use all, create module and model in the scope of a strategy, or "
             "pass one: fit.Model(module, jaxdist.MirroredStrategy()). For one device on purpose: "
             "fit.Model(module, jaxdist.OneDeviceStrategy(jax.devices()[0]))",
             count,

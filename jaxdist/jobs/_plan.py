@@ -143,7 +143,7 @@ def sweep_job(
 
 def _check_arguments(job: Any, report: Any) -> None:
     check_instance("job", job, Task, "a jobs.Task", "Pass jobs.load_job(path).")
-    check_callable(report, "report", "Pass a function of one text, such as print.")
+    check_callable(report, "report", "Pass a function that takes one string, such as print.")
 
 
 def _add_prefix(report: Report, before: str) -> Report:

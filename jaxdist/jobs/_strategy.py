@@ -61,9 +61,9 @@ def count_device_slices(devices: Sequence[Any]) -> int | None:
         return None
     if len(set(counts.values())) > 1:
         raise ConfigError(
-            f"strategy.devices has different numbers of devices of each slice, or NVLink domain: "
+            f"strategy.devices has different numbers of devices in its slices, or NVLink domains: "
             f"{dict(sorted(counts.items()))}.\n\nAll slices have the same number of devices.\n\n"
-            f"Name {min(counts.values())} of each."
+            f"List {min(counts.values())} of each."
         )
     return len(counts)
 
@@ -85,7 +85,7 @@ def add_slices(strategy: Strategy, asked: StrategyConfig, there: int | None) -> 
     # 1 is the default, so it does not contradict the devices.
     if there is not None and asked.slices not in (1, there):
         raise ConfigError(
-            f"strategy.slices is {asked.slices}, and the devices are {there} slice(s).\n\n"
+            f"strategy.slices is {asked.slices}, and the devices are in {there} slice(s).\n\n"
             "It is the number of slices that the devices are in.\n\n"
             f"Leave it out, or set it to {there}."
         )

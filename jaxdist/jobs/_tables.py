@@ -1,4 +1,4 @@
-"""What a task builds beside its model: the configured optimizer, and large tables."""
+"""Builds what a task needs beside its model: the configured optimizer, and large tables."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

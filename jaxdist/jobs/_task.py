@@ -41,8 +41,8 @@ class Curve:
         factor: Multiplies the values, for instance by 100 for percent.
 
     Raises:
-        ArgumentError: A text is empty, or the factor is not finite.
-        ArgumentTypeError: A text or the factor has another type.
+        ArgumentError: A string is empty, or the factor is not finite.
+        ArgumentTypeError: `measure`, `label` or `factor` has the wrong type.
 
     Example:
         >>> Curve("accuracy", "held-out accuracy (%)", factor=100.0).measure
@@ -68,9 +68,9 @@ class Data:
     Attributes:
         train: A pytree of NumPy arrays `[N, ...]`, with the same number of examples `N`.
         held_out: The same, for evaluations.
-        identity: The values that determine which examples are held out, by name, as JSON can
-            write them. A run resumes only with the same values: a different split would evaluate
-            on examples that the model was trained on.
+        identity: The values that determine which examples are held out, by name, in types that
+            JSON can represent. A run resumes only with the same values: a different split would
+            evaluate on examples that the model was trained on.
 
     Raises:
         ShapeError: A leaf is a scalar, leaves of one part have different numbers of examples, or
@@ -251,7 +251,7 @@ class Task(abc.ABC, Generic[C]):
         """Return the measures of an evaluation, for the history."""
 
     def finish(self, strategy: Strategy, model: nnx.Module) -> tuple[dict[str, Any], str]:
-        """Use the trained model. Return entries for the metrics file, and a text to print."""
+        """Use the trained model. Return entries for the metrics file, and a string to print."""
         del strategy, model
         return {}, ""
 
@@ -341,7 +341,7 @@ class Task(abc.ABC, Generic[C]):
                 raise UnsupportedError(
                     f"{type(self).__name__}.build was called with abstract=True, and the model has "
                     f"the table {next(iter(tables))!r}.\n\n"
-                    "A table is on parameter servers, of which no plan is made.\n\n"
+                    "A table is on parameter servers, and plans do not cover those.\n\n"
                     "Run the job with few rows and few steps: --set model.rows=1024."
                 )
             for table in tables.values():

@@ -167,7 +167,7 @@ def _find(name: Any, where: str) -> type[Task[Any]]:
             f"{where}: task is {name!r}, and {class_name} does not define "
             f"{', '.join(missing)}.\n\n"
             "A task defines its model, its steps, its data, and how to describe its results.\n\n"
-            f"Define {missing[0]} in the class; jaxdist.jobs.Task says what each of them is."
+            f"Define {missing[0]} in the class; jaxdist.jobs.Task documents each of them."
         )
     return kind
 

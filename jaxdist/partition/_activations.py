@@ -75,8 +75,8 @@ def check_activation(placement: Any) -> Split | Replicate:
         return placement
     raise refuse_type(
         f"placement={show(placement)}.",
-        "An intermediate value belongs to its replica, and is split over the logical devices or "
-        "not.",
+        "An intermediate value belongs to its replica, and is either split over the logical "
+        "devices or not.",
         "Pass partition.Split(dim) or partition.Replicate().",
     )
 
@@ -167,7 +167,7 @@ def gather(tree: T, *, dtype: Any = None) -> T:
         if isinstance(x, PerReplica):
             raise refuse_type(
                 f"tree with {show(x)}.",
-                "It puts the pieces of one array together; a PerReplica is a value of each "
+                "It joins the pieces of one array; a PerReplica has a separate value for each "
                 "replica.",
                 "Pass the parameters that partition.place returned.",
             )

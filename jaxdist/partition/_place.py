@@ -220,7 +220,7 @@ def _check_all_match(found: dict[str, Any], rules: Rules, are_params: bool) -> N
                 f"partition.place: none of the {len(unused)} rules matches one of the "
                 f"{len(found)} parameters of tree.\n"
                 f"{format_lines(lines)}\n\n"
-                "Rules that are ready to use match the usual names of layers.\n\n"
+                "Ready-made rules match the usual names of layers.\n\n"
                 'Write rules for the names of this model: partition.Rules([("path/of/kernel", '
                 "partition.Split(1))], otherwise=partition.Replicate())."
             )
@@ -243,7 +243,7 @@ def _check_all_match(found: dict[str, Any], rules: Rules, are_params: bool) -> N
             for path in alone
         ]
         raise ArgumentError(
-            f"partition.place: {len(alone)} parameter(s) are matched by none of rules.\n"
+            f"partition.place: no rule matches {len(alone)} parameter(s).\n"
             f"{format_lines(lines)}\n\n"
             "Each parameter has a placement.\n\n"
             f"Add a rule such as ({alone[0]!r}, partition.Replicate()), or a placement for "
@@ -303,5 +303,5 @@ def _place_leaf(entry: Entry, found: ResolvedPlacement, layout: ReplicaMesh) -> 
         raise ArgumentError(
             f"partition.place cannot put {entry.leaf} on devices: {error}\n\n"
             "It places arrays of numbers that no step has taken by donation.\n\n"
-            "Leave what is no parameter out of the tree, and place arrays before they are donated."
+            "Leave other values out of the tree, and place arrays before they are donated."
         ) from error

@@ -73,7 +73,7 @@ REPLICA, LOGICAL = "replica", "logical"
 
 @dataclasses.dataclass(frozen=True)
 class Replicate:
-    """Placement of a leaf of which every device holds the whole array.
+    """Placement of a leaf that every device holds as a whole.
 
     Example:
         >>> partition.Replicate()
@@ -220,9 +220,9 @@ class ByNames:
                 raise refuse_type(found, "Keys are the names of dims.", remedy)
             if axis is not None and not isinstance(axis, str):
                 raise refuse_type(
-                    f"axes[{name!r}]={show(axis)}, which is no axis.",
-                    "An axis is a text or None.",
-                    'Give "replica", "logical", the name of an axis of the mesh, or None.',
+                    f"axes[{name!r}]={show(axis)}, which is not an axis.",
+                    "An axis is a string or None.",
+                    'Pass "replica", "logical", the name of an axis of the mesh, or None.',
                 )
 
     # The hash of the dataclass would hash the mapping, and a dict is not hashable.

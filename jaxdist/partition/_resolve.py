@@ -101,7 +101,7 @@ def _resolve_dim(leaf: Leaf, placement: Placement, dim: int) -> int:
     rank = len(leaf.shape)
     if not -rank <= dim < rank:
         raise ShapeError(
-            f"{leaf}: {placement!r} names dim {dim}, and it has {rank} dim(s).\n\n"
+            f"{leaf}: {placement!r} names dim {dim}, and the array has {rank} dim(s).\n\n"
             "A placement names a dim of the array.\n\n"
             + (
                 f"Use one of {[*range(-rank, rank)]}."

@@ -209,7 +209,7 @@ def _as_pairs(name: str, rules: Any) -> tuple[tuple[str, Placement], ...]:
     if twice:
         raise refuse(
             f"{len(twice)} pattern(s) of {name} twice: {twice}.",
-            "Each pattern comes once.",
+            "Each pattern occurs once.",
             "Leave one of each out.",
         )
     return tuple(pairs)

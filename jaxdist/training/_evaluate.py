@@ -287,7 +287,7 @@ def evaluate(
                 raise refuse_type(
                     f"sums_fn, which returned {show(value)} for {name!r}.",
                     "sums_fn returns what training.weighted_sums returns: numbers by name.",
-                    f"Give the value of each row to it, or reduce {name!r} to one real number.",
+                    f"Pass the value of each row to it, or reduce {name!r} to one real number.",
                 )
             totals[name] = totals.get(name, 0.0) + float(value)
     total_weight = totals.pop(WEIGHT, 0.0)

@@ -64,7 +64,7 @@ def reduce_and_update(
         ContextError: Across replicas.
         ArgumentTypeError: `model` is not an NNX module, `optimizer` is not an `nnx.Optimizer`, or
             `count` is not a number.
-        ShapeError: The gradients are not those of the parameters.
+        ShapeError: The gradients do not match the parameters.
         ArgumentError: `count` is negative or infinite, or another transformation contains a
             `sharded_update` or `compressed_update` with `reduce_op="sum"`.
 
@@ -97,7 +97,7 @@ def reduce_and_update(
         )
     remedy = "Pass nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)."
     check_instance("optimizer", optimizer, nnx.Optimizer, "an nnx.Optimizer", remedy)
-    what, remedy = "a Flax NNX module", "Pass the module that the optimizer was made with."
+    what, remedy = "a Flax NNX module", "Pass the module that the optimizer was created for."
     check_instance("model", model, nnx.Module, what, remedy)
     _check_grads(model, optimizer, grads)
     check_has_arrays("sums", sums, "a pytree of arrays")
@@ -156,7 +156,7 @@ def _as_count(count: Any) -> jax.Array:
 
 @called(REDUCED)
 def _check_grads(model: nnx.Module, optimizer: "nnx.Optimizer[Any]", grads: Any) -> None:
-    """Check that the gradients are those of the parameters that the optimizer updates."""
+    """Check that the gradients match the parameters that the optimizer updates."""
     wanted = _describe(nnx.state(model, optimizer.wrt))
     found = _describe(grads)
     wrong = [
@@ -166,7 +166,7 @@ def _check_grads(model: nnx.Module, optimizer: "nnx.Optimizer[Any]", grads: Any)
     ]
     if wrong:
         raise refuse(
-            f"grads={show(grads)}, which are not those of the parameters:\n{format_lines(wrong)}",
+            f"grads={show(grads)}, which does not match the parameters:\n{format_lines(wrong)}",
             "Each parameter has a gradient of its shape.",
             "Pass what nnx.grad or nnx.value_and_grad returned for this model.",
             kind=ShapeError,

@@ -240,7 +240,7 @@ def _split_batch(batch: PyTree, count: int) -> PyTree:
     if bad or not leaves:
         found = format_lines(bad) if leaves else "The batch has no arrays."
         raise refuse(
-            f"num_microbatches={count}, and cannot cut the batch so.\n{found}",
+            f"num_microbatches={count}, which does not divide the batch.\n{found}",
             "Inside a replica a batch has the rows of that replica, and their number must be a "
             f"multiple of {count}.",
             _suggest_counts(leaves),
@@ -301,7 +301,7 @@ def _check_floats(outputs: PyTree) -> None:
     ]
     if bad:
         raise ArgumentTypeError(
-            "accumulate_gradients called grad_fn, and some of its results are no floats:\n"
+            "accumulate_gradients called grad_fn, and some of its results are not floats:\n"
             f"{format_lines(bad)}\n\n"
             "It takes the mean of the results, and a mean is a float.\n\n"
             "Return it as a float, for instance count.astype(jnp.float32), or leave it out."
@@ -339,10 +339,11 @@ def _check_state_form(name: str, before: tuple[Any, Any], after: PyTree) -> None
     given, treedef = before
     if jax.tree.structure(after) != treedef:
         raise ShapeError(
-            f"{name_call()} called {name}, and its state is another pytree than before.\n"
+            f"{name_call()} called {name}, and the state that it returned has a different "
+            "structure.\n"
             f"Before: {treedef}\nAfter: {jax.tree.structure(after)}\n\n"
-            "Each call takes the state that the call before it returned.\n\n"
-            f"Return it from {name} with the keys and the number of leaves that it came with."
+            "Each call takes the state that the previous call returned.\n\n"
+            f"Return it from {name} with the same keys and the same number of leaves."
         )
     changed = [
         f"state{keystr(path)} was {_describe(x)}, and is {_describe(y)} after the call"
@@ -351,9 +352,10 @@ def _check_state_form(name: str, before: tuple[Any, Any], after: PyTree) -> None
     ]
     if changed:
         raise ShapeError(
-            f"{name_call()} called {name}, and its state has another shape or dtype than before.\n"
+            f"{name_call()} called {name}, and the state that it returned has different shapes or "
+            "dtypes.\n"
             f"{format_lines(changed)}\n\n"
-            "Each call takes the state that the call before it returned.\n\n"
+            "Each call takes the state that the previous call returned.\n\n"
             "Keep the shapes, and the dtypes: new.astype(old.dtype)."
         )
 

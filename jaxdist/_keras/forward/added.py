@@ -15,8 +15,8 @@ from jaxdist._keras.models import name_of
 from jaxdist._keras.rows import Rows
 from jaxdist.errors import UnsupportedError
 
-# With one row, arrays are not repeated for each row, so the program for one row is different. So
-# may be that for a few rows, if the layers take some of them (`x[-2:]`, `sort(x)[:3]`).
+# With one row, arrays are not repeated for each row, so the program for one row is different. The
+# program for a few rows may be too, if the layers take some of them (`x[-2:]`, `sort(x)[:3]`).
 _LEAST, _ENOUGH = 2, 8
 
 
@@ -129,7 +129,7 @@ def _make_error(model: Any, number: int, count: int, why: str) -> UnsupportedErr
         f"regularizers, and the value of number {number} for the rows of all replicas cannot be "
         f"computed: {why}.\n\n"
         "Each replica calls the layers with its own rows. The loss must be a function of the rows "
-        "and weights that is the same one for every number of rows.\n\n"
+        "and weights that is the same for every number of rows.\n\n"
         "Compute the loss in compute_loss, which gets the rows of all replicas, or pass a function "
         "to compile(loss=...)."
     )

@@ -193,7 +193,7 @@ def _trace(call: Call, own: int, total: int) -> Forward:
             f"replica, which has {call.rows.own}: {type(error).__name__}: {error}\n\n"
             "jaxdist compares two traces to find what belongs to the rows of all replicas.\n\n"
             "Let the layers be functions that JAX can trace for every number of rows, without "
-            "decisions of Python by the values of arrays."
+            "Python branches that depend on the values of arrays."
         ) from error
 
 

@@ -134,9 +134,9 @@ def check_assigned_in_loss(model: Any, laws: Laws, numbers: frozenset[int]) -> N
         paths = [model.non_trainable_variables[n].path for n in twice]
         raise StateDivergenceError(
             f"The call and compute_loss of the Keras model {name_of(model)!r} both assign state of "
-            f"own layers: {paths}.\n\n"
-            "In the call each replica has a value of its rows. compute_loss gets all rows, and "
-            "runs before the values of the replicas are brought together.\n\n"
+            f"your own layers: {paths}.\n\n"
+            "In the call each replica has a value from its own rows. compute_loss gets all rows, "
+            "and runs before the values of the replicas are merged.\n\n"
             "Assign it in one of them, or make the value equal in the layer: "
             "jaxdist.get_replica_context().all_reduce('sum', value)."
         )
@@ -315,9 +315,9 @@ def _make_error(model: Any, refused: Mapping[int, str], count: int) -> StateDive
     return StateDivergenceError(
         f"The Keras model {name_of(model)!r} keeps state that may be different on each of {count} "
         f"replicas: {listed}.\n\n"
-        "Each replica calls the layers with its own rows. Their values are brought together as the "
-        "variable says.\n\n"
-        "Pass aggregation= to add_weight: 'sum' for what the layer only adds to (with mixed "
+        "Each replica calls the layers with its own rows. The aggregation of a variable decides "
+        "how their values are merged.\n\n"
+        "Pass aggregation= to add_weight: 'sum' if the layer only adds to it (with mixed "
         "precision also autocast=False), 'mean' for floats such as moving averages, "
         "'only_first_replica' for the value of replica 0. Or make the value equal in the layer: "
         "jaxdist.get_replica_context().all_reduce('sum', value); read it before it is assigned."

@@ -225,8 +225,8 @@ class WholeProgram:
             is_mark = marks.name_of_mark(inner) in (marks.ADD_UP, marks.OWN_STATISTICS)
             if is_mark or inner.effects or inner.primitive.name not in _DETERMINISTIC:
                 raise NotProvedError(
-                    f"of the operation {inner.primitive.name!r} it is not known whether all "
-                    f"replicas compute the same, at {_compat.find_source(eqn)}"
+                    "it is not known whether all replicas compute the same result for the "
+                    f"operation {inner.primitive.name!r}, at {_compat.find_source(eqn)}"
                 )
         operands = [v.array for v in given]
         results = _fold(other, operands)
@@ -245,8 +245,8 @@ class WholeProgram:
         if value.fact is OWN:
             where = "" if eqn is None else f", at {_compat.find_source(eqn)}"
             raise NotProvedError(
-                "it depends on what each replica has for itself (random numbers, or statistics of "
-                f"BatchNormalization) in another way than row by row{where}"
+                "it depends on values that differ between replicas (random numbers, or statistics "
+                f"of BatchNormalization), and not row by row{where}"
             )
         known_value = self._whole.get(id(value))
         if known_value is None:

@@ -97,7 +97,7 @@ def check_written_step(step: WrittenStep, new: Sequence[Any]) -> None:
     sums = [n for n in changed if aggregations.get(n) == "sum"]
     if sums:
         what = "changes state with aggregation='sum'"
-        why = "returns values. What each replica has added does not follow from them"
+        why = "returns only values, which do not show what each replica has added"
         raise _make_error(step.model, sums, what, why, _ADD_UP)
     own = [n for n in changed if n in aggregations]
     if not own:
@@ -152,7 +152,7 @@ def check_written_metrics(step: WrittenStep, new: Sequence[Any]) -> None:
     if found:
         paths = [variables[n - first].path for n in found]
         raise StateDivergenceError(
-            f"A step of its own class trains or evaluates the Keras model {name_of(model)!r}, and "
+            f"The Keras model {name_of(model)!r} has a step of its own, and this step "
             f"updates metrics with the number of rows of one replica: {paths}.\n\n"
             "The step runs on each replica with its rows, and Keras alone would use the number of "
             "all rows.\n\n"
@@ -166,7 +166,7 @@ def _make_error(
 ) -> StateDivergenceError:
     paths = [model.non_trainable_variables[n].path for n in numbers]
     return StateDivergenceError(
-        f"A step of its own class trains or evaluates the Keras model {name_of(model)!r}, and "
+        f"The Keras model {name_of(model)!r} has a step of its own, and this step "
         f"{what}: {paths}.\n\n"
         f"The step runs on each replica with its rows, and {why}.\n\n"
         f"{remedy} Or override compute_loss instead of the step."

@@ -103,8 +103,8 @@ def _call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         raise ContextError(
             f"on_logical_device: {getattr(fn, '__name__', type(fn).__name__)} writes to an NNX "
             f"object that it closes over: {names}.\n\n"
-            "The function is a program of its own; what it writes comes out of it for its "
-            "arguments alone.\n\n"
+            "The function is a program of its own; only what it writes to its arguments comes "
+            "out of it.\n\n"
             "Pass the object to it: strategy.on_logical_device(1)(fn)(model, x)."
         ) from error
 

@@ -33,7 +33,7 @@ class PlacedWork:
     def __repr__(self) -> str:
         return (
             f"logical device {self.device}: {self.operations} operation(s), {self.results} "
-            f"result(s) for the others, asked for at {self.source}"
+            f"result(s) for the others, requested at {self.source}"
         )
 
 
@@ -87,7 +87,7 @@ def _check_can_be_alone(eqn: Any) -> None:
                 raise ContextError(
                     f"on_logical_device({get_device(eqn)}): the function has "
                     f"{_describe(found)} in it, at {_compat.find_source(found)}.\n\n"
-                    "One logical device of each replica runs the function while the others go on, "
+                    "One logical device of each replica runs the function while the others continue, "
                     "so nothing in it can need the others, or be for them.\n\n"
                     "Take it out: call on_logical_device for what is before it and for what is "
                     "after it."

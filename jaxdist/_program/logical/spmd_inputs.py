@@ -113,9 +113,9 @@ def _explain(found: dict[int, str], names: Sequence[str], layout: ReplicaMesh) -
         f"{layout.num_logical} logical devices nor replicated to them:\n"
         + "\n".join(listed)
         + more
-        + "\n\nWith experimental_spmd_xla_partitioning=True a step says so of every input before "
-        "it uses it (not of scalars, variables and NNX objects).\n\n"
+        + "\n\nWith experimental_spmd_xla_partitioning=True a step splits or replicates every "
+        "input before it uses the input (except scalars, variables and NNX objects).\n\n"
         "Begin the step with, for instance, batch = strategy."
         "experimental_replicate_to_logical_devices(batch), or experimental_split_to_logical_devices"
-        "(batch, [...]), and use what that returns; or place the array so before."
+        "(batch, [...]), and use what that returns; or place the array in this way before."
     )

@@ -27,12 +27,12 @@ def not_finite_error(
     kind = kind_of(error)
     came_in = any(has_kind(kind, x) for x in operands)
     source = (
-        " It was given one: an argument of the step, or an array that it closes over, holds it."
+        " It got one as input: an argument of the step, or an array in its closure, has it."
         if came_in
         else ""
     )
     return NotFiniteError(
-        f"strategy.run: {name} at {line} gave a value that is not finite ({kind}), {where}."
+        f"strategy.run: {name} at {line} returned a value that is not finite ({kind}), {where}."
         f"{source}\n\njax_debug_nans or jax_debug_infs is set, so the step was run again op by op, "
         f"to find the operation. No state was written.\n\n{remedy(name, came_in=came_in)}"
     )

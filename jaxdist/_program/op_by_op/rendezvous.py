@@ -231,7 +231,7 @@ _GATHER_BEFORE = (
 def _make_divergence_error(requests: Sequence[Any]) -> DivergentCollectiveError:
     is_of_pieces = any(getattr(request, "is_of_pieces", False) for request in requests)
     return DivergentCollectiveError(
-        "strategy.run: the replicas did not come to the same collective.\n"
+        "strategy.run: the replicas did not reach the same collective.\n"
         f"{_describe_by_replica(requests)}\n\n"
         "A collective waits for all replicas, so all of them must reach it, in the same order.\n\n"
         f"{_GATHER_BEFORE if is_of_pieces else _SAME_CONDITION}"

@@ -111,7 +111,7 @@ def _explain_still_traced(variable: Variable, what: str) -> ContextError:
         f"Variable {variable.label!r}.{what} was called at {_compat.find_callers_line()}, inside a "
         "function that JAX traces even where steps run op by op: jax.checkpoint, or cond and "
         f"while under jax.vmap. Variables: [{variable.label!r}].\n\n"
-        "What is assigned there has no value yet.\n\n"
+        "The value that is assigned there is not computed yet.\n\n"
         "Return it from the function, and assign it outside; or run this step compiled "
         "(jaxdist.config.run_eagerly(False))."
     )
@@ -119,7 +119,7 @@ def _explain_still_traced(variable: Variable, what: str) -> ContextError:
 
 # JAX's own message mentions `disable_jit`, which a user of `run_eagerly` did not call.
 _NO_TURNS = (
-    "Op by op, JAX cannot run a scan (or lax.map) without turns. Run this step compiled: "
+    "Op by op, JAX cannot run a scan (or lax.map) without iterations. Run this step compiled: "
     "jaxdist.config.run_eagerly(False)."
 )
 

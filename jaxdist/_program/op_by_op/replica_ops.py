@@ -318,6 +318,6 @@ def _explain_other_step(value: Any) -> str:
     return (
         "A value of an earlier step, or of another replica, was used at "
         f"{_compat.find_callers_line()}: {value!r}.\n\n"
-        "Values that a step computes belong to it; what leaves it are its results.\n\n"
+        "Values that a step computes belong to it; only its results leave it.\n\n"
         "Return the value from the step, or keep a copy: np.asarray(value)."
     )

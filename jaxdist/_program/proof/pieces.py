@@ -74,9 +74,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
                 continue
             # A value that is equal on all replicas can be cut locally, so it joins with a piece.
             if other.differs:
-                _refuse(
-                    eqn, one, "in their place come values that differ between replicas otherwise"
-                )
+                _refuse(eqn, one, "they are joined with values that differ for another reason")
             return one
         is_uniform = first.is_uniform and second.is_uniform
         return ShardFact(first.differs | second.differs, None, is_uniform)
@@ -114,7 +112,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
             if s.cut is not None and any(
                 v.aval.shape[d] != shape[d] for d in uncut_dims.list_kept(s.cut)
             ):
-                _refuse(eqn, s, f"{name} spreads them along the dim that is cut")
+                _refuse(eqn, s, f"{name} broadcasts them along the dim that is cut")
         return [pieces[0]]
 
     def _follow(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:
@@ -134,7 +132,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
     def _declare(self, eqn: Any, given: ShardFact) -> ShardFact:
         cut = eqn.params["cut"]
         if given.cut is not None and given.cut != cut:
-            _refuse(eqn, given, "they are declared to be pieces cut otherwise")
+            _refuse(eqn, given, "they are declared to be pieces that are cut differently")
         if cut.pieces(self.layout) == 1:
             return ShardFact(NONE)
         over = frozenset(cut.over(self.layout)) & self._axes
@@ -157,13 +155,13 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
                 )
             self.wrong[eqn.params["name"]] = None
         if given.cut is not None and given.cut != cut:
-            _refuse(eqn, given, "a node of an array that is cut otherwise holds them")
+            _refuse(eqn, given, "a node of an array that is cut differently holds them")
         return ShardFact(frozenset(cut.over(self.layout)) & self._axes)
 
     def inside_of(self, eqn: Any, decided_by: ShardFact) -> contextlib.AbstractContextManager[Any]:
         if decided_by.cut is not None:
             is_branch = eqn.primitive.name == "cond"
-            why = "a branch is chosen by them" if is_branch else "a loop ends by them"
+            why = "they choose a branch" if is_branch else "they decide when a loop ends"
             _refuse(eqn, decided_by, why)
         return super().inside_of(eqn, decided_by)
 
@@ -173,7 +171,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
         what = "a branch" if eqn.primitive.name == "cond" else "the end of a loop"
         for s in values:
             if s.cut is not None:
-                _refuse(eqn, s, f"{what} is decided by what differs between replicas")
+                _refuse(eqn, s, f"{what} depends on values that differ between replicas")
         return [ShardFact(s.differs | decided_by.differs) for s in values]
 
     def rows(self, eqn: Any, given: list[ShardFact], avals: Sequence[Any] = ()) -> list[ShardFact]:
@@ -181,7 +179,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
         found = []
         for s in given:
             if s.cut is not None and (s.cut.dim == 0 or s.cut.split == 0):
-                _refuse(eqn, s, "a scan goes over the dim that is cut")
+                _refuse(eqn, s, "a scan iterates over the dim that is cut")
             cut = None if s.cut is None else s.cut.before(0)
             found.append(dataclasses.replace(s, cut=cut))
         return found
@@ -199,9 +197,9 @@ def _check_together(eqn: Any, inputs: Sequence[ShardFact], piece: ShardFact) -> 
     name = eqn.primitive.name
     for s, v in zip(inputs, eqn.invars, strict=True):
         if s.cut is None and s.differs:
-            _refuse(eqn, piece, f"{name} puts them together with {_describe(v)}")
+            _refuse(eqn, piece, f"{name} combines them with {_describe(v)}")
         if s.cut is not None and s.cut != piece.cut:
-            _refuse(eqn, piece, f"{name} puts them together with pieces cut otherwise")
+            _refuse(eqn, piece, f"{name} combines them with pieces that are cut differently")
 
 
 def check_results(names: Sequence[str]) -> None:
@@ -220,8 +218,8 @@ def _explain_not_pieces(what: str, names: Sequence[str]) -> str:
         f"{what} {len(names)} array(s) in pieces that are not proved to be "
         f"pieces of one array: {', '.join(names[:10])}{more}.\n\n"
         "They are computed from values that differ between replicas for other reasons than where "
-        f"the array is cut.\n\n{_TO_GATHER} {_IN_OPTIMIZERS} What is a piece for a reason that "
-        "the trace does not show is declared: Sharded(array, dim, size)."
+        f"the array is cut.\n\n{_TO_GATHER} {_IN_OPTIMIZERS} If a value is a piece for a "
+        "reason that the trace does not show, declare it: Sharded(array, dim, size)."
     )
 
 
@@ -229,15 +227,15 @@ def _explain_unequal_copies(eqn: Any, over: Sequence[str], axes: Sequence[str]) 
     aval, source = eqn.outvars[0].aval, _compat.find_source(eqn)
     return (
         f"strategy.run{f', at {source}' if source else ''}: {aval.dtype}{list(aval.shape)} is "
-        f"declared to be a sharded array in pieces over the replica axes {list(over)}, and what a "
-        f"replica declares may differ over {axes} too.\n\n"
+        f"declared to be a sharded array in pieces over the replica axes {list(over)}, and the "
+        f"declared values may differ over {axes} too.\n\n"
         f"Replicas that differ only on {axes} hold copies of one piece, so they must declare the "
         "same values.\n\n"
         "Reduce it over these axes before: jax.lax.pmean(piece, "
         f"{(axes[0] if len(axes) == 1 else tuple(axes))!r}). If it is a gradient with respect to "
         "value.array, take it with respect to the whole array: value[...] or "
-        "jaxdist.partition.gather(value). A value that is the same for a reason that the trace "
-        "does not show is declared: jaxdist.assume_replicated(piece)."
+        "jaxdist.partition.gather(value). If a value is the same for a reason that the "
+        "trace does not show, declare it: jaxdist.assume_replicated(piece)."
     )
 
 
@@ -249,8 +247,8 @@ _IN_OPTIMIZERS = (
     "In an optimizer, jaxdist.sharded_update(tx) instead of tx gives the result of whole arrays."
 )
 _TO_GATHER = (
-    "Gather the array before, jaxdist.partition.gather(tree); value.array is the piece by itself, "
-    "where that is meant."
+    "Gather the array before, jaxdist.partition.gather(tree); value.array is the piece itself, "
+    "if that is intended."
 )
 
 
@@ -263,7 +261,7 @@ def _refuse(eqn: Any, piece: ShardFact, why: str) -> NoReturn:
     remedy = _OF_OPTIMIZERS if _compat.is_from_library(eqn, "optax") else unknown
     raise ShardedArrayError(
         f"strategy.run{f', at {source}' if source else ''}: an operation would see the "
-        f"pieces{where} that a replica holds of a sharded array in the place of the array: "
+        f"pieces{where} that a replica holds of a sharded array instead of the array: "
         f"{why}.\n\n"
         "The result would not be that of the whole array, and would differ between replicas."
         f"\n\n{remedy}"

@@ -101,7 +101,7 @@ def _explain(eqn: Any, line: str) -> str:
         f"pieces, {aval.dtype}{list(aval.shape)}, which is a function, at {line}, of a gradient "
         "that was not all-reduced before.\n\n"
         "The gradient of a parameter in pieces is the mean over the replicas already, so this is "
-        "the function of the mean. Where each replica has the whole parameter, the same line "
+        "the function of the mean. If each replica has the whole parameter, the same line "
         "gives the mean of the function.\n\n"
         "For the function of the mean, all-reduce the gradients first: "
         "replica.all_reduce('mean', grads). For the mean over the replicas, take the gradient "

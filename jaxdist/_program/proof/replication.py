@@ -50,7 +50,7 @@ class TracedCollective:
         groups = " in groups" if self.grouped else ""
         return (
             f"{self.kind} over {', '.join(self.axes)}{groups}: {self.operands} operand(s), "
-            f"{self.bytes_per_device:,} bytes per device{times}, asked for at {self.source}"
+            f"{self.bytes_per_device:,} bytes per device{times}, requested at {self.source}"
             + (f", by {self.algorithm}" if self.algorithm else "")
         )
 
@@ -241,7 +241,7 @@ def _explain_must_be_equal(eqn: Any) -> str:
         f"{_compat.find_source(eqn)}.\n\n"
         "The sharded update gives each replica a piece of every array, so whatever is not a "
         "gradient has to be the same on all of them.\n\n"
-        "All-reduce it first: get_replica_context().all_reduce('mean', value). Where it is the "
+        "All-reduce it first: get_replica_context().all_reduce('mean', value). If it is the "
         "same for a reason that the trace does not show, say so with "
         "jaxdist.assume_replicated(value)."
     )

@@ -273,7 +273,7 @@ def warn_of_means(
             "layer without axis_name, so that each replica uses the statistics of its own rows."
         )
     parts[-1] += (
-        " If it is meant, silence this with warnings.filterwarnings('ignore', "
+        " If this is intended, silence it with warnings.filterwarnings('ignore', "
         "category=jaxdist.errors.UnevenMeanWarning)."
     )
     warnings.warn("\n\n".join(parts), UnevenMeanWarning, stacklevel=user_stack_level())

@@ -79,7 +79,7 @@ def axis_error(error: Exception, fn: Any, layout: ReplicaMesh) -> JaxdistError |
     if _OTHER_TYPES in text:
         return ContextError(
             f"The step {name_of(fn)!r} changes the types of all mesh axes, with "
-            "jax.sharding.auto_axes, jax.sharding.explicit_axes, or one of another name.\n\n"
+            "jax.sharding.auto_axes, jax.sharding.explicit_axes, or a similar function.\n\n"
             f"The replica axes {list(layout.replica_axes)} are manual in a step, and stay so.\n\n"
             f"Leave it out, or name other axes: axes={layout.logical_axes or '...'!r}."
         )
@@ -204,8 +204,8 @@ def unbound_axis_error(where: str, given: str, layout: ReplicaMesh) -> AxisNameE
     if given in layout.logical_axes:
         return AxisNameError(
             f"{where} uses the axis {given!r} in a collective.\n\n"
-            f"{given!r} is an axis of logical devices: XLA splits values over it, and no "
-            f"collective by hand can. The replica axes are {list(axes)}.\n\n"
+            f"{given!r} is an axis of logical devices: XLA splits values over it, and "
+            f"manual collectives cannot use it. The replica axes are {list(axes)}.\n\n"
             f"Write jax.lax.psum(x, {written}), or leave the collective out: "
             "jax.lax.with_sharding_constraint says how a value is split. A collective over "
             f"{given!r} is possible inside jax.shard_map(fn, in_specs=..., out_specs=..., "
@@ -279,13 +279,13 @@ def explicit_types_error(
     # In a lowering, JAX keeps the traceback of the operation as the cause.
     line = _compat.find_line_of_error(error if error.__cause__ is None else error.__cause__)
     remedy = (
-        "Put the value together before it, jax.sharding.reshard(x, jax.P()). Or give the "
+        "Gather the value before it, jax.sharding.reshard(x, jax.P()). Or give the "
         "operation out_sharding=, if it takes one."
     )
     if in_lowering:
         # A scatter over replicas has no lowering beside Explicit axes, whatever the type is.
         remedy = (
-            "Put the value together before it, x = jax.sharding.reshard(x, jax.P()), and call the "
+            "Gather the value before it, x = jax.sharding.reshard(x, jax.P()), and call the "
             "operation where no axis is Explicit: jax.shard_map(fn, in_specs=jax.P(), "
             f"out_specs=jax.P(), axis_names={set(axes)}, check_vma=False)(x)."
         )

@@ -177,7 +177,7 @@ class LayoutsOfReplica:
         if axes:
             raise not_explicit_error(
                 f"The step calls {name} at {_compat.find_line_in_user_code()} with the spec "
-                f"{spec}, which keeps a sum over {sorted(axes)} apart.",
+                f"{spec}, which leaves a sum over {sorted(axes)} unreduced.",
                 self._layout,
             )
 
@@ -193,7 +193,7 @@ class LayoutsOfReplica:
                 f"{where} with the spec {tuple(entries)}, over the replica axes {sorted(axes)}.\n\n"
                 "Over such an axis every row of the whole array has a number of its own. A step "
                 "makes the same numbers on each replica.\n\n"
-                "Leave the axis out of the spec if they may be the same. Else make them from "
+                "Leave the axis out of the spec if they may be the same. Otherwise make them from "
                 "jaxdist.nn.example_keys(key, x.shape[0]), or from "
                 "jaxdist.get_replica_context().replica_id_in_sync_group."
             )

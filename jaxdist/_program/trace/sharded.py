@@ -99,9 +99,9 @@ def restore_nodes(
     if put_together:
         more = f" and {len(put_together) - 5} more" if len(put_together) > 5 else ""
         raise ReplicaValueError(
-            f"The step put {len(put_together)} NNX variable(s) together that came in pieces: "
+            f"The step gathered {len(put_together)} NNX variable(s) that came in pieces: "
             f"{', '.join(put_together[:5])}{more}.\n\n"
-            "Where a value is kept is fixed when the step is compiled. An optimizer in pieces "
+            "The layout of a value is fixed when the step is compiled. An optimizer in pieces "
             "whose model is whole does this.\n\n"
             "Place them together: jaxdist.partition.place(strategy, (model, optimizer), rules)."
         )
@@ -116,7 +116,7 @@ def check_piece(name: str, value: Sharded) -> None:
     raise ShapeError(
         f"The step returned {name} as an array in pieces, cut along dim {dim} of {value.size} "
         f"elements, and it is {what}.\n\n"
-        "A function of pytrees put it there: jax.tree.map goes into a Sharded.\n\n"
+        "A function of pytrees put it there: jax.tree.map enters a Sharded.\n\n"
         "Call the function on whole arrays, jaxdist.partition.gather(tree), or return the "
         "numbers in a pytree of their own: {name: fn(array) for name, array in ...}."
     )

@@ -74,8 +74,8 @@ def explain_methods_of_optimizers() -> Iterator[None]:
         if way is None:
             raise
         text = (
-            f"{type(error.obj).__name__}.{error.name} is not there.\n\n"
-            "Optimizers are those of optax and Flax, which never all-reduce.\n\n"
+            f"{type(error.obj).__name__}.{error.name} does not exist.\n\n"
+            "Optimizers come from optax and Flax, and never all-reduce.\n\n"
             f"Write in the step: {way}."
         )
         raise MissingNameError(text, name=error.name, obj=error.obj) from error

@@ -415,7 +415,7 @@ class LocalStep:
                 ):
                     result = self.fn(*args, **kwargs)
             except Exception as error:
-                # Only here are the argument names known that the better error shows.
+                # The argument names that the better error shows are known only here.
                 better = axis_error(error, self.fn, self.strategy.layout)
                 better = better or find_better_error(error, self._names_of_pieces())
                 if better is None:

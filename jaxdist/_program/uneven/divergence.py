@@ -49,7 +49,7 @@ def check_same_collective(
         f"strategy.run:\n{lines}\n\n"
         "Every replica has to reach every collective, in the same order.\n\n"
         "Take the collective out of the branch that reads a local shape; a replica without "
-        f"rows brings zeros to a sum.{_OF_GRADIENT if is_gradient else ''}"
+        f"rows adds zeros to a sum.{_OF_GRADIENT if is_gradient else ''}"
     )
 
 
@@ -109,12 +109,12 @@ def check_same_loop(ops: Sequence[Op], groups: Groups) -> None:
         gather = next(filter(_is_gather_of_pieces, iterate_with_inner(ops[0].eqn)), None)
         if gather is None:
             raise _make_shape_error(ops, groups)
-        turns = groups.describe([f"{length} turns" for length in lengths])
+        turns = groups.describe([f"{length} iterations" for length in lengths])
         raise DivergentCollectiveError(
-            f"A {ops[0].name} at {where} uses a parameter in pieces, and has other numbers of "
-            f"turns on different replicas:\n{turns}\n\n"
+            f"A {ops[0].name} at {where} uses a parameter in pieces, and has different "
+            f"numbers of iterations on different replicas:\n{turns}\n\n"
             "A parameter in pieces is gathered from all replicas where it is used, at "
-            f"{_compat.find_caller_of_library(gather)}, so all of them need as many turns.\n\n"
+            f"{_compat.find_caller_of_library(gather)}, so all of them need as many iterations.\n\n"
             "Gather it before, model = jaxdist.partition.gather(model), inside of the function "
             "that is differentiated; or map over the rows with jax.vmap, which gathers once."
         )
@@ -122,7 +122,7 @@ def check_same_loop(ops: Sequence[Op], groups: Groups) -> None:
     if len(set(branches)) > 1:
         counts = groups.describe([f"{count} branches" for count in branches])
         raise DivergentCollectiveError(
-            f"A switch at {where} has other numbers of branches on "
+            f"A switch at {where} has different numbers of branches on "
             f"different replicas, and a collective in one of them:\n{counts}\n\n"
             "Every replica has to reach every collective, so a switch that holds one has the same "
             "branches on all replicas.\n\n"
@@ -168,7 +168,7 @@ def _describe_loop(op: Op) -> str:
     carry = Scan.of(op.eqn.params).num_carry
     way = "backwards" if op.eqn.params["reverse"] else "forwards"
     return (
-        f"{carry} values carried, {others - carry} read by turns, "
+        f"{carry} values carried, {others - carry} read row by row, "
         f"{len(op.outputs) - carry} collected, {way}"
     )
 

@@ -75,7 +75,7 @@ def not_virtually(shapes: Shapes) -> ShapeError:
     return ShapeError(
         f"strategy.run: {count} virtual replicas of deterministic=True were given values of "
         f"different shapes: {', '.join(str(list(s)) for s in shapes)}.\n\n"
-        "Replicas take turns on one program, so all of them have one shape; a batch is of a "
+        "Replicas take turns on one program, so all of them have one shape; a batch has a "
         f"multiple of {count} rows, and this one has {total}.\n\n"
         f"Use {fitting} rows; or leave the last batch out (drop_remainder=True), or pad it with a "
         "mask (InputOptions(partial_batch=PartialBatch.PAD))."
@@ -259,7 +259,7 @@ def _trace_with_known_gathers(
         assumed = found
     raise ShapeError(
         f"strategy.run: the number of rows in an all_gather did not settle in {MAX_ROUNDS} rounds "
-        "of tracing.\n\nThe number of rows that a replica brings to an all_gather must follow from "
+        "of tracing.\n\nThe number of rows that a replica passes to an all_gather must follow from "
         "the shapes of the arguments.\n\n"
         "Do not compute it from the number of rows that another all_gather returned."
     )
@@ -284,9 +284,9 @@ def _check_asked(logs: Sequence[GatherLog], groups: Groups) -> None:
 def _describe_group(replicas: list[int], signature: Signature) -> str:
     has_none = any(0 in slot.shape for slot in signature.inputs)
     advice = (
-        " They have no rows in this step. Where a model cannot be traced so, pad the batch and "
+        " They have no rows in this step. If a model cannot be traced so, pad the batch and "
         "mask the padding (InputOptions(partial_batch=PartialBatch.PAD)); balance_rows=True "
-        "leaves no replica of a dataset's batch without, if there are enough rows."
+        "leaves no replica without rows, if a batch of the dataset has enough."
     )
     return f"Raised for replicas {replicas}.{advice if has_none else ''}"
 
@@ -363,7 +363,7 @@ def join_templates(traces: Sequence[TracedStep], groups: Groups) -> Any:
         # JAX considers the structures of {0.0: x} and {-0.0: x} equal.
         if exact(treedef) != exact(flat[0][1]):
             raise StateDivergenceError(
-                "strategy.run: the step returns other structures on other replicas.\n"
+                "strategy.run: the step returns different structures on different replicas.\n"
                 f"Replicas {groups.members(0)}: {flat[0][1]}\n"
                 f"Replicas {groups.members(group)}: {treedef}\n\n"
                 "The results of all replicas become one pytree, leaf by leaf.\n\n"
@@ -396,7 +396,7 @@ def _is_same_mark(first: Any, other: Any) -> bool:
 def _explain_ranks(path: str, shapes: Sequence[tuple[int, ...]], groups: Groups) -> str:
     found = groups.describe([str(list(shape)) for shape in shapes])
     return (
-        f"strategy.run: {path} has another rank on other replicas.\n{found}\n\n"
+        f"strategy.run: {path} has different ranks on different replicas.\n{found}\n\n"
         "Values of replicas may differ in size, not in rank.\n\n"
         "Keep all dims, also those of size 1 and 0."
     )

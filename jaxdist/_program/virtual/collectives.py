@@ -65,8 +65,8 @@ def run_collective(eqn: Any, held: Sequence[Same | Own], device: VirtualDevice) 
             return _move(eqn, held, device)
     raise refuse(
         f"a step that has a {name} at {_compat.find_source(eqn)}.",
-        "Virtual replicas have psum, pmean, pmax, pmin, all_gather, psum_scatter, all_to_all and "
-        "ppermute.",
+        "Virtual replicas support psum, pmean, pmax, pmin, all_gather, psum_scatter, all_to_all "
+        "and ppermute.",
         "Write it with all_gather, or leave deterministic out.",
         kind=UnsupportedError,
     )

@@ -23,7 +23,7 @@ def check_compiled(layout: ReplicaMesh) -> None:
             f"this process has {len(layout.local_replicas)} of the {layout.num_replicas} replicas "
             "of the strategy.\n\n"
             "Op by op, one process runs all replicas in turn, and shows the values of each.\n\n"
-            "Look into the step in one process: jaxdist.testing.virtual_devices("
+            "Inspect the step in one process: jaxdist.testing.virtual_devices("
             f"{layout.num_replicas}) and MirroredStrategy(), or here with jax.debug.print."
         )
     if layout.num_virtual is None:
@@ -31,9 +31,9 @@ def check_compiled(layout: ReplicaMesh) -> None:
     raise ContextError(
         "strategy.run of a strategy with deterministic=True was called op by op "
         "(jaxdist.config.run_eagerly or jax.disable_jit).\n\n"
-        "Operations that run one by one are rounded in other ways than in a compiled step, so the "
+        "Operations that run one by one are rounded differently than in a compiled step, so the "
         "bits would not be those of the strategy.\n\n"
-        "Look into the step with a strategy without deterministic, or compiled, with "
+        "Inspect the step with a strategy without deterministic, or compiled, with "
         "jax.debug.print."
     )
 

@@ -201,8 +201,8 @@ class _Run:
         raise refuse(
             f"a step that has a {op.name} with a collective in it, at "
             f"{_compat.find_source(op.eqn)}.",
-            "There a collective may be in scan, while_loop, fori_loop, cond, switch, jit and "
-            "checkpoint.",
+            "Such a step may have collectives in scan, while_loop, fori_loop, cond, switch, jit "
+            "and checkpoint.",
             "Take the collective out of it, or leave deterministic out.",
             kind=UnsupportedError,
         )

@@ -1,4 +1,4 @@
-"""What is known of a pass before it is read: the number of its elements, and their rows.
+"""Finds the number of elements of a pass, and their rows, before the pass is read.
 
 See Note [Batches to come].
 """

@@ -206,9 +206,9 @@ def _rows_differ_error(element: Element, index: int) -> ShapeError:
         f"{name_call()}: the leaves of element {index} of the dataset have different numbers of "
         f"rows.\n{format_lines(lines)}\n\n"
         "Row i of every leaf is example i, so all leaves have the same dim 0.\n\n"
-        f"Give {shorter} {more} rows, or cut {longer} to {fewer}. What is no example (a table, a "
-        "weight of each class) is an argument of the step: strategy.run(step, (batch, table)). "
-        "In a batch of one example every leaf has a dim 0 of 1."
+        f"Give {shorter} {more} rows, or cut {longer} to {fewer}. Pass anything that is not an "
+        "example (a table, a weight of each class) to the step as another argument: "
+        "strategy.run(step, (batch, table)). In a batch of one example every leaf has a dim 0 of 1."
     )
 
 
@@ -225,7 +225,8 @@ class _DtypeLabel(str):
 
 def _changed_error(before: str, now: str, index: int) -> ShapeError:
     return ShapeError(
-        f"{name_call()}: element {index} of the dataset is not built like the elements before it.\n"
+        f"{name_call()}: element {index} of the dataset has another structure than the elements "
+        "before it.\n"
         f"  before:       {before}\n"
         f"  element {index}: {now}\n\n"
         "One step function takes them all, so every element has the same structure and the same "

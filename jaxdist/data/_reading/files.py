@@ -249,7 +249,7 @@ def from_files(
         if not isinstance(path, (str, os.PathLike)):
             raise refuse_type(
                 f"{show(path)} among its paths.",
-                "Each path is a text or a pathlib.Path.",
+                "Each path is a string or a pathlib.Path.",
                 "Pass the paths of the files.",
             )
     if not listed:
@@ -261,7 +261,7 @@ def from_files(
     twice = next((p for p, count in Counter(map(str, listed)).items() if count > 1), None)
     if twice is not None:
         raise refuse(
-            f"the path {twice!r} twice.", "An epoch has each file once.", "Pass each path once."
+            f"the path {twice!r} twice.", "An epoch reads each file once.", "Pass each path once."
         )
     check_callable(read, "read")
     as_integer("batch_size", batch_size, least=1)

@@ -134,7 +134,7 @@ MAX_DROPPED_IN_A_ROW = 1000
 
 
 def nothing_left_error(count: int, *, is_all: bool) -> ShapeError:
-    """Return the error for a pass, or `count` batches in a row, of which all were dropped."""
+    """Return the error for a pass, or `count` batches in a row, all of which were dropped."""
     what = (
         f"the whole dataset: {count} batch(es), none of which the replicas can share evenly"
         if is_all

@@ -144,7 +144,7 @@ class ListIterator(Iterator[Any], HasRowsAhead):
 
 
 class OuterReader:
-    """A reader of what another reader has read; all but `read` is that of the other one."""
+    """A reader that wraps another one, and delegates all methods but `read` to it."""
 
     def __init__(self, inner: Reader) -> None:
         self.inner = inner
@@ -291,7 +291,7 @@ def _check_position(position: Any, length: int) -> Any:
 def _cannot_seek_error(kind: str) -> ArgumentTypeError:
     return ArgumentTypeError(
         f"DistributedIterator.set_state was called, and {kind} has no set_state.\n\n"
-        "Lists, jaxdist.data.batches and Grain datasets go back to a position, and so do iterators "
-        "with get_state and set_state.\n\n"
+        "Lists, jaxdist.data.batches and Grain datasets can return to a position, and so can "
+        "iterators with get_state and set_state.\n\n"
         "Give the iterator of your dataset get_state() and set_state(state)."
     )

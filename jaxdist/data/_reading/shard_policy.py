@@ -15,7 +15,7 @@ class AutoShardPolicy(enum.IntEnum):
 
     Cost:
         `FILE`: each process reads its own files. `DATA`: each process reads its own rows of arrays
-        in memory and of Grain's map datasets; of any other dataset it reads everything, and keeps
+        in memory and of Grain's map datasets; from any other dataset it reads everything, and keeps
         its own rows. `OFF`: each process reads everything.
 
     Guarantees:
@@ -72,7 +72,7 @@ def choose_policy(
         raise refuse(
             f"auto_shard_policy=HINT and a {name}.",
             "HINT replaces tf.data's marks, dataset.shard(tf.data.experimental.SHARD_HINT, ...), "
-            "by the number of the process. Only tf.data can replace them.",
+            "with the number of the process. Only tf.data can replace them.",
             "Call distribute_datasets_from_function, and shard the dataset in its function: "
             "dataset.shard(context.num_input_pipelines, context.input_pipeline_id).",
         )

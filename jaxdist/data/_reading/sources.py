@@ -87,7 +87,7 @@ class Source:
         check_dataset(dataset, name)
         if name == "dataset" and isinstance(dataset, Examples):
             raise ArgumentTypeError(
-                f"{name_call()} takes an iterable of global batches, and {dataset!r} gives single "
+                f"{name_call()} takes an iterable of global batches, and {dataset!r} yields single "
                 "examples.\n\nEach replica takes a share of dim 0 of what is given.\n\n"
                 "Batch them first: examples.batch(batch_size)."
             )
@@ -212,8 +212,8 @@ def _check_needs_no_arguments(function: Callable[..., Any]) -> None:
 def _spent_error(dataset: Any) -> ContextError:
     name = getattr(dataset, "__name__", type(dataset).__name__)
     return ContextError(
-        f"{name_call()}: this dataset was passed over already, and {name} of type "
-        f"{type(dataset).__name__} gives its elements only once.\n\n"
+        f"{name_call()}: this dataset was iterated over already, and {name} of type "
+        f"{type(dataset).__name__} yields its elements only once.\n\n"
         "A dataset is read from its start in every pass.\n\n"
         "Pass something that can start again: the generator function itself instead of its "
         "result, a list, or an object whose __iter__ makes a new iterator."

@@ -140,7 +140,7 @@ class ShareAssembler(Assembler, abc.ABC):
             raise ShapeError(
                 f"{self.caller}: the elements of step {index} differ in more than their rows: "
                 f"{dims}.\n\n"
-                "With several processes the elements of a step have the same dims behind the "
+                "With several processes the elements of a step have the same dims after the "
                 "rows.\n\nPad these dims to one length."
             )
 

@@ -128,8 +128,8 @@ def share_dataset(
         if not is_own and not source.is_in_memory:
             _LOG.info(
                 "%s: every process reads whole batches of %r, and keeps the rows of its replicas. "
-                "Of jaxdist.data.batches and Grain's map datasets with batch() it reads its own "
-                "rows only; of jaxdist.data.from_files its own files.",
+                "From jaxdist.data.batches and Grain's map datasets with batch() it reads only its "
+                "own rows; from jaxdist.data.from_files, only its own files.",
                 SPLIT_CALLER,
                 source,
             )
@@ -217,8 +217,8 @@ def _find_exchange(
         raise ContextError(
             f"{name_call()}: the processes of the strategy cannot agree on the rows of a step, "
             "since this process is not connected to the others.\n\n"
-            "Each process reads data of its own, so they tell each other how much.\n\n"
-            "Make a MultiWorkerMirroredStrategy, which connects them, in every process."
+            "Each process reads its own data, so they tell each other how many rows they have."
+            "\n\nCreate a MultiWorkerMirroredStrategy, which connects them, in every process."
         )
     if given is None and not _HAS_CALLBACK:
         # Stop the threads before the service ends: one that waits for it would end the process.

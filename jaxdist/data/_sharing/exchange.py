@@ -101,7 +101,7 @@ def make_empty(structure: Structure, owner: int) -> Element:
     if built is None:
         raise ProgramMismatchError(
             f"{name_call()}: process {owner} has no element at all, and the batches of the others "
-            f"are {structure.tree}.\n\nA process without data takes part with batches of no rows. "
+            f"are {structure.tree}.\n\nA process without data contributes batches of no rows. "
             "It can build dicts, lists and tuples of arrays, and no other containers.\n\nGive "
             "every process one element or more, or make the batches dicts of arrays.",
             (owner,),
@@ -124,7 +124,7 @@ def check_equal(structures: Sequence[Structure | None]) -> None:
     found, wanted = _describe_difference(structures[first], structures[usual])
     which = ", ".join(f"process {p}" for p in culprits)
     raise ProgramMismatchError(
-        f"{name_call()}: the batches of {which} are not built like those of the others.\n"
+        f"{name_call()}: the batches of {which} have another structure than those of the others.\n"
         f"  there: {found}\n"
         f"  else:  {wanted}\n\n"
         "All processes run one program, so their batches have the same structure, dtypes and "

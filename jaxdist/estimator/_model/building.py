@@ -118,9 +118,9 @@ def get_module(factory: Callable[[nnx.Rngs], Any], name: str = "model") -> Any:
     if frame.can_add:
         raise NeedsModule(name, factory)
     raise ContextError(
-        f"{name_call()} was asked for the module {name!r}, and the model has "
+        f"{name_call()} was called for the module {name!r}, and the model has "
         f"{', '.join(map(repr, sorted(frame.modules))) or 'none'}.\n\n"
-        "A model function asks for the same modules whenever it is called for one mode.\n\n"
+        "A model function requests the same modules in all its calls for one mode.\n\n"
         "Do not choose modules by the shape of a batch."
     )
 
@@ -243,7 +243,7 @@ def build(
             modules[needed.name] = made
     if not nnx.to_flat_state(nnx.state(modules)):
         raise ArgumentError(
-            f"estimator: model_fn made no module by get_module when it was called for {mode!r}.\n\n"
+            f"estimator: model_fn requested no module when it was called for {mode!r}.\n\n"
             "A module that it makes in another way is made again in each trace, and is neither "
             "trained nor saved.\n\n"
             "Write model = jaxdist.estimator.get_module(lambda rngs: MyModel(rngs=rngs))."

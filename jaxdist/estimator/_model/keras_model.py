@@ -96,9 +96,9 @@ def make_from_keras(
             return EstimatorSpec(mode, predictions=predictions)
         if labels is None:
             raise ArgumentError(
-                f"{_CALLER}: input_fn gives features and no labels.\n\n"
+                f"{_CALLER}: input_fn yields features without labels.\n\n"
                 "The loss of a Keras model needs both.\n\n"
-                "Let the dataset of input_fn give pairs (features, labels)."
+                "Let the dataset of input_fn yield pairs (features, labels)."
             )
         is_train = mode == ModeKeys.TRAIN
         if is_train:

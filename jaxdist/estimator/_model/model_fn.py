@@ -1,4 +1,4 @@
-"""Makes one kind of model function and input function of all that `Estimator` accepts."""
+"""Makes one kind of model function and input function from everything `Estimator` accepts."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -115,9 +115,9 @@ def _adapt(given: Callable[..., Any], params: Mapping[str, Any] | None) -> Model
     def call(features: Any, labels: Any, mode: str, params: Any, config: Any) -> Any:
         if labels is not None and "labels" not in names:
             raise ArgumentError(
-                f"{_CALLER}: input_fn gives labels, and model_fn takes ({', '.join(found)}).\n\n"
-                "A dataset of pairs is one of features and labels.\n\n"
-                "Add the argument labels to model_fn, or give features only."
+                f"{_CALLER}: input_fn yields labels, and model_fn takes ({', '.join(found)}).\n\n"
+                "A dataset of pairs holds features and labels.\n\n"
+                "Add the argument labels to model_fn, or yield features only."
             )
         given_by_name = dict(zip(_NAMES, (features, labels, mode, params, config), strict=True))
         return given(**{name: given_by_name[name] for name in names})
@@ -133,12 +133,12 @@ def _check_parts(what: str, loss: Any, optimizer: Any, metrics: Mapping[str, Any
         ArgumentTypeError: An argument is of the wrong type.
     """
     rule = (
-        "A module says how predictions are made, loss(predictions, labels) what is minimised, and "
-        "optimizer how."
+        "A module computes predictions, loss(predictions, labels) is minimized, and optimizer "
+        "updates the parameters."
     )
     example = "Pass for instance loss=optax.l2_loss, optimizer=optax.adam(1e-3)."
     if "Keras" in what:
-        example = f"{example[:-1]}, or none of them and a model that was compiled."
+        example = f"{example[:-1]}, or none of them and a compiled model."
     for name, value in (("loss", loss), ("optimizer", optimizer)):
         if value is None:
             raise refuse(f"{what}, and no {name}.", rule, example)
@@ -166,9 +166,9 @@ def _make_from_module(
             return EstimatorSpec(mode, predictions=predictions)
         if labels is None:
             raise ArgumentError(
-                f"{_CALLER}: input_fn gives features and no labels.\n\n"
+                f"{_CALLER}: input_fn yields features without labels.\n\n"
                 "loss(predictions, labels) needs both.\n\n"
-                "Let the dataset of input_fn give pairs (features, labels)."
+                "Let the dataset of input_fn yield pairs (features, labels)."
             )
         return EstimatorSpec(
             mode,

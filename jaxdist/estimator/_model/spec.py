@@ -180,7 +180,7 @@ def as_pair(name: str, value: Any) -> tuple[Any, Any]:
         raise ShapeError(
             f"model_fn returned values of shape {list(values.shape)} and weights of shape "
             f"{list(weights.shape)} for eval_metric_ops[{name!r}].\n\n"
-            "A metric has one value for each row, [b], and so have its weights.\n\n"
+            "A metric has one value for each row, [b], and so do its weights.\n\n"
             "Leave the mean out: an evaluation takes it over all rows of the dataset."
         )
     return values.astype(jnp.float32), weights.astype(jnp.float32)
@@ -202,7 +202,7 @@ def check_spec(spec: Any, mode: str, rows: int) -> EstimatorSpec:
     if spec.mode != mode:
         raise ArgumentError(
             f"model_fn was called with mode={mode!r}, and returned an EstimatorSpec of the mode "
-            f"{spec.mode!r}.\n\nBoth are the same.\n\nReturn EstimatorSpec(mode, ...)."
+            f"{spec.mode!r}.\n\nThe two modes are the same.\n\nReturn EstimatorSpec(mode, ...)."
         )
     if spec.loss is None:
         return spec

@@ -79,7 +79,7 @@ class CheckpointChoice:
         notes = read_notes_without_orbax(self.path)
         if notes is None or not isinstance(notes.get(_LEAVES), dict):
             raise CheckpointError(
-                f"{self.path} is no checkpoint of an Estimator, or it has been deleted.\n\n"
+                f"{self.path} is not a checkpoint of an Estimator, or it has been deleted.\n\n"
                 "An Estimator reads the checkpoints that an Estimator has saved.\n\n"
                 "Pass the path that Estimator.latest_checkpoint() returns."
             )
@@ -127,7 +127,7 @@ class ModelFolder:
     Args:
         path: The model's folder.
         keep: How many of the newest checkpoints to keep; None for all.
-        keep_hours: One checkpoint in this many hours is kept for ever.
+        keep_hours: One checkpoint in this many hours is kept forever.
     """
 
     def __init__(self, path: pathlib.Path, keep: int | None, keep_hours: float) -> None:
@@ -147,7 +147,7 @@ class ModelFolder:
 
     def open(self) -> Checkpoints:
         """Return the object that writes the checkpoints."""
-        # `delete_old` deletes them instead: a checkpoint that is kept for ever is not among the
+        # `delete_old` deletes them instead: a checkpoint that is kept forever is not among the
         # newest.
         return Checkpoints(self.checkpoints, keep=_KEEP_ALL)
 
@@ -184,7 +184,7 @@ class ModelFolder:
             shutil.rmtree(left, ignore_errors=True)
 
     def _find_begin(self) -> float:
-        """Return when the last checkpoint that is kept for ever was written, or the first one."""
+        """Return when the last checkpoint that is kept forever was written, or the first one."""
         folders = [self.checkpoints / str(step) for step in list_steps(self.checkpoints)]
         kept = [f.stat().st_mtime for f in folders if (f / _KEPT).exists()]
         return max(kept) if kept else min((f.stat().st_mtime for f in folders), default=time.time())
@@ -271,8 +271,8 @@ def find_checkpoint(path: Any) -> CheckpointChoice:
     if latest is None:
         raise CheckpointError(
             f"{caller} found no checkpoint in {folder}.\n\n"
-            "A checkpoint is a folder that is called by its step, in the folder 'checkpoints' of a "
-            "model.\n\nPass what Estimator.latest_checkpoint() returns, or train first."
+            "A checkpoint is a folder that is named after its step, in the folder 'checkpoints' of "
+            "a model.\n\nPass what Estimator.latest_checkpoint() returns, or train first."
         )
     return latest
 

@@ -121,7 +121,7 @@ class Losses:
             raise NonFiniteLossError(
                 f"The loss of step {step} is {value}.\n\n"
                 "Training cannot recover: the parameters are not finite either, or soon will not "
-                "be. The checkpoints before are complete.\n\n"
+                "be. Earlier checkpoints are complete.\n\n"
                 "Use a lower learning rate, clip the gradients (optax.clip), or find the operation "
                 "with jax.config.update('jax_debug_nans', True)."
             )

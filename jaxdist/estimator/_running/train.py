@@ -32,7 +32,8 @@ from jaxdist.estimator._running.state import Saver, TrainState
 
 _LOG = logging.getLogger("jaxdist")
 
-# How often the processes exchange wishes: one exchange per step would cost more than the step.
+# How often the processes exchange requests to stop or save: one exchange per step would cost more
+# than the step.
 _EVERY = 10
 
 
@@ -134,7 +135,7 @@ def run_training(training: Training) -> None:
         if first is None:
             replicas = strategy.num_replicas_in_sync
             raise refuse(
-                f"input_fn, whose dataset has not one batch for each of {replicas} replica(s).",
+                f"input_fn, whose dataset does not have a batch for each of {replicas} replica(s).",
                 "Each element of the dataset is the batch of one replica, and a last step with "
                 "fewer batches than replicas is left out.",
                 f"Let input_fn return a dataset with at least {replicas} element(s).",
@@ -166,7 +167,7 @@ def _make_state(training: Training, batch: Any) -> TrainState:
     elif training.is_chief or not training.is_shared:
         # The other workers read the chief's values from the servers.
         latest, _ = latest.follow(lambda choice: choice.restore(built.state))
-        _LOG.info("Estimator.train goes on from %s.", latest.path)
+        _LOG.info("Estimator.train continues from %s.", latest.path)
     return TrainState(built, latest, is_shared=training.is_shared)
 
 

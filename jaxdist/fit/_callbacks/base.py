@@ -173,7 +173,7 @@ def _check_states(callback: Callback) -> None:
         missing = "set_state" if own == ["get_state"] else "get_state"
         raise refuse_type(
             f"the callback {type(callback).__name__}, which has {own[0]} and no {missing}.",
-            "set_state of a resumed training gets what get_state returned.",
+            "When training resumes, set_state gets what get_state returned.",
             f"Give it a {missing} as well.",
         )
 
@@ -262,7 +262,7 @@ class Monitor:
                 return None
             raise refuse(
                 f"monitor={self.name!r}, and the epoch has {', '.join(logs) or 'no values'}.",
-                "Values that begin with val_ are there after a validation.",
+                "Values that begin with val_ exist only after a validation.",
                 "Pass one of these names, or validation_data to fit.",
             )
         return logs[self.name]
@@ -277,7 +277,7 @@ class Monitor:
         if self.name.startswith("val_"):
             raise refuse(
                 f"monitor={self.name!r}, and fit has neither validation_data nor validation_split.",
-                "Values that begin with val_ are there after a validation.",
+                "Values that begin with val_ exist only after a validation.",
                 "Pass validation_data=(x, y) or validation_split=0.1 to fit, or monitor="
                 f"{self.name.removeprefix('val_')!r}.",
             )

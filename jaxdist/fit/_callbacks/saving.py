@@ -117,7 +117,7 @@ class ModelCheckpoint(Callback):
         if self._every is not None and self._only_best:
             raise refuse(
                 f"save_best_only=True and save_freq={self._every}.",
-                "Which state is the best is known after an epoch.",
+                "Which state is the best is known only after an epoch.",
                 "Leave out one of them, or pass two ModelCheckpoints with two directories.",
             )
         self._opened: Checkpoints | None = None

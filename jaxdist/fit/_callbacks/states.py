@@ -44,7 +44,7 @@ def split_state(what: str, state: Any, arrays: list[np.ndarray]) -> Any:
             return [split(x, f"{path}[{i}]") for i, x in enumerate(value)]
         raise ArgumentTypeError(
             f"{what} returned a state with state{path}={show(value)}.\n\n"
-            "A checkpoint holds numbers, texts, bytes, None, arrays, and dicts with texts as keys, "
+            "A checkpoint holds numbers, strings, bytes, None, arrays, and dicts with string keys, "
             "lists and tuples of these.\n\nReturn the values that set_state needs."
         )
 

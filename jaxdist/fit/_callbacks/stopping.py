@@ -172,7 +172,7 @@ class LearningRateScheduler(Callback):
 
     @called("fit.LearningRateScheduler")
     def __init__(self, schedule: Callable[..., float]) -> None:
-        check_callable(schedule, "schedule", "Pass (epoch, rate).")
+        check_callable(schedule, "schedule", "Pass a function (epoch, rate) -> rate.")
         self._schedule = schedule
         self._takes_rate = len(inspect.signature(schedule).parameters) > 1
 

@@ -141,7 +141,7 @@ def _as_arrays(name: str, tree: Any) -> Any:
             raise refuse_type(
                 f"{name}{keystr(path)}={show(leaf)}.",
                 "Its leaves are arrays of numbers, [N, ...].",
-                f"Convert it first: np.asarray({name}, np.float32), or numbers for texts.",
+                f"Convert it first: np.asarray({name}, np.float32), or use numbers for strings.",
             )
         check_fits(f"{name}{keystr(path)}", array)
         return array

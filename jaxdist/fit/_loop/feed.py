@@ -147,7 +147,7 @@ class Feed:
             raise ArgumentError(
                 f"fit.Model.fit was resumed after {resumed} batches of epoch {epoch + 1}, and read "
                 f"{count - resumed} more.\n\n"
-                f"A training is resumed with the data that it had; an epoch has {wanted}.\n\n"
+                f"A training resumes with the data that it began with; an epoch has {wanted}.\n\n"
                 "Pass the same data, and the same batch_size and steps_per_epoch."
             )
         raise ArgumentError(
@@ -213,7 +213,7 @@ def _skip(batches: Any, count: int, position: Any) -> None:
     if found < count:
         raise ArgumentError(
             f"fit.Model.fit continues after {count} batches of the dataset, which has {found}.\n\n"
-            "A training is resumed with the dataset that it had.\n\n"
+            "A training resumes with the dataset that it began with.\n\n"
             "Pass the same dataset, or give its iterator get_state() and set_state(state)."
         )
 

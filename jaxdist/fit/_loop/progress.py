@@ -138,7 +138,7 @@ class Progress:
             print_line(self._console, "\n".join(lines))
 
     def say(self, text: str) -> None:
-        """Print a line above the bar; nothing for an empty text."""
+        """Print a line above the bar; nothing for an empty string."""
         if self._output is not None and text:
             self._output.add_lines([text])
         elif self._verbose and text:

@@ -105,7 +105,7 @@ def restore(model: Any, callbacks: Sequence[Callback], start: Start) -> None:
             callback.set_state(states[_name(callback)].pop(0))
     unused = [kind for kind, left in states.items() for _ in left]
     if unused:
-        _LOG.info("fit continues without %s, which the checkpoint has.", ", ".join(unused))
+        _LOG.info("fit continues without %s, whose state the checkpoint has.", ", ".join(unused))
 
 
 def describe_states(callbacks: Sequence[Callback]) -> tuple[list[tuple[str, Any]], list[Any]]:
@@ -148,7 +148,7 @@ def load(model: Any, directory: str | Path) -> None:
     path = Path(as_path("directory", directory, "runs/model"))
     if not path.is_dir():
         raise refuse(
-            f"directory={str(directory)!r}, which is no directory.",
+            f"directory={str(directory)!r}, which is not a directory.",
             "It is a directory that fit.Model.save wrote.",
             "Check the path.",
             kind=CheckpointError,

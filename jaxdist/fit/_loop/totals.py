@@ -92,7 +92,7 @@ class Totals:
             f"{self._describe_batch(step)}\n\n"
             "A loss is finite; steps after this one have used parameters that are not.\n\n"
             "Lower the learning rate, clip the gradients with optax.clip_by_global_norm(1.0), or "
-            "look at these examples: a label that is no class gives nan. With "
+            "look at these examples: a label that is not a class gives nan. With "
             "compile(find_nonfinite=True), fit names the first layer whose output is not finite, "
             "and leaves the model as it was before the step."
         )
@@ -156,8 +156,8 @@ def find_first_nonfinite(steps: Steps, module: nnx.Module, batch: Any) -> str:
     if found:
         return f"The first layer whose output is not finite is {found[0]}."
     return (
-        "The outputs of all layers are finite, so the loss function made the value, such as "
-        "nan for a label that is not a class, or dropout or another random number did."
+        "The outputs of all layers are finite, so the value comes from the loss function (for "
+        "instance nan for a label that is not a class), or from dropout or another random number."
     )
 
 

@@ -51,7 +51,7 @@ def find_metrics(name: str, metrics: Sequence[Any]) -> list[Metric]:
             if entry not in _BY_NAME:
                 raise refuse(
                     f"{name}[{index}]={entry!r}.{_name_near(entry)}",
-                    f"Metrics with a name are {', '.join(_BY_NAME)}.",
+                    f"The names of metrics are {', '.join(_BY_NAME)}.",
                     "Pass one of these, a function (y_true, y_pred) -> [b], or a fit.Metric.",
                 )
             found.append(_BY_NAME[entry]())
@@ -60,8 +60,8 @@ def find_metrics(name: str, metrics: Sequence[Any]) -> list[Metric]:
         elif isinstance(entry, type) and issubclass(entry, Metric):
             raise refuse_type(
                 f"{name}[{index}]={show(entry)}, a class.",
-                f"Entries of {name} are names, functions, and objects of fit.Metric.",
-                f"Make an object: fit.{entry.__name__}(...).",
+                f"Entries of {name} are names, functions, and fit.Metric objects.",
+                f"Create an object: fit.{entry.__name__}(...).",
             )
         else:
             remedy = "Pass for instance 'accuracy', fit.TopKAccuracy(5), or a function."
@@ -72,7 +72,7 @@ def find_metrics(name: str, metrics: Sequence[Any]) -> list[Metric]:
     if twice:
         raise refuse(
             f"{name} with the names {names}.",
-            "Each metric has its own name, and 'loss' is the loss.",
+            "Each metric has its own name, and 'loss' is reserved for the loss.",
             f"Give another name to {', '.join(twice)}: fit.Mean(function, 'another name').",
         )
     return found
@@ -112,8 +112,8 @@ def measure_sums(
             raise ShapeError(
                 f"{caller} with {rows} examples, and the sum {grown[0]!r} has the shape "
                 f"{list(jnp.shape(found[grown[0]]))}.\n\n"
-                "sums returns sums over the examples; their shapes do not depend on how many these "
-                "are.\n\nReturn for instance jnp.sum(weight * values)."
+                "sums returns sums over the examples; their shapes do not depend on the number of "
+                "examples.\n\nReturn for instance jnp.sum(weight * values)."
             )
     return {name: jnp.asarray(value) for name, value in found.items()}
 

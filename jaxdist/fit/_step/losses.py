@@ -111,7 +111,7 @@ def _find_by_name(name: str) -> Loss:
     if name not in _BY_NAME:
         raise refuse(
             f"loss={name!r}.",
-            f"Losses with a name are {', '.join([*_SHORT, *_BY_NAME])}.",
+            f"The names of losses are {', '.join([*_SHORT, *_BY_NAME])}.",
             "Pass one of these, or a function (y_true, y_pred) -> [b], or one of optax.",
         )
     return _BY_NAME[name]

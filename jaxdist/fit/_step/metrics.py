@@ -153,7 +153,7 @@ def fit_weight(name: str, values: jax.Array, weight: jax.Array) -> jax.Array:
             f"values of local shape {list(values.shape)}.",
             "A weight belongs to an example, [N], or has the first dims of the values of each of "
             "the weighted_metrics.",
-            "Pass sample_weight [N], or give this metric as metrics instead.",
+            "Pass sample_weight [N], or pass this metric in metrics instead.",
             kind=ShapeError,
         )
     return weight

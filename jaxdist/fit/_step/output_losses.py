@@ -117,13 +117,13 @@ def _find_weights(
     if given is None:
         raise refuse_type(
             f"loss_weights={show(loss_weights)}.",
-            "It is a dict or a list of numbers, as loss.",
+            "It is a dict or a list of numbers, like loss.",
             f"Pass for instance loss_weights={dict.fromkeys(found, 1.0)}.",
         )
     if given.keys() not in (found.keys(), entries.keys()):
         raise refuse(
             f"loss_weights of the outputs {list(given)}, and losses of {list(found)}.",
-            "Each output with a loss has a weight, and no other one.",
+            "Each output with a loss has a weight, and no other output does.",
             f"Pass for instance loss_weights={dict.fromkeys(found, 1.0)}.",
         )
     return {key: as_number(f"loss_weights[{key!r}]", given[key]) for key in found}
@@ -148,7 +148,7 @@ def pick(what: str, where: str, tree: Any, key: Key) -> Any:
             f"fit.Model looked for {what}: {name} is {has}.\n\n"
             "With several losses or metrics by output, the model returns a dict, a list or a "
             "tuple, and y has the same keys.\n\n"
-            f"Give {name} the key {key!r}, or pass to compile the keys that are there."
+            f"Give {name} the key {key!r}, or pass the existing keys to compile."
         )
     return entries[key]
 

@@ -83,7 +83,10 @@ def check_targets(x: Any, y: Any) -> None:
         # Many loops and datasets use such a dict as a batch.
         first, *_, last = x
         what = f"no y: its batches are dicts with {list(x)}, which are all x"
-        remedy = f"Pass [(b[{first!r}], b[{last!r}]) for b in dataset], or what is x and y there."
+        remedy = (
+            f"Pass [(b[{first!r}], b[{last!r}]) for b in dataset], or whichever entries are x "
+            "and y."
+        )
     raise refuse_type(
         f"{what}, and the loss compares the outputs of the model with it.",
         "A batch is (x, y) or (x, y, sample_weight).",
@@ -162,7 +165,7 @@ class Steps:
         find = nnx.value_and_grad(total_loss, has_aux=True)
         (_, sums), grads = find(as_view(module, is_training=True))
         if size == 0 or is_real is not None:
-            # They are zeros, unless a statistic of no rows makes them nan. Sharded gradients are
+            # They are zeros, unless a statistic over no rows makes them nan. Sharded gradients are
             # sums over the replicas already.
             grads = jax.tree.map(
                 lambda g: g if is_sharded(g) else jnp.where(rows > 0, g, jnp.zeros_like(g)),
@@ -206,8 +209,8 @@ class Steps:
             shapes = jax.tree.map(lambda leaf: list(jnp.shape(leaf)), x)
             error.add_note(
                 f"Raised by the module, {type(module).__name__}, which fit.Model called with x of "
-                f"local shape {shapes}. Dim 0 is the examples of one replica; see that its layers "
-                "take the other dims."
+                f"local shape {shapes}. Dim 0 is the examples of one replica; check that its "
+                "layers take the other dims."
             )
             raise
         return jax.tree.map(lambda leaf: _cast(leaf, jnp.float32), outputs)

@@ -132,7 +132,7 @@ def _make_refusal(
             "which the values changed."
         )
     return CheckpointError(
-        f"Checkpoint {step} in {directory} was trained with other values than are asked for now:"
+        f"Checkpoint {step} in {directory} was trained with values other than the current ones:"
         "\n" + "\n".join(lines) + f"\n\n{rule}\n\nTrain in other folders, with --set "
         f"checkpoint.directory=... and --set output.directory=..., {on}"
     )

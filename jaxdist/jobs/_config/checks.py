@@ -117,8 +117,8 @@ def _make_folder(folder: Path, name: str, loaded: LoadedConfig[Any]) -> None:
         probe.unlink()
     except OSError as error:
         raise ConfigError(
-            f"{loaded.origin(name)}: nothing can be written to {str(folder)!r}, where {name} is: "
-            f"{error}.\n\nIt is a directory that you may write to, or one that can be made.\n\n"
+            f"{loaded.origin(name)}: nothing can be written to {str(folder)!r} ({name}): "
+            f"{error}.\n\nIt is a directory that you may write to, or one that can be created.\n\n"
             f"Set {name} to another directory, or change its permissions."
         ) from error
 
@@ -243,7 +243,7 @@ def _check_processes(loaded: LoadedConfig[Any]) -> None:
         rule = "Slices of virtual TPUs are in one process."
         raise _make_kind_error(loaded, "strategy.virtual_devices", asked.virtual_devices, 4, rule)
     if asked.slices != 1:
-        rule = "The devices of a job of processes are in no slices."
+        rule = "The devices of a job of several processes are not in slices."
         raise _make_kind_error(loaded, "strategy.slices", asked.slices, 1, rule)
 
 
@@ -282,7 +282,7 @@ def _check_logical(loaded: LoadedConfig[Any], can_split: bool) -> None:
     name, count = asked.partition, count_logical_devices(asked)
     is_split = PARTITIONS[name].is_split
     whole, split = (" or ".join(map(repr, list_like(name, is_split=s))) for s in (False, True))
-    # Replicated state is like no other, so the sharded partition is a second way.
+    # For replicated state, a partition that also shards it is a second way.
     both = " or ".join(map(repr, list_like(name, is_split=True, is_sharded=True)))
     if is_split and not can_split:
         raise ConfigError(

@@ -45,7 +45,7 @@ class LoadedConfig(Generic[C]):
 
     @called("LoadedConfig.origin")
     def origin(self, name: str) -> str:
-        """Return the origin of the entry `section.key` as text."""
+        """Return the origin of the entry `section.key` as a string."""
         check_text("name", name, "training.steps")
         return self.origins.get(name, f"{name} (default)")
 
@@ -195,7 +195,7 @@ def _describe_unknown_section(schema: type[Any], item: GivenValue) -> str:
     near = find_nearest(item.section, valid)
     near = f"{near}.{item.key}" if near and item.key else near
     hint = _make_hint(schema, item.key or item.section, near)
-    return f"{item.where}: unknown section {what}; there are {', '.join(valid)}.{hint}"
+    return f"{item.where}: unknown section {what}; the sections are {', '.join(valid)}.{hint}"
 
 
 def _describe_unknown_key(schema: type[Any], section: type[Any], item: GivenValue) -> str:
@@ -250,7 +250,7 @@ def _describe_bounds(value: Any, bounds: msgspec.Meta) -> str:
     low, high = (bounds.gt, bounds.lt) if is_open else (bounds.ge, bounds.le)
     if high in (None, LARGEST):
         return f"must be {'more than' if is_open else 'at least'} {low}"
-    return f"must lie between {low} and {high}{', both left out' if is_open else ''}"
+    return f"must lie between {low} and {high}{', exclusive' if is_open else ''}"
 
 
 def _describe_given(item: GivenValue) -> str:

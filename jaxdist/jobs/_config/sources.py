@@ -36,7 +36,7 @@ class GivenValue:
 def check_sources(path: Any, overrides: Any) -> tuple[str, list[str]]:
     """Check the path of a configuration file and its overrides, and return them."""
     remedy = "Pass for instance overrides=['training.steps=10']."
-    what = "a list of texts 'section.key=value'"
+    what = "a list of strings 'section.key=value'"
     texts = as_list("overrides", overrides, what, remedy, kind=str)
     return as_path("path", path, "configs/digits_mirrored.toml"), texts
 
@@ -78,7 +78,7 @@ def read_file_entries(path: str | Path, text: str, problems: list[str]) -> Itera
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        problems.append(f"{path} is no valid TOML: {error}.")
+        problems.append(f"{path} is not valid TOML: {error}.")
         return
     # `tomllib` does not report the lines of entries, and errors must name them.
     lines = find_lines(text)

@@ -1,4 +1,4 @@
-"""What a run shows: its description, and its progress as a bar or as plain lines."""
+"""Shows a run: its description, and its progress as a bar or as plain lines."""
 
 import contextlib
 import math
@@ -55,7 +55,7 @@ def describe_communication(program: Program) -> str:
         between = f"{listed} between {layout.num_replicas} replicas"
     if layout.num_logical == 1:
         return between
-    return f"{between}; and what the compiler adds between the {layout.num_logical} devices of one"
+    return f"{between}; and what the compiler adds between the {layout.num_logical} devices of each"
 
 
 def count_parameters(model: nnx.Module) -> int:

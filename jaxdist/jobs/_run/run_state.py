@@ -71,14 +71,14 @@ class TableFiles:
                     for _, _, rows in _read(file, table):
                         crc = zlib.crc32(rows.data, crc)
                 wanted = notes.get(name, {}).get("crc32")
-                problem = f"its checksum is {crc}, and it was {wanted}" if crc != wanted else ""
+                problem = f"its checksum is {crc} instead of {wanted}" if crc != wanted else ""
             except (OSError, ValueError) as error:
                 problem = str(error)
             if problem:
                 raise CheckpointError(
                     f"The table {name!r} of step {step} cannot be read from {path}: {problem}.\n\n"
-                    "A checkpoint with a table counts only with the file of its table.\n\n"
-                    f"Delete the checkpoint {step}, to resume from the one before, or use another "
+                    "A checkpoint with a table is complete only with the file of its table.\n\n"
+                    f"Delete checkpoint {step} to resume from the one before, or use another "
                     "checkpoint.directory."
                 )
             with path.open("rb") as file:
@@ -197,7 +197,7 @@ class RunState:
         """
         saved = restored.notes.get("config")
         if saved is None:
-            yield "the checkpoint does not say with which values it was trained"
+            yield "the checkpoint does not record the values that it was trained with"
             return
         steps = [c for c in find_changed_entries(saved, config) if c.name == "training.steps"]
         # A cosine schedule depends on the total number of steps; a constant one does not.

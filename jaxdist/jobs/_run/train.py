@@ -49,7 +49,7 @@ class ServerRun(Run):
     def _describe(self) -> str:
         return (
             f"{self.task.title}: {count_parameters(self.state.model):,} parameters on "
-            f"{self._servers} server(s), {self._workers} worker(s) that are not in step, "
+            f"{self._servers} server(s), {self._workers} asynchronous worker(s), "
             f"{self.config.data.batch_size} {self.task.examples} a step"
         )
 

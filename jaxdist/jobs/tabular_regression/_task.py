@@ -60,7 +60,7 @@ class TableConfig(JobConfig):
 def make_table(rows: int, missing: float) -> np.ndarray:
     """Make the table `[rows, 9]`: features and, in the last column, the target; NaN is missing.
 
-    Three hidden causes make all columns, so a known feature tells something about a missing one.
+    Three hidden causes determine all columns, so a known feature tells something about a missing one.
 
     Example:
         >>> make_table(1000, missing=0.25).shape
@@ -159,7 +159,7 @@ class TableTask(Task[TableConfig]):
         if min(known) < 2:
             raise ConfigError(
                 f"The table has {known[0]} known targets to train on, and {known[1]} held out.\n\n"
-                "Each part has 2 or more.\n\n"
+                "Each part needs 2 or more.\n\n"
                 "Set data.rows higher, data.missing lower, or data.test_fraction nearer to 0.5."
             )
         return parts
