@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from jaxdist._called import call_as, called, refuse, refuse_type
 from jaxdist._parameter_server.rpc.connection import Connection, StatusOrResult
 from jaxdist._parameter_server.rpc.served import Call, Result
@@ -59,7 +57,7 @@ class Client:
         self, rpc_layer: str, address: str, name: str = "", timeout_in_ms: float = 0
     ) -> None:
         check_not_traced()
-        check_layer(rpc_layer, "rpc_layer")
+        check_layer(rpc_layer)
         if not isinstance(name, str):
             raise refuse_type(
                 f"name={show(name)}.",
@@ -243,18 +241,12 @@ def _start(
 
 
 def _read_whole(reply: Result) -> PyTree:
-    return unflatten(reply.structure, [_protect(x) for x in reply.arrays])
-
-
-def _protect(array: np.ndarray) -> np.ndarray:
-    view = array.view()
-    view.flags.writeable = False
-    return view
+    return unflatten(reply.structure, reply.arrays)
 
 
 def _make_reader(name: str, output_specs: PyTree) -> Callable[[Result], PyTree]:
     if output_specs is None:
-        return lambda reply: [_protect(x) for x in reply.arrays] or None
+        return lambda reply: list(reply.arrays) or None
     structure, leaves = flatten("output_specs", output_specs)
     specs = [read_spec(*leaf) for leaf in leaves]
 
@@ -270,7 +262,7 @@ def _make_reader(name: str, output_specs: PyTree) -> Callable[[Result], PyTree]:
                 "output_specs out.",
                 kind=InvalidArgumentError,
             )
-        return unflatten(structure, [_protect(x) for x in reply.arrays])
+        return unflatten(structure, reply.arrays)
 
     return read
 

@@ -126,42 +126,31 @@ class Method:
     is_concurrent: bool
 
 
-class Methods:
-    """The functions of one server.
+class Methods(dict[str, Method]):
+    """The functions of one server, by name.
 
     It is apart from the server, so that the threads that answer do not keep the server alive.
     """
 
     def __init__(self) -> None:
-        self._methods: dict[str, Method] = {}
+        super().__init__()
         # Two calls at a time would read a variable, and one of them would overwrite the other's.
         self._turn = threading.Lock()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._methods
-
-    def __len__(self) -> int:
-        return len(self._methods)
-
-    def add(self, name: str, method: Method) -> None:
-        """Add a function."""
-        self._methods[name] = method
 
     def answer(self, request: Call | ListMethods) -> Reply:
         """Answer a request."""
         if isinstance(request, Call):
             return self._call(request)
-        methods = self._methods.items()
-        return MethodList([(name, method.signature.as_fields()) for name, method in methods])
+        return MethodList([(name, method.signature.as_fields()) for name, method in self.items()])
 
     @called("A call")
     def _call(self, request: Call) -> Result:
         name = request.name
-        method = self._methods.get(name)
+        method = self.get(name)
         if method is None:
             raise refuse(
                 f"method_name={name[:80]!r}, which this server does not have.",
-                f"Its methods are {sorted(self._methods)}.",
+                f"Its methods are {sorted(self)}.",
                 "Call one of these, or register it before the server is started.",
                 kind=InvalidArgumentError,
             )

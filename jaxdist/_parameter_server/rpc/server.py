@@ -46,7 +46,7 @@ class Server:
     @called("Server.create")
     def __init__(self, rpc_layer: str, address: str) -> None:
         check_not_traced()
-        check_layer(rpc_layer, "rpc_layer")
+        check_layer(rpc_layer)
         split_address(address)
         self._layer, self._address = rpc_layer, address
         self._methods = Methods()
@@ -149,7 +149,7 @@ class Server:
                     kind=ContextError,
                 )
             self._check_is_free(method_name)
-            self._methods.add(method_name, method)
+            self._methods[method_name] = method
 
     def _check_is_free(self, name: str) -> None:
         plain = name.removesuffix("_blocking")

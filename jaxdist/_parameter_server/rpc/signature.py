@@ -74,10 +74,7 @@ class Signature:
         shown = [x if kind == ARRAY else Shown(kind) for kind, x in leaves]
         self.check_structure(method, structure, shown)
         sizes: dict[str, int] = {}
-        read = [
-            _read(method, self, number, kind, array, sizes)
-            for number, (kind, array) in enumerate(leaves)
-        ]
+        read = [self._read(method, number, *leaf, sizes) for number, leaf in enumerate(leaves)]
         return tuple(unflatten(self.structure, read))
 
     @called(lambda method: f"A call of {method!r}")
@@ -93,43 +90,35 @@ class Signature:
             "Pass these arguments, or register the function with another input_signature.",
         )
 
-
-@called(lambda method: f"A call of {method!r}")
-def _read(
-    method: str,
-    signature: Signature,
-    number: int,
-    kind: str,
-    array: np.ndarray,
-    sizes: dict[str, int],
-) -> jax.Array:
-    spec = signature.leaves[number]
-    dtype = get_dtypes()[spec.dtype]
-    if kind != ARRAY and not array.shape and fits(kind, array, dtype):
-        array, kind = array.astype(dtype), ARRAY
-    if kind != ARRAY or array.dtype != dtype:
-        found = f"the {kind} {array}" if kind != ARRAY else _describe(array)
-        raise refuse(
-            f"{found} as array {number + 1} of args={signature}.",
-            f"An array has the dtype that the server registered, {spec.dtype}. A number of Python "
-            "becomes that dtype where it keeps its value.",
-            f"Pass jnp.asarray(value, {spec.dtype!r}).",
-            kind=InvalidArgumentError,
-        )
-    wanted = [sizes.setdefault(d, n) if isinstance(d, str) else d for d, n in _pair(spec, array)]
-    if len(spec.dims) != array.ndim or wanted != [*array.shape]:
-        known = "".join(f", with {name}={size} here" for name, size in sizes.items())
-        raise refuse(
-            f"{_describe(array)} as array {number + 1} of args={signature}.",
-            f"An array has the shape that the server registered, {spec}{known}.",
-            "Pass an array of that shape, or register the function with another input_signature.",
-            kind=ShapeError,
-        )
-    return as_jax(array)
-
-
-def _pair(spec: LeafSpec, array: np.ndarray) -> list[tuple[int | str, int]]:
-    return list(zip(spec.dims, array.shape, strict=False))
+    @called(lambda method: f"A call of {method!r}")
+    def _read(
+        self, method: str, number: int, kind: str, array: np.ndarray, sizes: dict[str, int]
+    ) -> jax.Array:
+        spec = self.leaves[number]
+        dtype = get_dtypes()[spec.dtype]
+        if kind != ARRAY and not array.shape and fits(kind, array, dtype):
+            array, kind = array.astype(dtype), ARRAY
+        if kind != ARRAY or array.dtype != dtype:
+            found = f"the {kind} {array}" if kind != ARRAY else _describe(array)
+            raise refuse(
+                f"{found} as array {number + 1} of args={self}.",
+                f"An array has the dtype that the server registered, {spec.dtype}. A number of "
+                "Python becomes that dtype where it keeps its value.",
+                f"Pass jnp.asarray(value, {spec.dtype!r}).",
+                kind=InvalidArgumentError,
+            )
+        pairs = zip(spec.dims, array.shape, strict=False)
+        wanted = [sizes.setdefault(d, n) if isinstance(d, str) else d for d, n in pairs]
+        if len(spec.dims) != array.ndim or wanted != [*array.shape]:
+            known = "".join(f", with {name}={size} here" for name, size in sizes.items())
+            raise refuse(
+                f"{_describe(array)} as array {number + 1} of args={self}.",
+                f"An array has the shape that the server registered, {spec}{known}.",
+                "Pass an array of that shape, or register the function with another "
+                "input_signature.",
+                kind=ShapeError,
+            )
+        return as_jax(array)
 
 
 def _describe(leaf: Any) -> str:

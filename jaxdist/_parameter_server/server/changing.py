@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from jaxdist._called import call_as, called, refuse
+from jaxdist._called import refuse
 from jaxdist._parameter_server.protocol import (
     Change,
     ChangeVariables,
@@ -19,7 +19,7 @@ from jaxdist._parameter_server.protocol import (
 )
 from jaxdist._parameter_server.server.programs import Initialiser, UpdateProgram
 from jaxdist._parameter_server.server.staleness import Admission
-from jaxdist._parameter_server.server.state import ALREADY, COUNTED, Slots, State
+from jaxdist._parameter_server.server.state import ALREADY, COUNTED, State
 from jaxdist._parameter_server.server.stored import (
     DENSE,
     PROGRAM,
@@ -37,53 +37,21 @@ from jaxdist._parameter_server.server.stored import (
 from jaxdist.errors import ShapeError
 
 TOO_STALE = "too stale"
-_CALLER = "change"
 
 
 class LostValuesError(Exception):
     """A program failed when it had taken the memory of values that are not replaced yet."""
 
 
-def check_changes(
-    changes: Sequence[Change],
-    variables: dict[str, StoredVariable],
-    programs: Mapping[str, UpdateProgram],
-    slots: Slots,
-) -> None:
-    """Check all changes of a request against the variables of the server."""
-    for change in changes:
-        variable = find_variable(variables, change.name)
-        check_change(variable, change, programs)
-        if change.op not in DENSE and change.op not in ROWS:
-            program = programs[change.op.removeprefix(PROGRAM)]
-            _check_slots(program, change.name, slots)
-            program.check_operands(change.name, change.operands)
-
-
-def _check_slots(program: UpdateProgram, name: str, slots: Slots) -> None:
-    if (name, program.key) not in slots:
-        raise refuse(
-            f"op={PROGRAM + program.key!r} for {name!r}, which has no slots for this program.",
-            "A program is registered for the variables that it changes, with the "
-            f"{program.num_slots} first values of the slots of each.",
-            f"Call register_update({program.key!r}, ...) with {name!r} among its variables.",
-        )
-
-
 class StagedRequest:
     """The next values of the variables that one request changes."""
 
-    def __init__(
-        self,
-        variables: dict[str, StoredVariable],
-        programs: Mapping[str, UpdateProgram],
-        slots: Slots,
-    ) -> None:
-        self._variables, self._programs, self._slots = variables, programs, slots
+    def __init__(self, state: State) -> None:
+        self._state = state
         self._staged: dict[str, StagedVariable] = {}
 
     def stage(self, changes: Sequence[Change]) -> None:
-        """Compute the next values; `check_changes` has accepted the changes.
+        """Compute the next values; `Changing` has checked the changes.
 
         Raises:
             LostValuesError: A program failed after it had taken the memory of values.
@@ -105,8 +73,8 @@ class StagedRequest:
             raise
 
     def _stage_program(self, change: Change) -> None:
-        program = self._programs[change.op.removeprefix(PROGRAM)]
-        names = [change.name, *self._slots[change.name, program.key]]
+        program = self._state.programs[change.op.removeprefix(PROGRAM)]
+        names = [change.name, *self._state.slots[change.name, program.key]]
         staged = [self._get(name) for name in names]
         state = [put_on_cpu(each.get_dense()) for each in staged]
         results = program.run([*state, *change.operands])
@@ -114,7 +82,7 @@ class StagedRequest:
             each.set_dense(value)
 
     def _get(self, name: str) -> StagedVariable:
-        return self._staged.setdefault(name, StagedVariable(self._variables[name]))
+        return self._staged.setdefault(name, StagedVariable(self._state.variables[name]))
 
     def commit(self) -> list[StoredVariable]:
         """Make the next values those of the variables, which are returned; this cannot fail."""
@@ -161,32 +129,40 @@ class Changing:
             self._state.already_counted += 1
         return status or COUNTED
 
-    @called(_CALLER)
     def _check(self) -> None:
-        state = self._state
-        check_changes(self._changes, state.variables, state.programs, state.slots)
+        programs = self._state.programs
         for change in self._changes:
-            found = state.variables[change.name].version
+            variable = find_variable(self._state.variables, change.name)
+            check_change(variable, change, programs)
+            if change.op not in DENSE and change.op not in ROWS:
+                program = programs[change.op.removeprefix(PROGRAM)]
+                self._check_slots(program, change.name)
+                program.check_operands(change.name, change.operands)
+        for change in self._changes:
+            found = self._state.variables[change.name].version
             if change.version is not None and self._is_own and change.version > found:
-                raise call_as(
-                    "change",
-                    refuse,
+                raise refuse(
                     f"version={change.version} of {change.name!r}, whose version is {found}.",
                     "The version is that of the read that the change was computed from.",
                     "Pass the version that read returned, and its incarnation.",
                 )
 
+    def _check_slots(self, program: UpdateProgram, name: str) -> None:
+        if (name, program.key) not in self._state.slots:
+            raise refuse(
+                f"op={PROGRAM + program.key!r} for {name!r}, which has no slots for this program.",
+                "A program is registered for the variables that it changes, with the "
+                f"{program.num_slots} first values of the slots of each.",
+                f"Call register_update({program.key!r}, ...) with {name!r} among its variables.",
+            )
+
     def _find_status(self) -> str | None:
         found = self._closure
         return None if found is None else self._state.counted.find_status(*found)
 
-    @called(_CALLER)
     def _get_versions(self) -> dict[str, int]:
-        variables = self._state.variables
-        names = (change.name for change in self._changes)
-        return {name: find_variable(variables, name).version for name in names}
+        return self._state.get_versions(change.name for change in self._changes)
 
-    @called(_CALLER)
     def _run_in_turn(self, admission: Admission) -> str | None:
         """Wait for older closures, and apply the request. See Note [Bounded staleness]."""
         seconds = self._request.seconds
@@ -237,7 +213,7 @@ class Changing:
 
     def _apply(self, staleness: list[int | None]) -> None:
         state = self._state
-        request = StagedRequest(state.variables, state.programs, state.slots)
+        request = StagedRequest(state)
         request.stage(self._changes)
         request.commit()
         state.applied += 1

@@ -5,34 +5,19 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
 from jaxdist._parameter_server import protocol
 from jaxdist._parameter_server.protocol import Pending
-from jaxdist._parameter_server.server.server import VariableServer
+from jaxdist._parameter_server.server.server import ANSWERS, VariableServer
 from jaxdist._parameter_server.transport import Handler
-from jaxdist._parameter_server.transport.requests import Done, Reply, Request
+from jaxdist._parameter_server.transport.requests import Done, Reply, Request, find_result
 from jaxdist._parameter_server.transport.requests import make_handlers as make_handlers_of
 
 RUNNING, UNKNOWN = Pending("running"), Pending("unknown")
 _MOST_CALLS = 256
 _THREADS = 8
-_REQUESTS: tuple[type[Request[Any]], ...] = (
-    protocol.Hello,
-    protocol.Configure,
-    protocol.Create,
-    protocol.RegisterUpdate,
-    protocol.Read,
-    protocol.ReadRows,
-    protocol.ChangeVariables,
-    protocol.Release,
-    protocol.GetStatistics,
-    protocol.WriteSnapshot,
-    protocol.WaitForCall,
-    protocol.Announce,
-    protocol.ListAnnounced,
-)
+_REQUESTS = (*ANSWERS, protocol.WaitForCall, protocol.Announce, protocol.ListAnnounced)
 # A worker tells it every 2 s, so that one that has ended is forgotten soon.
 _KEEP_SECONDS = 10.0
 _MOST_WORKERS = 1024
@@ -68,20 +53,13 @@ class LongCalls:
                 # Those that have ended were answered long ago.
                 while len(self._calls) > _MOST_CALLS and next(iter(self._calls.values())).done():
                     self._calls.popitem(last=False)
-        return _wait(future, seconds)
+        return find_result(future, seconds, RUNNING)
 
     def wait(self, request: str, seconds: float) -> Reply:
         """Return the reply of a call that was started before, `RUNNING`, or `UNKNOWN`."""
         with self._lock:
             future = self._calls.get(request)
-        return UNKNOWN if future is None else _wait(future, seconds)
-
-
-def _wait(future: "Future[Reply]", seconds: float) -> Reply:
-    try:
-        return future.result(seconds)
-    except NotYet:
-        return RUNNING
+        return UNKNOWN if future is None else find_result(future, seconds, RUNNING)
 
 
 def make_handlers(server: VariableServer) -> dict[str, Handler]:

@@ -3,12 +3,12 @@
 import collections
 import dataclasses
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxdist._parameter_server.protocol import ServerStatistics, VariableStatistics
 from jaxdist._parameter_server.server.programs import UpdateProgram
-from jaxdist._parameter_server.server.stored import StoredVariable
+from jaxdist._parameter_server.server.stored import StoredVariable, find_variable
 
 COUNTED, ALREADY, FINISHED = "counted", "already counted", "finished"
 Slots = dict[tuple[str, str], tuple[str, ...]]  # of a variable and a program: names of variables
@@ -100,6 +100,10 @@ class State:
     # What each restart has found in its snapshot, the oldest first.
     restores: list[Restore] = dataclasses.field(default_factory=list)
     max_staleness: int | None = None
+
+    def get_versions(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the version of each of these variables."""
+        return {name: find_variable(self.variables, name).version for name in names}
 
     def describe(self, snapshots: dict[str, Any] | None) -> ServerStatistics:
         """Return counts, and the histogram of staleness; others may change the state meanwhile."""

@@ -5,17 +5,14 @@ An error of a handler is sent as the name of its class and its text.
 
 import inspect
 import logging
-import math
 import time
 from collections.abc import Mapping
 
 import msgspec
 
 from jaxdist import errors
-from jaxdist._called import call_as, called, refuse, refuse_type
-from jaxdist._parameter_server.transport.message import LONGEST_METHOD, Handler, Message
+from jaxdist._parameter_server.transport.message import Handler, Message
 from jaxdist._processes import get_settings
-from jaxdist._validate import as_number, show
 from jaxdist.errors import (
     DeadlineExceededError,
     JaxdistError,
@@ -134,30 +131,9 @@ class Peer:
         return f"It has not answered since this channel was made {seconds:.1f} s ago."
 
 
-@called("Channel.call")
 def get_seconds(seconds: float | None) -> float:
     """Return how long a call may take: `JAXDIST_RPC_SECONDS` if the caller does not say."""
-    if seconds is None:
-        seconds = get_settings().rpc_seconds
-    elif type(seconds) is not float or math.isnan(seconds):
-        seconds = as_number("seconds", seconds, is_finite=False, example=60)
-    return min(seconds, _LONGEST)
-
-
-def check_message(message: Message) -> None:
-    """Raise if it is no message."""
-    if not isinstance(message, Message) or not isinstance(message.method, str):
-        raise refuse_type(
-            f"message={show(message)}.",
-            "message is a Message, whose method is a text.",
-            "Pass Message('read', {}, ()).",
-        )
-    if len(message.method) > LONGEST_METHOD:
-        raise refuse(
-            f"a method with a name of {len(message.method):,} characters.",
-            f"A name has at most {LONGEST_METHOD}.",
-            "Pass what is longer in fields.",
-        )
+    return min(get_settings().rpc_seconds if seconds is None else seconds, _LONGEST)
 
 
 def answer(handlers: Mapping[str, Handler], request: Message) -> tuple[Message, Failure | None]:
@@ -170,12 +146,9 @@ def answer(handlers: Mapping[str, Handler], request: Message) -> tuple[Message, 
                 f"Its methods are {sorted(handlers)}.\n\n"
                 "Call one of these, or the task that has the method."
             )
-        reply = handler(request)
-        call_as(f"The reply of {method}", check_message, reply)
+        return handler(request), None
     # Also SystemExit and its like: the caller would wait until its deadline.
     except BaseException as error:
         if not isinstance(error, JaxdistError):
             _LOG.exception("The handler of %r raised:", method)
         return Message(method), describe_failure(error, method)
-    # A reply repeats the name of the method.
-    return Message(method, reply.fields, reply.arrays, reply.is_plain), None

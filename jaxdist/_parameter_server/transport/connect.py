@@ -40,7 +40,7 @@ def serve(
         The listener. It answers until `stop`, or until the process ends.
 
     Raises:
-        ArgumentError: The layer or the address is not valid.
+        ArgumentError: The address is not valid.
         ClusterError: The address is in use.
         UnauthenticatedError: Other machines reach the address, and there is no TLS and no secret.
         MissingExtraError: `"grpc"`, and grpcio is not installed.
@@ -54,7 +54,6 @@ def serve(
         (array([1, 2, 3]),)
         >>> listener.stop()
     """
-    _check_layer(layer, security)
     host, port = split_address(address)
     chosen = limits or Limits()
     if layer == "local":
@@ -88,10 +87,9 @@ def connect(
         The channel. It connects when it is used, and again after the task was started again.
 
     Raises:
-        ArgumentError: The layer or the address is not valid.
+        ArgumentError: The address is not valid.
         MissingExtraError: `"grpc"`, and grpcio is not installed.
     """
-    _check_layer(layer, security)
     host, port = split_address(address, lowest=1)
     chosen = limits or Limits()
     if layer == "local":
@@ -105,24 +103,14 @@ def connect(
     )
 
 
-def check_layer(layer: str, name: str = "layer") -> None:
-    """Raise `ArgumentError` if a layer is none. Users may call the argument otherwise."""
+def check_layer(layer: str) -> None:
+    """Raise `ArgumentError` if a layer is none."""
     # An array has no truth value when it is compared.
     if not isinstance(layer, str) or layer not in LAYERS:
         raise refuse(
-            f"{name}={show(layer)}.",
+            f"rpc_layer={show(layer)}.",
             f"A layer is one of {list(LAYERS)}.",
-            f"Pass {name}='grpc' for tasks in several processes, or 'local' for tasks in one.",
-        )
-
-
-def _check_layer(layer: str, security: Security | None) -> None:
-    check_layer(layer)
-    if layer == "local" and security is not None:
-        raise refuse(
-            "security= with layer='local'.",
-            "Messages in one process reach nobody else.",
-            "Leave security= out.",
+            "Pass rpc_layer='grpc' for tasks in several processes, or 'local' for tasks in one.",
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxdist._called import called
-from jaxdist._parameter_server.transport.calls import Peer, check_message, get_seconds, make_error
+from jaxdist._parameter_server.transport.calls import Peer, get_seconds, make_error
 from jaxdist._parameter_server.transport.limits import Limits
 from jaxdist._parameter_server.transport.message import Message
 from jaxdist._parameter_server.transport.security import Security
@@ -143,21 +143,16 @@ class GrpcChannel:
     @called("Channel.call")
     def call(self, message: Message, seconds: float | None = None) -> Message:
         """Call a method of the other task; see `Channel.call`."""
-        seconds = get_seconds(seconds)
-        check_message(message)
         request = Outgoing(message, self._limits)
-        return self._exchange(message.method, request, self._receive_all, seconds)
+        return self._exchange(message.method, request, self._receive_all, get_seconds(seconds))
 
     @called("Channel.call")
     def call_briefly(self, message: Message, seconds: float | None = None) -> Message | None:
         """Call a method; see `Channel.call_briefly`."""
-        seconds = get_seconds(seconds)
-        check_message(message)
         request = Outgoing(message, self._limits)
-        if not request.is_one_chunk:
-            return self._exchange(message.method, request, self._receive_all, seconds)
+        receive = self._receive_one if request.is_one_chunk else self._receive_all
         try:
-            return self._exchange(message.method, request, self._receive_one, seconds)
+            return self._exchange(message.method, request, receive, get_seconds(seconds))
         except _LongReplyError:
             self._peer.note_answer()
             return None

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from jaxdist._called import called, refuse
+from jaxdist._called import refuse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,15 +33,6 @@ class Limits:
     bytes_in_flight: int = 32 * 2**30
     calls: int = 128
     reading_seconds: float | None = None
-
-    @called("Limits")
-    def __post_init__(self) -> None:
-        if self.bytes_in_flight < self.message_bytes:
-            raise refuse(
-                f"bytes_in_flight={self.bytes_in_flight} and message_bytes={self.message_bytes}.",
-                "The largest message is one of those that are in flight.",
-                "Pass a larger bytes_in_flight=, or a smaller message_bytes=.",
-            )
 
     def check(self, arrays: Sequence[np.ndarray]) -> None:
         """Raise `ArgumentError` if these are too many arrays, or too many bytes."""

@@ -8,6 +8,7 @@ its number among the arrays of the message, which travel as they are.
 
 import functools
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import msgspec
@@ -26,6 +27,7 @@ class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 R = TypeVar("R", bound=Reply)
 S = TypeVar("S", bound=msgspec.Struct)
+T = TypeVar("T")
 
 
 class Request(
@@ -60,7 +62,7 @@ def make_message(method: str, value: msgspec.Struct) -> Message:
         return len(arrays) - 1
 
     fields = msgspec.to_builtins(value, enc_hook=place, str_keys=True)
-    return Message(method, fields, tuple(arrays), is_plain=True)
+    return Message(method, fields, tuple(arrays))
 
 
 @called(lambda message: message.method)
@@ -117,6 +119,15 @@ def call(channel: Channel, request: Request[R], seconds: float | None = None) ->
     return read_reply(
         get_reply_kind(type(request)), channel.call(make_message(request.method, request), seconds)
     )
+
+
+def find_result(future: "Future[T]", seconds: float, if_not: T) -> T:
+    """Return the result of a future; if it has none after some seconds, return `if_not`."""
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        # The work may have raised one, too.
+        return future.result() if future.done() else if_not
 
 
 def make_handlers(

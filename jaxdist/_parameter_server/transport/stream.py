@@ -29,7 +29,6 @@ from jaxdist._parameter_server.transport.limits import Limits, compare
 from jaxdist._parameter_server.transport.message import (
     LONGEST_METHOD,
     Message,
-    check_fields,
     get_names,
     get_plain,
 )
@@ -78,12 +77,10 @@ class Outgoing:
 
     Raises:
         ArgumentError: The message is larger than the limits.
-        ArgumentTypeError: It holds what no message can.
+        ArgumentTypeError: The dtype of an array is not one that messages have.
     """
 
     def __init__(self, message: Message, limits: Limits, failure: Failure | None = None) -> None:
-        if not message.is_plain:
-            check_fields(message.fields)
         self._arrays = [get_plain(array) for array in message.arrays]
         limits.check(self._arrays)
         names = get_names()
