@@ -136,6 +136,9 @@ class Accumulated:
     added: frozenset[int]
 
 
+UNKNOWN = Accumulated(frozenset(), frozenset())
+
+
 def find_accumulated(
     strategy: Any, model: Any, state: Any, batch: Any, *, training: bool
 ) -> Accumulated:

@@ -23,7 +23,7 @@ from jaxdist._keras import (
     place_batch,
     take_batches,
 )
-from jaxdist._keras_servers.checks import check_model, find_accumulated
+from jaxdist._keras_servers.checks import UNKNOWN, check_model, find_accumulated
 from jaxdist._keras_servers.runners import make_runner
 from jaxdist._keras_servers.step import Seeds, ServerStep
 from jaxdist._keras_servers.variables import ModelOnServers
@@ -224,7 +224,7 @@ class ServerFunction:
             self._remote.send_optimizer(self._model.optimizer, trainable, state[2])
         self._seeds.start(state[1])
         self._results.start(state[-1])
-        if self._step.accumulated is None:
+        if self._step.accumulated is UNKNOWN:
             is_train = self._kind == "train"
             self._step.accumulated = find_accumulated(
                 self._strategy, self._model, state, batch, training=is_train

@@ -20,11 +20,7 @@ from jaxdist._parameter_server.tasks.worker_service import WorkerService
 from jaxdist._parameter_server.transport import Handler, Listener, Message, serve
 from jaxdist._parameter_server.worker.functions import check_modules
 from jaxdist._validate import as_flag, as_local_path, as_number, as_path, log_without_effect, show
-from jaxdist.errors import (
-    ContextError,
-    JaxdistError,
-    UnsupportedError,
-)
+from jaxdist.errors import ContextError, JaxdistError, UnsupportedError
 
 # Numbers of `mallopt` of the GNU C library.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -220,7 +216,12 @@ class Server:
         if listener is not None:
             listener.stop()
         self._is_stopped.set()
-        self._close_parts()
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
+        variables, self._variables = self._variables, None
+        if variables is not None:
+            variables.close()
 
     def snapshot(self) -> dict[str, Any]:
         """Write a snapshot of a parameter server now.
@@ -299,13 +300,14 @@ class Server:
             jax.local_devices()
             tasks = self._def.cluster.as_dict().get("ps", [])
             servers = tasks if isinstance(tasks, list) else []
-            self._worker = WorkerService(task, index, servers, self._modules, self._end_with_chief)
+            self._worker = WorkerService(index, servers, self._modules, self._end_with_chief)
             return self._worker.make_handlers()
         return {"hello": lambda request: Message("hello", {"task": task})}
 
-    @called(CALLER)
     def _check_can_announce(self) -> None:
-        if self._def.job_name != "worker" or 0 not in self._list_indices("ps"):
+        cluster = self._def.cluster
+        has_server = "ps" in cluster.jobs and 0 in cluster.task_indices("ps")
+        if self._def.job_name != "worker" or not has_server:
             found = (
                 f"a task of the job {self._def.job_name!r}"
                 if self._def.job_name != "worker"
@@ -342,18 +344,6 @@ class Server:
         if self._error is not None:
             raise self._error
 
-    def _list_indices(self, job: str) -> list[int]:
-        cluster = self._def.cluster
-        return list(cluster.task_indices(job)) if job in cluster.jobs else []
-
-    def _close_parts(self) -> None:
-        variables, self._variables = self._variables, None
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.close()
-        if variables is not None:
-            variables.close()
-
     def _check_started(self, method: str) -> Listener:
         if self._listener is None:
             raise ContextError(
@@ -377,10 +367,8 @@ def _check_config(config: Any) -> None:
         )
 
 
-@called(CALLER)
 def _check_modules(modules: Any) -> None:
-    is_names = isinstance(modules, (list, tuple)) and all(isinstance(x, str) for x in modules)
-    if not is_names:
+    if not isinstance(modules, (list, tuple)) or not all(isinstance(x, str) for x in modules):
         raise refuse_type(
             f"modules={show(modules)}.",
             "It is a list of names of modules with dataset functions.",

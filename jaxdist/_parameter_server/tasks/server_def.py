@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxdist._called import called, refuse, refuse_type
+from jaxdist._called import refuse, refuse_type
 from jaxdist._parameter_server.transport import check_addresses
 from jaxdist._validate import as_integer, check_instance, show
 from jaxdist.cluster_resolver import ClusterResolver, ClusterSpec
@@ -39,7 +39,6 @@ class ServerDef:
         return self.cluster.task_address(self.job_name, self.task_index)
 
 
-@called(CALLER)
 def read_server_def(
     given: Any, job_name: str | None, task_index: int | None, protocol: str | None
 ) -> ServerDef:

@@ -97,10 +97,6 @@ class KeptValues:
         self._put = put
         self._kept: dict[str, _Kept] = {}
 
-    def forget(self) -> None:
-        """Forget all of them."""
-        self._kept.clear()
-
     def is_fresh(self, name: str, fence: int, since: float) -> bool:
         """Whether a value is there that came after the fence, and not before a time."""
         kept = self._kept.get(name)

@@ -28,7 +28,7 @@ from jaxdist._parameter_server.worker.devices import (
     check_platform,
     find_platform,
 )
-from jaxdist._parameter_server.worker_protocol import Input, Source, Update
+from jaxdist._parameter_server.worker_protocol import Answer, Input, Source, Update
 from jaxdist.errors import ContextError, DeadlineExceededError, OtherProcessError, RowIndexError
 
 _TRIES = 100
@@ -82,21 +82,6 @@ class ClosureRun:
     client: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Finished:
-    """What a run of a closure returns.
-
-    Args:
-        results: The results.
-        counted: The servers that have counted the closure, by number, with their incarnation.
-        read: The servers that it only reads, likewise.
-    """
-
-    results: Sequence[Any]
-    counted: dict[int, str]
-    read: dict[int, str] = dataclasses.field(default_factory=dict)
-
-
 class Worker:
     """Runs closures on the devices of one worker.
 
@@ -112,10 +97,7 @@ class Worker:
     """
 
     def __init__(
-        self,
-        servers: Servers,
-        layout: ReplicaMesh,
-        max_staleness: int | None = None,
+        self, servers: Servers, layout: ReplicaMesh, max_staleness: int | None = None
     ) -> None:
         self._servers, self._put = servers, PutOn(layout)
         self._platform = find_platform(layout)
@@ -129,8 +111,11 @@ class Worker:
         self._reads: Recent[str, dict[int, list[str]]] = Recent(256)
         self._used: Recent[str, list[int]] = Recent(256)
 
-    def run(self, request: ClosureRun) -> Finished:
-        """Run a closure, send its changes, and return its results."""
+    def run(self, request: ClosureRun) -> Answer:
+        """Run a closure, send its changes, and return its results.
+
+        Those of several replicas are arrays of JAX, which a worker of this process returns.
+        """
         closure = request.closure
         # Before the read: values that are read before a program is compiled are old when it runs.
         programs = self._programs.find(closure.digest, lambda: self._compile(closure))
@@ -149,17 +134,13 @@ class Worker:
                 "Make max_staleness larger, or do less work in the function."
             )
         self._seconds = time.monotonic() - began
-        # The values of several replicas stay on their devices.
-        is_one = closure.num_replicas == 1
         results = outputs[len(outputs) - closure.num_results :]
+        if closure.num_replicas == 1:
+            results = [np.asarray(x) for x in results]
         counted = {place: found.incarnation for place, found in changed.items()}
-        read = self._find_read(closure, counted)
-        return Finished([np.asarray(x) for x in results] if is_one else results, counted, read)
-
-    def _find_read(self, closure: TracedClosure, counted: Mapping[int, str]) -> dict[int, str]:
-        """Return the incarnations of the servers that the closure uses and has not changed."""
         used = self._used.find(closure.digest, lambda: list(self._servers.group(closure.variables)))
-        return {n: self._servers.links[n].incarnation for n in used if n not in counted}
+        read = {n: self._servers.links[n].incarnation for n in used if n not in counted}
+        return Answer(state="done", counted=counted, read=read, results=results)
 
     def _run_once(
         self, request: ClosureRun, programs: Sequence[Any], began: float
@@ -180,10 +161,6 @@ class Worker:
                 with contextlib.suppress(OtherProcessError):
                     link.call(Release(request.client, request.number))
         return outputs, changed
-
-    def forget(self) -> None:
-        """Forget all kept values."""
-        self._kept.forget()
 
     # Reading
 
