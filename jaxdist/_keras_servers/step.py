@@ -91,33 +91,31 @@ class ServerStep(Step):
     seeds: Seeds
     accumulated: Accumulated = UNKNOWN
 
-    def send_gradients(self, data: Any, given: list[Any], rows: Rows) -> dict[str, Any]:
-        """Run a training step; `given` are the states of the random number generators."""
+    def run(self, data: Any, given: list[Any], rows: Rows, *, is_train: bool) -> dict[str, Any]:
+        """Run a step; `given` are the states of the random number generators."""
         rows = self._with_shares(rows)
         trainable, fixed, zeros = self._read(given)
-        compute = functools.partial(self._compute, rows, True)
+        compute = functools.partial(self._compute, rows, is_train)
+        gradients: Any = []
         with use_rows(rows):
-            (_, aux), gradients = jax.value_and_grad(compute, has_aux=True)(
-                trainable, fixed, zeros, None, data
-            )
+            if is_train:
+                (_, aux), gradients = jax.value_and_grad(compute, has_aux=True)(
+                    trainable, fixed, zeros, None, data
+                )
+            else:
+                _, aux = compute(trainable, fixed, zeros, None, data)
             if rows.own == 0:
                 # They are zeros, unless a derivative that is not finite makes them nan.
                 gradients = jax.tree.map(jnp.zeros_like, gradients)
-            own = self._find_states(rows, True, trainable, fixed, aux[1], data, aux[4])
-            added = self._find_additions(rows, True, trainable, fixed, own, data)
+            own = self._find_states(rows, is_train, trainable, fixed, aux[1], data, aux[4])
+            # The additions to variables that the replicas do not merge.
+            laws, sent = own
+            known = self.accumulated.added
+            groups = [[n] for n in laws.by_number if n in known and n not in sent]
+            added = self._compute_additions(rows, is_train, trainable, fixed, groups, data)
             results, gradients = self._finish(rows, aux, fixed, zeros, gradients, own, added)
-            self.remote.optimizer.send(gradients)
-        return results
-
-    def evaluate(self, data: Any, given: list[Any], rows: Rows) -> dict[str, Any]:
-        """Run an evaluation step; `given` are the states of the random number generators."""
-        rows = self._with_shares(rows)
-        trainable, fixed, zeros = self._read(given)
-        with use_rows(rows):
-            _, aux = self._compute(rows, False, trainable, fixed, zeros, None, data)
-            own = self._find_states(rows, False, trainable, fixed, aux[1], data, aux[4])
-            added = self._find_additions(rows, False, trainable, fixed, own, data)
-            results, _ = self._finish(rows, aux, fixed, zeros, [], own, added)
+            if is_train:
+                self.remote.optimizer.send(gradients)
         return results
 
     def _scale(self, loss: Any, of_optimizer: Any) -> Any:
@@ -134,15 +132,6 @@ class ServerStep(Step):
         ]
         trainable = [v.value() for v in remote.get(model.trainable_variables)]
         return trainable, fixed, [jnp.zeros(v.shape, v.dtype) for v in model.metrics_variables]
-
-    def _find_additions(
-        self, rows: Rows, train: bool, trainable: Any, fixed: list[Any], own: Any, data: Any
-    ) -> dict[int, Any]:
-        """Return the additions of the step to variables that the replicas do not merge."""
-        laws, sent = own
-        known = self.accumulated.added
-        groups = [[n] for n in laws.by_number if n in known and n not in sent]
-        return self._compute_additions(rows, train, trainable, fixed, groups, data)
 
     def _finish(
         self,

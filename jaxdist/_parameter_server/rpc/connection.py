@@ -11,7 +11,8 @@ import msgspec
 
 from jaxdist._called import called
 from jaxdist._parameter_server.rpc.served import OK, Call, ListMethods, Result, get_code
-from jaxdist._parameter_server.rpc.signature import Signature, read_signature
+from jaxdist._parameter_server.rpc.signature import Signature
+from jaxdist._parameter_server.rpc.values import unflatten
 from jaxdist._parameter_server.transport import Channel, connect
 from jaxdist._parameter_server.transport.calls import get_seconds
 from jaxdist._parameter_server.transport.limits import Threads
@@ -55,7 +56,10 @@ class Connection:
             found = call(self._channel, ListMethods(), _count_seconds(deadline))
         except OtherProcessError as error:
             raise _rename(error, ListMethods.method, "Client.create") from None
-        return {name: read_signature(described) for name, described in found.methods}
+        for _, signature in found.methods:
+            # Raises for a structure that is none.
+            unflatten(signature.structure, signature.leaves)
+        return dict(found.methods)
 
     def start(self, request: Call, seconds: float | None) -> Future[Result]:
         """Start a call, and return what will be its reply."""

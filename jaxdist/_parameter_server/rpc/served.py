@@ -11,51 +11,38 @@ from typing import Annotated, Any
 import jax
 import msgspec
 
+from jaxdist import errors
 from jaxdist._called import called, refuse
 from jaxdist._parameter_server.rpc.signature import Signature, make_signature
 from jaxdist._parameter_server.rpc.values import NUMBERS, Kind, flatten, read_leaf
 from jaxdist._parameter_server.transport.requests import Array, Reply, Request
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_array, show
-from jaxdist.errors import (
-    CancelledError,
-    ContextError,
-    DeadlineExceededError,
-    InvalidArgumentError,
-    JaxdistError,
-    NotFoundError,
-    OutOfRangeError,
-    ProgramMismatchError,
-    UnauthenticatedError,
-    UnavailableError,
-    UnknownError,
-    UnsupportedError,
-)
 
 _LOG = logging.getLogger("jaxdist")
 OK, UNKNOWN, INVALID_ARGUMENT = 0, 2, 3
 # The first class that fits; every other error of jaxdist is of a built-in class of _BUILT_IN.
-_CODES: tuple[tuple[type[JaxdistError], int], ...] = (
-    (CancelledError, 1),
-    (DeadlineExceededError, 4),
-    (NotFoundError, 5),
-    (ProgramMismatchError, 9),
-    (ContextError, 9),
-    (OutOfRangeError, 11),
-    (UnsupportedError, 12),
-    (UnavailableError, 14),
-    (UnauthenticatedError, 16),
+_CODES: tuple[tuple[type[errors.JaxdistError], int], ...] = (
+    (errors.CancelledError, 1),
+    (errors.DeadlineExceededError, 4),
+    (errors.NotFoundError, 5),
+    (errors.ProgramMismatchError, 9),
+    (errors.ContextError, 9),
+    (errors.OutOfRangeError, 11),
+    (errors.UnsupportedError, 12),
+    (errors.UnavailableError, 14),
+    (errors.UnauthenticatedError, 16),
 )
 # The classes that TensorFlow's `py_function` gives to errors of Python.
-_BUILT_IN: tuple[tuple[type[Exception], type[JaxdistError]], ...] = (
-    (NotImplementedError, UnsupportedError),
-    (TypeError, InvalidArgumentError),
-    (ValueError, InvalidArgumentError),
-    (StopIteration, OutOfRangeError),
+_BUILT_IN: tuple[tuple[type[Exception], type[errors.JaxdistError]], ...] = (
+    (NotImplementedError, errors.UnsupportedError),
+    (TypeError, errors.InvalidArgumentError),
+    (ValueError, errors.InvalidArgumentError),
+    (StopIteration, errors.OutOfRangeError),
 )
 
 
-def get_code(error: JaxdistError) -> int:
+def get_code(error: errors.JaxdistError) -> int:
     """Return the status code of an error."""
     for kind, code in _CODES:
         if isinstance(error, kind):
@@ -63,12 +50,14 @@ def get_code(error: JaxdistError) -> int:
     return INVALID_ARGUMENT if isinstance(error, (ValueError, TypeError)) else UNKNOWN
 
 
-def as_own_error(method: str, error: BaseException) -> JaxdistError:
+def as_own_error(method: str, error: BaseException) -> errors.JaxdistError:
     """Return an error of a registered function as one that can be sent; log its traceback."""
-    if isinstance(error, JaxdistError):
+    if isinstance(error, errors.JaxdistError):
         return error
     _LOG.error("The function of %r raised:", method, exc_info=error)
-    kind = next((own for built_in, own in _BUILT_IN if isinstance(error, built_in)), UnknownError)
+    kind = next(
+        (own for built_in, own in _BUILT_IN if isinstance(error, built_in)), errors.UnknownError
+    )
     return kind(
         f"The function of {method!r} raised {show(error)}.\n\n"
         "The server answers with the error of its function, and goes on.\n\n"
@@ -80,10 +69,10 @@ class MethodList(Reply, frozen=True):
     """The functions of a server.
 
     Args:
-        methods: The name of each, and its signature; see `Signature.as_fields`.
+        methods: The name of each, and its signature.
     """
 
-    methods: Sequence[tuple[str, Any]]
+    methods: Sequence[tuple[str, Signature]]
 
 
 class ListMethods(Request[MethodList], frozen=True):
@@ -141,7 +130,7 @@ class Methods(dict[str, Method]):
         """Answer a request."""
         if isinstance(request, Call):
             return self._call(request)
-        return MethodList([(name, method.signature.as_fields()) for name, method in self.items()])
+        return MethodList([(name, method.signature) for name, method in self.items()])
 
     @called("A call")
     def _call(self, request: Call) -> Result:
@@ -152,7 +141,7 @@ class Methods(dict[str, Method]):
                 f"method_name={name[:80]!r}, which this server does not have.",
                 f"Its methods are {sorted(self)}.",
                 "Call one of these, or register it before the server is started.",
-                kind=InvalidArgumentError,
+                kind=errors.InvalidArgumentError,
             )
         args = method.signature.read_arguments(name, request.structure, request.leaves)
         with contextlib.ExitStack() as stack:
@@ -170,7 +159,7 @@ class Methods(dict[str, Method]):
 
     def _wait(self, name: str, seconds: float) -> None:
         if not self._turn.acquire(timeout=seconds):
-            raise DeadlineExceededError(
+            raise errors.DeadlineExceededError(
                 f"{name!r} did not start within {seconds:g} s: another call was running.\n\n"
                 "The functions of a server run one after the other, unless they are registered "
                 "with concurrent=True. This one has done nothing.\n\nCall again, with a longer "
@@ -238,8 +227,8 @@ def _make_result(name: str, result: PyTree) -> Result:
             is_number = type(leaf) in NUMBERS.values()
             value = as_array(path, leaf) if is_number else leaf
             arrays.append(read_leaf(path, value)[0])
-    except JaxdistError as error:
-        raise UnsupportedError(
+    except errors.JaxdistError as error:
+        raise errors.UnsupportedError(
             str(error).replace(" was given result", " returned result", 1)
         ) from None
     return Result(structure, arrays)

@@ -1,10 +1,10 @@
 """What a registered function takes: the structure, dtypes and shapes of its arguments."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 
 from jaxdist._called import called, refuse, refuse_type
@@ -19,11 +19,7 @@ from jaxdist._parameter_server.rpc.values import (
 )
 from jaxdist._parameter_server.transport.message import get_dtypes, get_names
 from jaxdist._validate import show
-from jaxdist.errors import (
-    InvalidArgumentError,
-    ProgramMismatchError,
-    ShapeError,
-)
+from jaxdist.errors import InvalidArgumentError, ShapeError
 
 
 def _suggest(name: str) -> str:
@@ -33,8 +29,7 @@ def _suggest(name: str) -> str:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class LeafSpec:
+class LeafSpec(msgspec.Struct, frozen=True, array_like=True):
     """One array: the name of its dtype, and its dimensions. A text is a dimension of any size."""
 
     dtype: str
@@ -44,8 +39,7 @@ class LeafSpec:
         return f"{self.dtype}[{', '.join(map(str, self.dims))}]"
 
 
-@dataclasses.dataclass(frozen=True)
-class Signature:
+class Signature(msgspec.Struct, frozen=True, array_like=True):
     """The arguments of a function; their structure is that of the tuple of all arguments."""
 
     structure: Any
@@ -53,10 +47,6 @@ class Signature:
 
     def __str__(self) -> str:
         return format_tree(self.structure, list(map(str, self.leaves)))
-
-    def as_fields(self) -> list[Any]:
-        """Return it as a message holds it; see `read_signature`."""
-        return [self.structure, [[leaf.dtype, [*leaf.dims]] for leaf in self.leaves]]
 
     def read_arguments(
         self, method: str, structure: Any, leaves: Sequence[tuple[str, np.ndarray]]
@@ -125,27 +115,6 @@ def _describe(leaf: Any) -> str:
     if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
         return str(LeafSpec(str(leaf.dtype), tuple(leaf.shape)))
     return repr(leaf) if isinstance(leaf, Shown) else type(leaf).__name__
-
-
-def read_signature(fields: Any) -> Signature:
-    """Return a signature that a server has sent.
-
-    Raises:
-        ProgramMismatchError: It is none.
-    """
-    try:
-        structure, described = fields
-        leaves = tuple(LeafSpec(str(dtype), tuple(dims)) for dtype, dims in described)
-    except (TypeError, ValueError):
-        raise ProgramMismatchError(
-            f"The server described a method by {show(fields)}.\n\n"
-            "A description is a structure and the dtypes and shapes of its arrays.\n\n"
-            "Install the same version of jaxdist for the server and its clients."
-        ) from None
-    signature = Signature(structure, leaves)
-    # Also finds a structure that is none.
-    unflatten(structure, leaves)
-    return signature
 
 
 def make_signature(given: Any) -> Signature:

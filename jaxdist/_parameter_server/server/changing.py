@@ -10,13 +10,7 @@ import jax
 import numpy as np
 
 from jaxdist._called import refuse
-from jaxdist._parameter_server.protocol import (
-    Change,
-    ChangeVariables,
-    Created,
-    Creation,
-    RegisterUpdate,
-)
+from jaxdist._parameter_server import protocol
 from jaxdist._parameter_server.server.programs import Initialiser, UpdateProgram
 from jaxdist._parameter_server.server.staleness import Admission
 from jaxdist._parameter_server.server.state import ALREADY, COUNTED, State
@@ -50,7 +44,7 @@ class StagedRequest:
         self._state = state
         self._staged: dict[str, StagedVariable] = {}
 
-    def stage(self, changes: Sequence[Change]) -> None:
+    def stage(self, changes: Sequence[protocol.Change]) -> None:
         """Compute the next values; `Changing` has checked the changes.
 
         Raises:
@@ -72,7 +66,7 @@ class StagedRequest:
                 raise LostValuesError(why) from error
             raise
 
-    def _stage_program(self, change: Change) -> None:
+    def _stage_program(self, change: protocol.Change) -> None:
         program = self._state.programs[change.op.removeprefix(PROGRAM)]
         names = [change.name, *self._state.slots[change.name, program.key]]
         staged = [self._get(name) for name in names]
@@ -104,7 +98,7 @@ class Changing:
         staleness: That of each change, when they are applied.
     """
 
-    def __init__(self, state: State, request: ChangeVariables) -> None:
+    def __init__(self, state: State, request: protocol.ChangeVariables) -> None:
         self._state, self._request, self._changes = state, request, request.changes
         number = request.closure
         self._closure = None if number is None else (request.client, number)
@@ -229,7 +223,7 @@ class Changing:
                 state.variables[change.name].staleness[number] += 1
 
 
-def make_values(creations: Sequence[Creation]) -> dict[str, np.ndarray]:
+def make_values(creations: Sequence[protocol.Creation]) -> dict[str, np.ndarray]:
     """Return the first values of variables, by name."""
     values: dict[str, np.ndarray] = {}
     for creation in creations:
@@ -244,7 +238,7 @@ def make_values(creations: Sequence[Creation]) -> dict[str, np.ndarray]:
     return values
 
 
-def _make_value(creation: Creation) -> np.ndarray:
+def _make_value(creation: protocol.Creation) -> np.ndarray:
     if creation.program is None:
         # The array may be the caller's own, which it may change later.
         return np.array(check_array(f"the value of {creation.name!r}", creation.value))
@@ -259,7 +253,7 @@ def _make_value(creation: Creation) -> np.ndarray:
     return results[0]
 
 
-def add_variables(state: State, values: Mapping[str, np.ndarray], client: str) -> Created:
+def add_variables(state: State, values: Mapping[str, np.ndarray], client: str) -> protocol.Created:
     """Add the variables that do not exist; return for each whether it is new, and its version.
 
     One that the client itself has made counts as new: it asks again after a lost reply.
@@ -285,7 +279,7 @@ def add_variables(state: State, values: Mapping[str, np.ndarray], client: str) -
         if name in new:
             state.variables[name] = StoredVariable(name, values[name], creator=client)
     found = {name: state.variables[name] for name in values}
-    return Created(
+    return protocol.Created(
         {
             name: (name in new or (client != "" and one.creator == client), one.version)
             for name, one in found.items()
@@ -296,9 +290,9 @@ def add_variables(state: State, values: Mapping[str, np.ndarray], client: str) -
 def add_update(
     state: State,
     program: UpdateProgram,
-    request: RegisterUpdate,
+    request: protocol.RegisterUpdate,
     init: Initialiser | None,
-) -> Created:
+) -> protocol.Created:
     """Add a program, and the slots of its variables; slots that exist stay as they are."""
     prefix = check_name("prefix", request.prefix)
     flat: dict[str, np.ndarray] = {}

@@ -50,11 +50,6 @@ class UpdateProgram:
                 self._compiled = compile_exported(self._exported, donated=1 + self.num_slots)
             return self._compiled
 
-    @property
-    def num_operands(self) -> int:
-        """How many arrays each change brings."""
-        return len(self._given) - 1 - self.num_slots
-
     @classmethod
     def prepare(cls, request: RegisterUpdate, found: Self | None) -> Self:
         """Return the program of a registration: `found` if it is the same, else a new one."""
@@ -114,13 +109,14 @@ class UpdateProgram:
 
     def check_operands(self, name: str, operands: Sequence[Any]) -> None:
         """Check the arrays of one change."""
-        if len(operands) != self.num_operands:
+        wanted = self._given[1 + self.num_slots :]
+        if len(operands) != len(wanted):
             raise refuse(
                 f"{len(operands)} operands of program {self.key!r} for {name!r}.",
-                f"It takes {self.num_operands}, after the value and {self.num_slots} slots.",
-                f"Pass {self.num_operands}.",
+                f"It takes {len(wanted)}, after the value and {self.num_slots} slots.",
+                f"Pass {len(wanted)}.",
             )
-        for given, operand in zip(self._given[1 + self.num_slots :], operands, strict=True):
+        for given, operand in zip(wanted, operands, strict=True):
             array = check_array(f"an operand of program {self.key!r}", operand)
             if tuple(given.shape) != array.shape or given.dtype != array.dtype:
                 raise refuse(

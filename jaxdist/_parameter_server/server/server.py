@@ -1,9 +1,10 @@
 """`VariableServer`: the variables of one server."""
 
+import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +149,7 @@ class VariableServer:
 
     def _hello(self, request: protocol.Hello) -> protocol.ServerInfo:
         client = request.client
-        with self._condition:
-            self._check_values()
+        with self._use():
             state = self._state
             found = state.variables.items()
             return protocol.ServerInfo(
@@ -176,28 +176,24 @@ class VariableServer:
     def _create(self, request: protocol.Create) -> protocol.Created:
         # Outside of the lock: compiling an initialiser takes long.
         values = make_values(request.variables)
-        with self._condition:
-            self._check_values()
+        with self._use():
             return add_variables(self._state, values, request.client)
 
     @called("register_update")
     def _register_update(self, request: protocol.RegisterUpdate) -> protocol.Created:
         key = check_name("key", request.key)
-        with self._condition:
-            self._check_values()
+        with self._use():
             found = self._state.programs.get(key)
         program = UpdateProgram.prepare(request, found)
         what = f"the initialiser of program {key!r}"
         content = request.init
         init = None if content is None else Initialiser(what, content.tobytes())
-        with self._condition:
-            self._check_values()
+        with self._use():
             return add_update(self._state, program, request, init)
 
     @called("read")
     def _read(self, request: protocol.Read) -> protocol.Values:
-        with self._condition:
-            self._check_values()
+        with self._use():
             names = [*request.names, *request.register]
             self._state.get_versions(names)
             is_registered = self._admission is not None and request.closure is not None
@@ -210,8 +206,7 @@ class VariableServer:
 
     @called("read_rows")
     def _read_rows(self, request: protocol.ReadRows) -> protocol.Rows:
-        with self._condition:
-            self._check_values()
+        with self._use():
             found = find_variable(self._state.variables, request.name)
             ids = check_ids(found, request.ids)
             return protocol.Rows(found.peek()[ids], found.version, self._state.incarnation)
@@ -225,8 +220,7 @@ class VariableServer:
                 "Closures below done_below are finished, and this one is not.",
                 f"Pass done_below={closure} or less.",
             )
-        with self._condition:
-            self._check_values()
+        with self._use():
             self._state.get_versions(request.read)
             changing = Changing(self._state, request)
             try:
@@ -242,14 +236,12 @@ class VariableServer:
             return protocol.Changed(*found, False, status, tuple(changing.staleness))
 
     def _release(self, request: protocol.Release) -> protocol.Released:
-        with self._condition:
-            self._check_values()
+        with self._use():
             admission, own = self._admission, (request.client, request.closure)
             return protocol.Released(admission is not None and admission.release(own))
 
     def _get_statistics(self, request: protocol.GetStatistics) -> protocol.ServerStatistics:
-        with self._condition:
-            self._check_values()
+        with self._use():
             snapshots = None if self._keeper is None else self._keeper.describe()
             return self._state.describe(snapshots)
 
@@ -257,9 +249,8 @@ class VariableServer:
         return protocol.Saved(**self.snapshot())
 
     def _capture(self, unless: int | None) -> Captured | None:
-        with self._condition:
-            # Otherwise the good snapshots would be replaced.
-            self._check_values()
+        # A server without its values would replace the good snapshots.
+        with self._use():
             same = self._state.mutations == unless
             return None if same else capture(self._state, self.task)
 
@@ -271,6 +262,13 @@ class VariableServer:
         versions = {name: v.version for name, v in found.items()}
         values = {n: v.read() for n, v in found.items() if kept.get(n) != v.version}
         return self._state.incarnation, versions, values
+
+    @contextlib.contextmanager
+    def _use(self) -> Iterator[None]:
+        """Hold the lock of a server that has its values."""
+        with self._condition:
+            self._check_values()
+            yield
 
     def _check_values(self) -> None:
         if self._broken is not None:

@@ -32,9 +32,7 @@ class CountedClosures:
         `FINISHED` is a closure below the watermark: its client does not wait for it any more, and
         whether it was counted is forgotten. A change of it that arrives so late is not applied.
         """
-        known = self._clients.get(client)
-        if known is None:
-            return None
+        known = self._clients.get(client, _Client())
         if closure < known.below:
             return FINISHED
         return ALREADY if closure in known.counted else None

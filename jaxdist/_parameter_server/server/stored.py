@@ -12,7 +12,7 @@ from jaxdist._called import refuse, refuse_type
 from jaxdist._parameter_server.protocol import Change
 from jaxdist._parameter_server.transport.layout import make_empty
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentError, NotFoundError, ShapeError
+from jaxdist.errors import NotFoundError, ShapeError
 
 Step = Callable[..., np.ndarray]
 # Operations on the whole variable. None stands for the operand itself.
@@ -27,6 +27,7 @@ ROWS: dict[str, Any] = {
     "scatter_max": np.maximum,
     "scatter_update": None,
 }
+_STEPS: dict[str, Step | None] = {**DENSE, **ROWS}
 
 
 @dataclasses.dataclass
@@ -291,27 +292,29 @@ def check_change(variable: StoredVariable, change: Change, programs: Collection[
         _check_count(change, 1)
         value = check_array(f"the operand of {change.op}", operands[0])
         _check_like(variable, change, value, variable.shape)
-        if change.op != "assign" and variable.dtype == np.bool_:
-            raise _make_bool_error(variable, change)
     elif change.op in ROWS:
         _check_count(change, 2)
         ids = check_ids(variable, operands[0])
         rows = check_array(f"the rows of {change.op}", operands[1])
         _check_like(variable, change, rows, (len(ids), *variable.shape[1:]))
-        if change.op != "scatter_update" and variable.dtype == np.bool_:
-            raise _make_bool_error(variable, change)
-        if change.op == "scatter_div" and not jax.dtypes.issubdtype(variable.dtype, np.inexact):
-            raise refuse(
-                f"op='scatter_div' for {variable.name!r}, which is {variable.describe()}.",
-                "A division gives fractions, which integers cannot hold.",
-                "Create the variable with a float dtype.",
-            )
     elif not change.op.startswith(PROGRAM) or change.op.removeprefix(PROGRAM) not in programs:
         known = ", ".join([*DENSE, *ROWS, *(PROGRAM + key for key in programs)])
         raise refuse(
             f"op={show(change.op)} for {change.name!r}.",
             f"The operations of this server are {known}.",
             "Register an update program first: register_update(key, ...).",
+        )
+    if variable.dtype == np.bool_ and _STEPS.get(change.op) is not None:
+        raise refuse(
+            f"op={change.op!r} for {variable.name!r}, which is {variable.describe()}.",
+            "There is no arithmetic with bools.",
+            "Assign the new value, or create the variable with an integer dtype.",
+        )
+    if change.op == "scatter_div" and not jax.dtypes.issubdtype(variable.dtype, np.inexact):
+        raise refuse(
+            f"op='scatter_div' for {variable.name!r}, which is {variable.describe()}.",
+            "A division gives fractions, which integers cannot hold.",
+            "Create the variable with a float dtype.",
         )
 
 
@@ -335,11 +338,3 @@ def _check_like(
             f"Convert the operand: np.asarray(value, {str(variable.dtype)!r}).",
             kind=ShapeError,
         )
-
-
-def _make_bool_error(variable: StoredVariable, change: Change) -> ArgumentError:
-    return refuse(
-        f"op={change.op!r} for {variable.name!r}, which is {variable.describe()}.",
-        "There is no arithmetic with bools.",
-        "Assign the new value, or create the variable with an integer dtype.",
-    )

@@ -1,5 +1,6 @@
 """`Server`: one task of a cluster with parameter servers."""
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -137,9 +138,9 @@ class Server:
         self._directory = snapshot_directory or given or None
         self._seconds = as_number("snapshot_seconds", snapshot_seconds, least=0.0)
         self._variables: VariableServer | None = None
-        self._worker: WorkerService | None = None
         self._listener: Listener | None = None
-        self._announcer: Announcer | None = None
+        # What `stop` does, the last first.
+        self._parts = contextlib.ExitStack()
         self._is_stopped = threading.Event()
         # Why a worker that announced itself has ended without its coordinator saying so.
         self._error: JaxdistError | None = None
@@ -157,11 +158,13 @@ class Server:
         self._is_stopped.clear()
         self._error = None
         keep_freed_memory()
-        handlers = self._make_handlers()
         try:
+            handlers = self._make_handlers()
+            self._parts.callback(self._is_stopped.set)
             self._listener = serve(self._def.address, handlers, layer="grpc")
+            self._parts.callback(self._listener.stop)
             if self._announces:
-                self._announcer = self._announce(self._listener)
+                self._parts.callback(self._announce(self._listener).stop)
         except BaseException:
             self.stop()
             raise
@@ -209,19 +212,9 @@ class Server:
         Raises:
             CheckpointError: The snapshot cannot be written.
         """
-        announcer, self._announcer = self._announcer, None
-        if announcer is not None:
-            announcer.stop()
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.stop()
+        self._listener = self._variables = None
+        self._parts.close()
         self._is_stopped.set()
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.close()
-        variables, self._variables = self._variables, None
-        if variables is not None:
-            variables.close()
 
     def snapshot(self) -> dict[str, Any]:
         """Write a snapshot of a parameter server now.
@@ -293,6 +286,7 @@ class Server:
             self._variables = VariableServer(
                 task, snapshot_directory=self._directory, snapshot_seconds=self._seconds
             )
+            self._parts.callback(self._variables.close)
             return make_handlers(self._variables)
         if job == "worker":
             check_modules(self._modules)
@@ -300,8 +294,9 @@ class Server:
             jax.local_devices()
             tasks = self._def.cluster.as_dict().get("ps", [])
             servers = tasks if isinstance(tasks, list) else []
-            self._worker = WorkerService(index, servers, self._modules, self._end_with_chief)
-            return self._worker.make_handlers()
+            worker = WorkerService(index, servers, self._modules, self._end_with_chief)
+            self._parts.callback(worker.close)
+            return worker.make_handlers()
         return {"hello": lambda request: Message("hello", {"task": task})}
 
     def _check_can_announce(self) -> None:

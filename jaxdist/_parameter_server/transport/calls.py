@@ -13,19 +13,11 @@ import msgspec
 from jaxdist import errors
 from jaxdist._parameter_server.transport.message import Handler, Message
 from jaxdist._processes import get_settings
-from jaxdist.errors import (
-    DeadlineExceededError,
-    JaxdistError,
-    NotFoundError,
-    OtherProcessError,
-    UnavailableError,
-    UnknownError,
-)
 
-_CLASSES: dict[str, type[JaxdistError]] = {
+_CLASSES: dict[str, type[errors.JaxdistError]] = {
     name: kind
     for name, kind in vars(errors).items()
-    if inspect.isclass(kind) and issubclass(kind, JaxdistError)
+    if inspect.isclass(kind) and issubclass(kind, errors.JaxdistError)
 }
 _LOG = logging.getLogger("jaxdist")
 # The most that gRPC and locks take.
@@ -46,9 +38,9 @@ def describe_failure(error: BaseException, method: str) -> Failure:
     A class that is not in `jaxdist.errors` counts as its base class there. Other errors are sent as
     class name and message. The places of its traceback stay here.
     """
-    if isinstance(error, JaxdistError):
+    if isinstance(error, errors.JaxdistError):
         name = next(k.__name__ for k in type(error).__mro__ if _CLASSES.get(k.__name__) is k)
-        processes = error.processes if isinstance(error, OtherProcessError) else ()
+        processes = error.processes if isinstance(error, errors.OtherProcessError) else ()
         return Failure(name, _get_text(error), list(processes))
     text = (
         f"{method} raised {type(error).__name__}: {_get_text(error)}\n\n"
@@ -58,13 +50,13 @@ def describe_failure(error: BaseException, method: str) -> Failure:
     return Failure("UnknownError", text, [])
 
 
-def make_error(failure: Failure) -> JaxdistError:
+def make_error(failure: Failure) -> errors.JaxdistError:
     """Return the error that a failure describes."""
     kind = _CLASSES.get(failure.name)
     if kind is None:
         # Of a later version of jaxdist.
-        return UnknownError(f"{failure.name}: {failure.text}")
-    if issubclass(kind, OtherProcessError):
+        return errors.UnknownError(f"{failure.name}: {failure.text}")
+    if issubclass(kind, errors.OtherProcessError):
         return kind(failure.text, failure.processes)
     return kind(failure.text)
 
@@ -99,16 +91,18 @@ class Peer:
         self._since = time.monotonic()
         self._has_answered = True
 
-    def make_unavailable(self, method: str, why: str) -> UnavailableError:
+    def make_unavailable(self, method: str, why: str) -> errors.UnavailableError:
         """Return the error of a call that found nobody, or lost the connection."""
-        return UnavailableError(
+        return errors.UnavailableError(
             f"{self._name} is not available: {why}.\n\n"
             f"It was called with {method!r}. {self._tell_since()}\n\n"
             "Call again when the task has been started again; the same channel finds it. The task "
             "may have done the work of a call that was under way."
         )
 
-    def make_deadline(self, method: str, seconds: float, said: str = "") -> DeadlineExceededError:
+    def make_deadline(
+        self, method: str, seconds: float, said: str = ""
+    ) -> errors.DeadlineExceededError:
         """Return the error of a call without a reply in time.
 
         Args:
@@ -117,7 +111,7 @@ class Peer:
             said: What answered instead, such as a proxy.
         """
         instead = f" What answers there says: {said}." if said else ""
-        return DeadlineExceededError(
+        return errors.DeadlineExceededError(
             f"{self._name} did not reply within {seconds:g} s.{instead}\n\n"
             f"It was called with {method!r}. {self._tell_since()} The task may have done the work."
             "\n\nSee whether it hangs or is stopped. To wait longer, pass seconds= or set "
@@ -141,7 +135,7 @@ def answer(handlers: Mapping[str, Handler], request: Message) -> tuple[Message, 
     method = request.method
     try:
         if (handler := handlers.get(method)) is None:
-            raise NotFoundError(
+            raise errors.NotFoundError(
                 f"This task was called with {method[:80]!r}, which it does not have.\n\n"
                 f"Its methods are {sorted(handlers)}.\n\n"
                 "Call one of these, or the task that has the method."
@@ -149,6 +143,6 @@ def answer(handlers: Mapping[str, Handler], request: Message) -> tuple[Message, 
         return handler(request), None
     # Also SystemExit and its like: the caller would wait until its deadline.
     except BaseException as error:
-        if not isinstance(error, JaxdistError):
+        if not isinstance(error, errors.JaxdistError):
             _LOG.exception("The handler of %r raised:", method)
         return Message(method), describe_failure(error, method)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from jaxdist._called import called, refuse
 from jaxdist._parameter_server.transport.grpc_channel import GrpcChannel
 from jaxdist._parameter_server.transport.grpc_listener import GrpcListener
-from jaxdist._parameter_server.transport.limits import Limits
+from jaxdist._parameter_server.transport.limits import DEFAULT, Limits
 from jaxdist._parameter_server.transport.local import LocalChannel, LocalListener
 from jaxdist._parameter_server.transport.message import Channel, Handler, Listener
 from jaxdist._parameter_server.transport.moving import MovingChannel, find_addresses
@@ -23,7 +23,7 @@ def serve(
     *,
     layer: str,
     security: Security | None = None,
-    limits: Limits | None = None,
+    limits: Limits = DEFAULT,
 ) -> Listener:
     """Answer calls at an address.
 
@@ -55,14 +55,12 @@ def serve(
         >>> listener.stop()
     """
     host, port = split_address(address)
-    chosen = limits or Limits()
     if layer == "local":
-        return LocalListener(_join(host, port), handlers, chosen)
-    found = read_security() if security is None else security
+        return LocalListener(_join(host, port), handlers, limits)
     addresses = find_addresses()
     if addresses is not None:
         host, port = split_address(addresses.find(_join(host, port)))
-    return GrpcListener(host, port, handlers, chosen, found)
+    return GrpcListener(host, port, handlers, limits, security or read_security())
 
 
 @called("connect")
@@ -72,7 +70,7 @@ def connect(
     layer: str,
     name: str = "",
     security: Security | None = None,
-    limits: Limits | None = None,
+    limits: Limits = DEFAULT,
 ) -> Channel:
     """Return a channel to a task, which need not listen yet.
 
@@ -90,17 +88,14 @@ def connect(
         ArgumentError: The address is not valid.
         MissingExtraError: `"grpc"`, and grpcio is not installed.
     """
-    host, port = split_address(address, lowest=1)
-    chosen = limits or Limits()
+    address = _join(*split_address(address, lowest=1))
     if layer == "local":
-        return LocalChannel(_join(host, port), name, chosen)
-    found = read_security() if security is None else security
+        return LocalChannel(address, name, limits)
+    found = security or read_security()
     addresses = find_addresses()
     if addresses is None:
-        return GrpcChannel(_join(host, port), name, chosen, found)
-    return MovingChannel(
-        _join(host, port), addresses, lambda now: GrpcChannel(now, name, chosen, found)
-    )
+        return GrpcChannel(address, name, limits, found)
+    return MovingChannel(address, addresses, lambda now: GrpcChannel(now, name, limits, found))
 
 
 def check_layer(layer: str) -> None:

@@ -109,7 +109,7 @@ class GrpcChannel:
 
     def __init__(self, address: str, name: str, limits: Limits, security: Security) -> None:
         self._grpc = grpc = load_grpc()
-        self._address, self._limits = address, limits
+        self.address, self._limits = address, limits
         self._peer = Peer(name, address)
         if security.certificate is None and security.authority is None:
             self._channel = grpc.insecure_channel(address, _OPTIONS)
@@ -134,11 +134,6 @@ class GrpcChannel:
         self._id = os.urandom(8)
         self._numbers = itertools.count()
         self._is_closed = False
-
-    @property
-    def address(self) -> str:
-        """The address of the other task."""
-        return self._address
 
     @called("Channel.call")
     def call(self, message: Message, seconds: float | None = None) -> Message:

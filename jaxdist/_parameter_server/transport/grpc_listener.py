@@ -191,13 +191,8 @@ class GrpcListener:
         shown = f"[{host}]" if ":" in host else host
         _check_free(host, int(port))
         bound = self._bind(f"{shown}:{port}", security)
-        self._address = f"{shown}:{bound}"
+        self.address = f"{shown}:{bound}"
         self._server.start()
-
-    @property
-    def address(self) -> str:
-        """The address that it listens on."""
-        return self._address
 
     def stop(self) -> None:
         """Stop to answer, and free the address. Calls that wait raise `UnavailableError`."""

@@ -41,6 +41,9 @@ class Limits:
         compare("bytes of arrays", nbytes, self.message_bytes)
 
 
+DEFAULT = Limits()
+
+
 def compare(what: str, found: int, most: int) -> None:
     """Raise `ArgumentError` if a number is above a limit."""
     if found > most:

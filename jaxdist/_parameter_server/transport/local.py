@@ -57,20 +57,15 @@ class LocalListener:
                     "An address belongs to one task.\n\n"
                     "Choose another one, or stop the other task first."
                 )
-            self._address = address
+            self.address = address
             _LISTENERS[address] = self
             _CHANGE.notify_all()
-
-    @property
-    def address(self) -> str:
-        """The address that it listens on."""
-        return self._address
 
     def stop(self) -> None:
         """Stop to answer, and free the address. Calls that wait raise `UnavailableError`."""
         with _CHANGE:
-            if _LISTENERS.get(self._address) is self:
-                del _LISTENERS[self._address]
+            if _LISTENERS.get(self.address) is self:
+                del _LISTENERS[self.address]
         self._is_stopped = True
         _settle_all(self._waiting)
         self._threads.shutdown()
@@ -110,15 +105,10 @@ class LocalChannel:
     """
 
     def __init__(self, address: str, name: str, limits: Limits) -> None:
-        self._address, self._limits = address, limits
+        self.address, self._limits = address, limits
         self._peer = Peer(name, address)
         self._waiting: set[_Future] = set()
         self._is_closed = False
-
-    @property
-    def address(self) -> str:
-        """The address of the other task."""
-        return self._address
 
     @called("Channel.call")
     def call(self, message: Message, seconds: float | None = None) -> Message:
@@ -126,7 +116,7 @@ class LocalChannel:
         seconds = get_seconds(seconds)
         method = message.method
         request = receive(message, self._limits)
-        listener = _LISTENERS.get(self._address)
+        listener = _LISTENERS.get(self.address)
         if self._is_closed or listener is None:
             why = "this channel is closed" if self._is_closed else "nobody listens there"
             raise self._peer.make_unavailable(method, why)
@@ -159,7 +149,7 @@ class LocalChannel:
         seconds = get_seconds(seconds)
         with _CHANGE:
             came = _CHANGE.wait_for(
-                lambda: self._is_closed or self._address in _LISTENERS, max(seconds, 0)
+                lambda: self._is_closed or self.address in _LISTENERS, max(seconds, 0)
             )
         if self._is_closed:
             raise self._peer.make_unavailable("wait_until_ready", "this channel is closed")

@@ -11,14 +11,8 @@ import numpy as np
 from jax import export
 
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._parameter_server import protocol
 from jaxdist._parameter_server.closures.traced import Recent, TracedClosure
-from jaxdist._parameter_server.protocol import (
-    Change,
-    Changed,
-    ChangeVariables,
-    Read,
-    Release,
-)
 from jaxdist._parameter_server.server import TOO_STALE
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.shard_rows import NO_ROW
@@ -144,7 +138,7 @@ class Worker:
 
     def _run_once(
         self, request: ClosureRun, programs: Sequence[Any], began: float
-    ) -> tuple[Sequence[Any], dict[int, Changed]]:
+    ) -> tuple[Sequence[Any], dict[int, protocol.Changed]]:
         """Read, compute and send the changes; return the outputs, and the replies of servers."""
         closure = request.closure
         registered: set[int] = set()
@@ -159,7 +153,7 @@ class Worker:
             # Others wait for the changes of a closure that is registered.
             for link in (self._servers.links[place] for place in registered):
                 with contextlib.suppress(OtherProcessError):
-                    link.call(Release(request.client, request.number))
+                    link.call(protocol.Release(request.client, request.number))
         return outputs, changed
 
     # Reading
@@ -185,7 +179,7 @@ class Worker:
                 registered.add(place)
                 # In the order of the servers; see the page on parameter servers.
                 options |= {"closure": request.number, "register": changed[place]}
-            asked = Read(names, client=request.client, **options)
+            asked = protocol.Read(names, client=request.client, **options)
             found = self._servers.links[place].call(asked)
             self._kept.keep(place, found, request.fence)
 
@@ -270,12 +264,12 @@ class Worker:
 
     def _send(
         self, request: ClosureRun, updates: Sequence[Update], outputs: Sequence[np.ndarray]
-    ) -> dict[int, Changed]:
+    ) -> dict[int, protocol.Changed]:
         """Send the changes, keep the new values that come back, and return the replies."""
         if not updates:
             return {}
         reads = set(request.closure.reads)
-        by_server: dict[int, list[Change]] = {}
+        by_server: dict[int, list[protocol.Change]] = {}
         for update in updates:
             version = self._kept.find_version(update.name) if update.name in reads else None
             operands = [outputs[n] for n in update.operands]
@@ -284,7 +278,7 @@ class Worker:
                 is_own = operands[0] != NO_ROW
                 operands = [x[is_own] for x in operands] if not is_own.all() else operands
                 check_rows(request.closure, f"calls {update.op} of", update.name, operands[0])
-            change = Change(update.op, update.name, operands, version)
+            change = protocol.Change(update.op, update.name, operands, version)
             by_server.setdefault(self._servers.find_server(update.name), []).append(change)
         wanted = {} if self._max_staleness is not None else self._group_reads(request.closure)
         found = self._servers.call_each(
@@ -298,13 +292,13 @@ class Worker:
         return found
 
     def _make_request(
-        self, request: ClosureRun, changes: Sequence[Change], wanted: Sequence[str]
-    ) -> ChangeVariables:
+        self, request: ClosureRun, changes: Sequence[protocol.Change], wanted: Sequence[str]
+    ) -> protocol.ChangeVariables:
         """Return the request that sends changes to one server, and asks it for new values."""
         names = [c.name for c in changes if c.version is not None]
         incarnation = self._kept.get_incarnation(names[0]) if names else None
         options: dict[str, Any] = {"incarnation": incarnation, **self._kept.describe(wanted)}
-        return ChangeVariables(
+        return protocol.ChangeVariables(
             changes,
             client=request.client,
             closure=request.number,
