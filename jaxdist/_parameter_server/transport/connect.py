@@ -10,7 +10,7 @@ from jaxdist._parameter_server.transport.local import LocalChannel, LocalListene
 from jaxdist._parameter_server.transport.message import Channel, Handler, Listener
 from jaxdist._parameter_server.transport.moving import MovingChannel, find_addresses
 from jaxdist._parameter_server.transport.security import Security, read_security
-from jaxdist._processes import describe_addresses, parse_address
+from jaxdist._processes import describe_addresses, format_address, parse_address
 from jaxdist._validate import check_text, show
 
 LAYERS = ("grpc", "local")
@@ -56,10 +56,10 @@ def serve(
     """
     host, port = split_address(address)
     if layer == "local":
-        return LocalListener(_join(host, port), handlers, limits)
+        return LocalListener(format_address(host, port), handlers, limits)
     addresses = find_addresses()
     if addresses is not None:
-        host, port = split_address(addresses.find(_join(host, port)))
+        host, port = split_address(addresses.find(format_address(host, port)))
     return GrpcListener(host, port, handlers, limits, security or read_security())
 
 
@@ -88,7 +88,7 @@ def connect(
         ArgumentError: The address is not valid.
         MissingExtraError: `"grpc"`, and grpcio is not installed.
     """
-    address = _join(*split_address(address, lowest=1))
+    address = format_address(*split_address(address, lowest=1))
     if layer == "local":
         return LocalChannel(address, name, limits)
     found = security or read_security()
@@ -144,7 +144,3 @@ def check_addresses(tasks: Mapping[str, Sequence[str | None]], lowest: int = 1) 
                     describe_addresses(lowest),
                     "Write for instance 'host0.example.com:2222' or '[::1]:2222'.",
                 )
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

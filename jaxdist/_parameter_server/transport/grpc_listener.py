@@ -32,6 +32,7 @@ from jaxdist._parameter_server.transport.stream import (
     Outgoing,
     RefusedError,
 )
+from jaxdist._processes import format_address
 from jaxdist.errors import ClusterError, JaxdistError
 
 # Says only that a task is there, and is asked by those who start tasks.
@@ -188,10 +189,9 @@ class GrpcListener:
         self._server.add_generic_rpc_handlers((handlers_of_grpc,))
         self._health = health.HealthServicer()
         added.add_HealthServicer_to_server(self._health, self._server)
-        shown = f"[{host}]" if ":" in host else host
         _check_free(host, int(port))
-        bound = self._bind(f"{shown}:{port}", security)
-        self.address = f"{shown}:{bound}"
+        bound = self._bind(format_address(host, port), security)
+        self.address = format_address(host, bound)
         self._server.start()
 
     def stop(self) -> None:
