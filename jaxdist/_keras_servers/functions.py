@@ -191,16 +191,16 @@ class ServerFunction:
     def _take_values(self, state: Any) -> None:
         model, is_train, groups = self._model, self._kind == "train", self._find_variables()
         own = [v for n, v in enumerate(groups[1]) if n not in self._seeds.positions]
-        asked = [*groups[0], *own] if is_train else own
+        wanted = [*groups[0], *own] if is_train else own
         try:
-            found, of_optimizer = self._remote.fetch(asked, state[2] if is_train else None)
+            found, of_optimizer = self._remote.fetch(wanted, state[2] if is_train else None)
         except BaseException:
             self._give_back(state)
             raise
         fixed = list(state[1])
         self._seeds.put_into(fixed)
         values = [state[0], fixed, *([of_optimizer] if is_train else []), self._results.values]
-        now = dict(zip(map(id, asked), found, strict=True))
+        now = dict(zip(map(id, wanted), found, strict=True))
         for group, new in zip(groups, values, strict=True):
             for variable, value in zip(group, new, strict=True):
                 variable.assign(now.get(id(variable), value))
@@ -263,7 +263,7 @@ class ServerFunction:
         return [*groups, model.metrics_variables]
 
     def _give_back(self, state: Any) -> None:
-        """Give the variables of Keras the arrays back that this function took from them."""
+        """Give the variables of Keras back the arrays that this function took from them."""
         for group, values in zip(self._find_variables(), state, strict=True):
             for variable, value in zip(group, values, strict=True):
                 if variable._value is None:

@@ -25,13 +25,13 @@ _MethodOfServer = Callable[..., Any]
 class Client:
     """A client that calls the functions of a `Server` by name.
 
-    When it is created it asks the server for its methods. For each of them it has two attributes:
+    A new client asks the server for its methods. It has two attributes for each of them:
     `client.name(*args, timeout_in_ms=0)` returns a `StatusOrResult` at once, and
     `client.name_blocking(*args, timeout_in_ms=0)` waits and returns the value, or raises the
     error. Both compare the structure of the arguments first.
 
-    Several threads may call at a time. Calls that were started one after the other may be answered
-    in another order.
+    Several threads may call at a time. Calls may be answered in another order than they were
+    started in.
 
     Example:
         >>> import jax
@@ -61,7 +61,7 @@ class Client:
         if not isinstance(name, str):
             raise refuse_type(
                 f"name={show(name)}.",
-                "name is a text, by which errors tell clients apart.",
+                "name is a string by which errors tell clients apart.",
                 "Pass for instance name='trainer'.",
             )
         seconds = _read_seconds(timeout_in_ms)
@@ -88,13 +88,13 @@ class Client:
             address: Where the server listens. It may be about to start: this waits for it.
             name: The client in errors and in its `repr`.
             timeout_in_ms: How long creating the client and each call may take; 0 means
-                `JAXDIST_RPC_SECONDS` (60 s), since a call without a deadline could wait for ever.
+                `JAXDIST_RPC_SECONDS` (60 s), since a call without a deadline could wait forever.
 
         Returns:
             The client.
 
         Raises:
-            ArgumentError: The layer, the address or the timeout is none.
+            ArgumentError: The layer, the address or the timeout is not valid.
             DeadlineExceededError: The server did not answer in time.
             UnauthenticatedError: The server has another secret.
             UnsupportedError: A function is being traced.
@@ -123,16 +123,16 @@ class Client:
 
         Args:
             method_name: The name that the function is registered by.
-            args: A list with the arguments: arrays and numbers in dicts with texts as keys, lists,
-                tuples and None. They are copied here, so they may change afterwards.
+            args: A list with the arguments: arrays and numbers in dicts with strings as keys,
+                lists, tuples and None. They are copied here, so they may change afterwards.
             output_specs: A pytree of `jax.ShapeDtypeStruct` that describes the result; the value is
                 returned in this structure. None gives the list of the arrays of the result, or
                 None for a function without any.
             timeout_in_ms: How long this call may take; 0 means the timeout of the client.
 
         Returns:
-            A `StatusOrResult`. What the server finds wrong, also an unknown method and arguments
-            that do not fit, is in its status.
+            A `StatusOrResult`. Its status has what the server finds wrong, such as an unknown
+            method or arguments that do not fit.
 
         Raises:
             ArgumentTypeError: An argument is something that cannot be sent.
@@ -171,7 +171,7 @@ class Client:
     def close(self) -> None:
         """Close the connection; calls that wait end with `UnavailableError`.
 
-        A client that nothing refers to any more closes by itself.
+        A client closes by itself when nothing refers to it any more.
         """
         self._connection.close()
 

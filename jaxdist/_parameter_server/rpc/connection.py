@@ -1,4 +1,4 @@
-"""The connection to a server, the threads in which calls wait, and what a call gives."""
+"""The connection to a server, the threads in which calls wait, and the result of a call."""
 
 import math
 import threading
@@ -20,7 +20,7 @@ from jaxdist._parameter_server.transport.requests import call
 from jaxdist._typing import PyTree
 from jaxdist.errors import JaxdistError, OtherProcessError
 
-# Of one client at a time; further calls wait. A server answers those of many clients.
+# The calls of one client at a time; others wait. A server answers those of many clients.
 _MOST_CALLS = 64
 
 
@@ -31,7 +31,7 @@ class Connection:
         layer: `"grpc"` or `"local"`.
         address: Of the server.
         name: The server in errors.
-        seconds: How long a call waits that does not say; None means `JAXDIST_RPC_SECONDS`.
+        seconds: How long a call waits by default; None means `JAXDIST_RPC_SECONDS`.
     """
 
     @called("Client.create", replaces="connect")
@@ -57,7 +57,7 @@ class Connection:
         except OtherProcessError as error:
             raise _rename(error, ListMethods.method, "Client.create") from None
         for _, signature in found.methods:
-            # Raises for a structure that is none.
+            # Raises an error if the structure is not valid.
             unflatten(signature.structure, signature.leaves)
         return dict(found.methods)
 
@@ -142,7 +142,7 @@ class StatusOrResult:
         """Return whether the call was successful. Waits until it has ended.
 
         Returns:
-            False if the call ended with an error, which `get_error` tells.
+            False if the call ended with an error, which `get_error` returns.
         """
         return self._wait() is None
 
@@ -152,10 +152,10 @@ class StatusOrResult:
         Returns:
             `(0, "")` after a successful call. Otherwise a code of gRPC, such as 3 for arguments
             that do not fit, an unknown method or a `ValueError` of the function, 4 for a deadline,
-            and 14 for a server that is gone; and what happened.
+            and 14 for a server that has ended; and what happened.
 
         Source:
-            TensorFlow gives the text as bytes.
+            TensorFlow returns the text as bytes.
         """
         error = self._wait()
         return (OK, "") if error is None else (get_code(error), str(error))
@@ -170,7 +170,7 @@ class StatusOrResult:
 
         Raises:
             JaxdistError: The error that the call ended with.
-            InvalidArgumentError: The result is another one than `output_specs` describe.
+            InvalidArgumentError: The result is not what `output_specs` describe.
         """
         error = self._wait()
         if error is not None:

@@ -60,7 +60,7 @@ def as_own_error(method: str, error: BaseException) -> errors.JaxdistError:
     )
     return kind(
         f"The function of {method!r} raised {show(error)}.\n\n"
-        "The server answers with the error of its function, and goes on.\n\n"
+        "The server answers with the error of its function, and continues.\n\n"
         "Its log has the traceback."
     )
 
@@ -118,12 +118,12 @@ class Method:
 class Methods(dict[str, Method]):
     """The functions of one server, by name.
 
-    It is apart from the server, so that the threads that answer do not keep the server alive.
+    A class of its own, so that the threads that answer do not keep the server alive.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # Two calls at a time would read a variable, and one of them would overwrite the other's.
+        # Two calls at the same time could read a variable and overwrite each other's change.
         self._turn = threading.Lock()
 
     def answer(self, request: Call | ListMethods) -> Reply:
@@ -150,7 +150,7 @@ class Methods(dict[str, Method]):
                 stack.callback(self._turn.release)
             try:
                 result = method.function(*args)
-                # Also what fails only when the result is computed.
+                # Some errors appear only when the result is computed.
                 result = jax.block_until_ready(result)
             except BaseException as error:
                 own = as_own_error(name, error)
@@ -171,13 +171,13 @@ def make_method(name: str, func: Any, input_signature: Any, concurrent: bool) ->
     """Return a function with what it takes.
 
     Raises:
-        ArgumentError: There is no signature, or the function takes another number of arguments.
+        ArgumentError: The signature is missing, or has another number of arguments.
     """
     if isinstance(func, jax.stages.Compiled):
         return Method(func, _read_compiled(name, func, input_signature), concurrent)
     try:
         parameters: inspect.Signature | None = inspect.signature(func)
-    except (TypeError, ValueError):  # a function in C that does not tell
+    except (TypeError, ValueError):  # a function in C without a signature
         parameters = None
     if input_signature is None:
         if parameters is None or parameters.parameters:

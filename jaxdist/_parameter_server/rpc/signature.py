@@ -1,4 +1,4 @@
-"""What a registered function takes: the structure, dtypes and shapes of its arguments."""
+"""`Signature`: the structure, dtypes and shapes of the arguments of a registered function."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +30,7 @@ def _suggest(name: str) -> str:
 
 
 class LeafSpec(msgspec.Struct, frozen=True, array_like=True):
-    """One array: the name of its dtype, and its dimensions. A text is a dimension of any size."""
+    """One array: the name of its dtype, and its dimensions. A string is a dimension of any size."""
 
     dtype: str
     dims: tuple[int | str, ...]
@@ -54,7 +54,7 @@ class Signature(msgspec.Struct, frozen=True, array_like=True):
         """Return the arguments of a call, or raise an error that says what does not fit.
 
         Args:
-            method: What is called.
+            method: The name of the method.
             structure: The structure of the arguments.
             leaves: How each of their leaves was given, and the leaf.
 
@@ -121,8 +121,8 @@ def make_signature(given: Any) -> Signature:
     """Return the signature that a user declares: a list with a pytree for each argument.
 
     Raises:
-        ArgumentTypeError: It is no list, or a leaf has no shape or dtype.
-        ArgumentError: A dtype or a dimension is none that a call can have.
+        ArgumentTypeError: It is not a list, or a leaf has no shape or dtype.
+        ArgumentError: A call cannot have such a dtype or dimension.
     """
     if not isinstance(given, (list, tuple)):
         raise refuse_type(

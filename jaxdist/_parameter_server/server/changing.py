@@ -34,7 +34,7 @@ TOO_STALE = "too stale"
 
 
 class LostValuesError(Exception):
-    """A program failed when it had taken the memory of values that are not replaced yet."""
+    """A program failed after it had taken the memory of values that are not replaced yet."""
 
 
 class StagedRequest:
@@ -62,7 +62,7 @@ class StagedRequest:
             held = [staged.stored for staged in self._staged.values()]
             lost = [v.name for v in held if isinstance(v.value, jax.Array) and v.value.is_deleted()]
             if lost:
-                why = f"{type(error).__name__}: {error}; the values of {', '.join(lost)} are gone"
+                why = f"{type(error).__name__}: {error}; the values of {', '.join(lost)} are lost"
                 raise LostValuesError(why) from error
             raise
 
@@ -164,7 +164,7 @@ class Changing:
         reads = admission.flight.get_reads(own)
         if reads is None:
             # A write of the coordinator, or a closure whose deadline was over. It takes its place
-            # among the reads, since otherwise closures that come later could pass it for ever.
+            # among the reads, since otherwise later closures could overtake it forever.
             admission.admit(own, self._get_versions, seconds, seconds)
         else:
             self._check_registered(reads)
@@ -256,7 +256,8 @@ def _make_value(creation: protocol.Creation) -> np.ndarray:
 def add_variables(state: State, values: Mapping[str, np.ndarray], client: str) -> protocol.Created:
     """Add the variables that do not exist; return for each whether it is new, and its version.
 
-    One that the client itself has made counts as new: it asks again after a lost reply.
+    A variable that the client itself has made counts as new: it repeats the request if the reply
+    is lost.
 
     Raises:
         ShapeError: A variable exists with another shape or dtype. Then none is added.

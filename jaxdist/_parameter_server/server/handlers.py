@@ -18,7 +18,7 @@ RUNNING, UNKNOWN = Pending("running"), Pending("unknown")
 _MOST_CALLS = 256
 _THREADS = 8
 _REQUESTS = (*ANSWERS, protocol.WaitForCall, protocol.Announce, protocol.ListAnnounced)
-# A worker tells it every 2 s, so that one that has ended is forgotten soon.
+# Workers announce themselves every 2 s, so a worker that has ended is forgotten soon.
 _KEEP_SECONDS = 10.0
 _MOST_WORKERS = 1024
 
@@ -27,8 +27,8 @@ class LongCalls:
     """Calls that may take longer than the deadline of a message.
 
     Each has an id. A message starts the call, and is answered after some seconds in any case; the
-    caller asks for its end with further messages. So every message has a short deadline, by which a
-    server that was stopped is noticed; and a message that comes twice starts nothing.
+    caller waits for its end with further messages. So every message has a short deadline, which
+    reveals a server that was stopped; and a repeated message starts nothing.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class LongCalls:
         Args:
             request: Its id; without one it is run at once, however long it takes.
             seconds: When to answer.
-            call: What it does.
+            call: Does the work.
         """
         if not request:
             return call()
@@ -88,10 +88,10 @@ def make_handlers(server: VariableServer) -> dict[str, Handler]:
 
 
 class Announcements:
-    """The workers that have told a server that they are there.
+    """The workers that have announced themselves to a server.
 
     A coordinator asks for them, and takes those that its cluster does not list. They are in no
-    snapshot: each worker tells it again and again.
+    snapshot: each worker announces itself again and again.
 
     Args:
         clock: Returns seconds.
@@ -104,7 +104,7 @@ class Announcements:
         self._found: OrderedDict[int, tuple[str, float]] = OrderedDict()
 
     def note(self, worker: int, address: str) -> None:
-        """Note that a worker is there.
+        """Note that a worker is alive.
 
         Args:
             worker: Its index.

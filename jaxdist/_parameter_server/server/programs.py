@@ -23,13 +23,12 @@ class UpdateProgram:
     """An update program `f(value, *slots, *operands) -> (value, *slots)`.
 
     Args:
-        caller: The public call, for error messages.
         key: The name of the program.
         content: The bytes of the `jax.export` function.
         num_slots: How many slots it has.
 
     Raises:
-        ArgumentTypeError: The bytes are no exported function.
+        ArgumentTypeError: The bytes are not an exported function.
         ArgumentError: The function does not have this form.
     """
 
@@ -138,7 +137,7 @@ def load_exported(what: str, content: bytes) -> export.Exported:
     """Return the exported function in some bytes, if this server can run it.
 
     Raises:
-        ArgumentTypeError: The bytes are no exported function.
+        ArgumentTypeError: The bytes are not an exported function.
         ArgumentError: It needs something that a server does not have.
         MissingExtraError: flatbuffers is not installed.
     """
@@ -148,7 +147,7 @@ def load_exported(what: str, content: bytes) -> export.Exported:
     # The reader of flatbuffers raises whatever a wrong offset leads to.
     except Exception as error:
         raise refuse_type(
-            f"{len(content)} bytes for {what}, which are no exported function: "
+            f"{len(content)} bytes for {what}, which are not an exported function: "
             f"{type(error).__name__}: {str(error)[:200]}.",
             "A program is what jax.export.export(jax.jit(f))(*shapes).serialize() returns.",
             "Send these bytes, exported with a version of JAX of the same year as this one, "
@@ -192,7 +191,6 @@ class Initialiser:
     """A compiled function that makes first values.
 
     Args:
-        caller: The public call, for error messages.
         what: What it makes, for error messages.
         content: The bytes of the `jax.export` function.
     """

@@ -34,7 +34,7 @@ _LOG = logging.getLogger("jaxdist")
 
 @dataclasses.dataclass(frozen=True)
 class Captured:
-    """What a snapshot holds: all of one moment, between two requests."""
+    """The content of a snapshot: all of one moment, between two requests."""
 
     arrays: dict[str, np.ndarray]
     notes: dict[str, Any]
@@ -47,7 +47,7 @@ def capture(state: State, task: str) -> Captured:
     Cost:
         A copy of each table; other values are not written into, so they are not copied.
     """
-    # Names of variables are in the notes, since they may hold any character.
+    # The names of variables are in the notes, since they may contain any character.
     arrays = {f"v{i}": stored.read() for i, stored in enumerate(state.variables.values())}
     for i, program in enumerate(state.programs.values()):
         arrays[f"p{i}"] = np.frombuffer(program.content, np.uint8)

@@ -88,14 +88,14 @@ class State:
     counted: CountedClosures = dataclasses.field(default_factory=CountedClosures)
     mutations: int = 0  # of this incarnation, to see whether a snapshot would be another one
     applied: int = 0  # requests, over all incarnations
-    already_counted: int = 0  # requests that came again
+    already_counted: int = 0  # requests that were repeated
     staleness: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
-    # The same for each client: servers go on when the run of one has ended.
+    # The same for each client: servers continue when the run of one has ended.
     staleness_of: dict[str, collections.Counter[int]] = dataclasses.field(default_factory=dict)
     # Versions are those of one incarnation: after a restart from a snapshot the same number may
     # name another value.
     incarnation: str = dataclasses.field(default_factory=lambda: make_incarnation())
-    # What each restart has found in its snapshot, the oldest first.
+    # What each restart found in its snapshot, the oldest first.
     restores: list[Restore] = dataclasses.field(default_factory=list)
     max_staleness: int | None = None
 

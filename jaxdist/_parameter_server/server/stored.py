@@ -185,7 +185,7 @@ def stage_dense(staged: StagedVariable, op: str, operand: np.ndarray) -> None:
 
 
 def stage_rows(staged: StagedVariable, op: str, ids: np.ndarray, rows: np.ndarray) -> None:
-    """Compute the next values of rows. Rows with one id are put together as TensorFlow does."""
+    """Compute the next values of rows. Rows with the same id are combined as in TensorFlow."""
     step = ROWS[op]
     unique, place = np.unique(ids, return_inverse=True)
     if step is None:
@@ -198,7 +198,7 @@ def stage_rows(staged: StagedVariable, op: str, ids: np.ndarray, rows: np.ndarra
         order = np.argsort(ids, kind="stable")
         found = np.asarray(step(found, rows[order]), dtype=found.dtype)
     elif step in (np.add, np.subtract):
-        # The sum of rows with one id is one operand, in the order in which they came.
+        # The sum of rows with one id is one operand; it adds them in the order of the request.
         order = np.argsort(place, kind="stable")
         starts = np.searchsorted(place[order], np.arange(len(unique)))
         summed = np.add.reduceat(rows[order], starts, axis=0, dtype=rows.dtype)
@@ -213,11 +213,11 @@ _LONGEST_NAME = 512
 
 
 def check_name(what: str, name: Any) -> str:
-    """Check that a name is a text of printable characters."""
+    """Check that a name is a string of printable characters."""
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
         raise refuse(
             f"{what}={show(name)}.",
-            f"{what} is a text of 1 to {_LONGEST_NAME} printable characters.",
+            f"{what} is a string of 1 to {_LONGEST_NAME} printable characters.",
             "Pass for instance 'dense/kernel'.",
         )
     return name
@@ -248,7 +248,7 @@ def find_variable(stored: dict[str, StoredVariable], name: str) -> StoredVariabl
         raise refuse(
             f"name={show(name)}, and this server has no such variable.",
             f"It has {there}{more}.",
-            "Create it first, or ask the server on which it is.",
+            "Create it first, or ask the server that has it.",
             kind=NotFoundError,
         )
     return found
@@ -307,7 +307,7 @@ def check_change(variable: StoredVariable, change: Change, programs: Collection[
     if variable.dtype == np.bool_ and _STEPS.get(change.op) is not None:
         raise refuse(
             f"op={change.op!r} for {variable.name!r}, which is {variable.describe()}.",
-            "There is no arithmetic with bools.",
+            "Bools have no arithmetic.",
             "Assign the new value, or create the variable with an integer dtype.",
         )
     if change.op == "scatter_div" and not jax.dtypes.issubdtype(variable.dtype, np.inexact):

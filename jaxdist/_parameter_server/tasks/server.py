@@ -54,7 +54,7 @@ class Server:
     """One task of a cluster: a parameter server, or a worker.
 
     A task of the job `ps` holds variables, and one of the job `worker` runs functions that a
-    coordinator schedules. Tasks of other jobs answer only that they are there. The variables
+    coordinator schedules. Tasks of other jobs only report that they are alive. The variables
     `JAXDIST_SECRET_FILE`, `JAXDIST_SECRET` and `JAXDIST_TLS_...` say who may call it; at an address
     that other machines reach it does not start without.
 
@@ -63,7 +63,7 @@ class Server:
         job_name: The job of this task; None if the cluster has only one.
         task_index: The number of this task; None if the job has only one.
         protocol: `grpc`, which None means too.
-        config: None: there are no sessions to configure.
+        config: Must be None: jaxdist has no sessions to configure.
         start: Whether it starts at once.
         snapshot_directory: A folder for the snapshots of a parameter server. One that is started
             again begins with the newest. None means `JAXDIST_SNAPSHOT_DIRECTORY`, which `jaxdist
@@ -71,7 +71,7 @@ class Server:
         snapshot_seconds: How often a snapshot is written, if something has changed.
         modules: Modules with dataset functions, which workers may call by name, besides those of
             the script that this process runs.
-        announce: Whether a worker tells the first parameter server every 2 s that it is there. A
+        announce: Whether a worker announces itself to the first parameter server every 2 s. A
             training that runs already, and whose cluster does not list the worker, then lets it
             take part. The coordinator reaches it at its address in the cluster. `join` returns when
             the process of that coordinator ends. None means yes for a worker if the environment
@@ -80,7 +80,7 @@ class Server:
     Raises:
         ArgumentTypeError: `server_or_cluster_def` is none of these.
         ArgumentError: The cluster has several jobs or tasks, and none was chosen; or the address is
-            none; or one of `modules` is not there.
+            not valid; or one of `modules` does not exist.
         NotFoundError: The cluster has no such task.
         ClusterError: The address is in use.
         UnauthenticatedError: Other machines reach the address, and there is no TLS and no secret.
@@ -139,7 +139,7 @@ class Server:
         self._seconds = as_number("snapshot_seconds", snapshot_seconds, least=0.0)
         self._variables: VariableServer | None = None
         self._listener: Listener | None = None
-        # What `stop` does, the last first.
+        # The work of `stop`, last entry first.
         self._parts = contextlib.ExitStack()
         self._is_stopped = threading.Event()
         # Why a worker that announced itself has ended without its coordinator saying so.
@@ -148,7 +148,7 @@ class Server:
             self.start()
 
     def start(self) -> None:
-        """Start to answer. A server that was started already goes on.
+        """Start answering. A server that is already running continues.
 
         Source:
             `tf.distribute.Server.start`.
@@ -170,7 +170,7 @@ class Server:
             raise
 
     def join(self) -> None:
-        """Wait for ever, or until another thread calls `stop`.
+        """Wait until another thread calls `stop`, or forever.
 
         A SIGTERM stops the server, which writes a last snapshot, and then ends the process. A
         worker that announced itself stops, and this returns, when the process of the coordinator
@@ -207,7 +207,7 @@ class Server:
         self._end_alone()
 
     def stop(self) -> None:
-        """Stop to answer, and free the address. A parameter server writes a last snapshot.
+        """Stop answering, and free the address. A parameter server writes a last snapshot.
 
         Raises:
             CheckpointError: The snapshot cannot be written.
@@ -223,7 +223,7 @@ class Server:
             Its number (`step`), and how many changes it has (`applied`).
 
         Raises:
-            ContextError: The task is no parameter server, or has no snapshot directory.
+            ContextError: The task is not a parameter server, or has no snapshot directory.
             CheckpointError: It cannot be written.
         """
         if self._variables is None:
@@ -317,7 +317,7 @@ class Server:
 
     def _announce(self, listener: Listener) -> Announcer:
         host, _, port = self._def.address.rpartition(":")
-        # The address of the cluster is what others reach; only port 0 is none.
+        # Others reach the address in the cluster, unless its port is 0.
         address = self._def.address if port != "0" else f"{host}:{listener.address.split(':')[-1]}"
         server = self._def.cluster.task_address("ps", 0)
         return Announcer(server, self._def.task_index, address, self._give_up)
@@ -333,7 +333,7 @@ class Server:
         self._is_stopped.set()
 
     def _end_alone(self) -> None:
-        """Stop, if this worker has ended by itself; `stop` sets the event too, and is no end."""
+        """Stop, if this worker has ended by itself, and not because of `stop`."""
         if self._listener is not None:
             self.stop()
         if self._error is not None:
@@ -356,7 +356,7 @@ def _check_config(config: Any) -> None:
     if config is not None:
         raise refuse(
             f"config={show(config)}.",
-            "It configures sessions and devices of TensorFlow, which are not there.",
+            "It configures sessions and devices of TensorFlow, which jaxdist does not have.",
             "Leave it out. JAX is configured by jax.config and by environment variables.",
             kind=UnsupportedError,
         )

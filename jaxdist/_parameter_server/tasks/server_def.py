@@ -53,13 +53,13 @@ def read_server_def(
     Raises:
         ArgumentTypeError: `given` is none of these.
         ArgumentError: The job or the number is not given, and there are several; or an address of
-            a server or worker is no host and port.
+            a server or worker is not a host and port.
         NotFoundError: The cluster has no such task.
         UnsupportedError: Another protocol.
     """
     cluster_def = getattr(given, "cluster", None)
     if cluster_def is not None and not isinstance(given, Mapping):
-        # A message of TensorFlow has empty texts where nothing is set.
+        # A message of TensorFlow has empty strings where nothing is set.
         job_name = (getattr(given, "job_name", None) or None) if job_name is None else job_name
         task_index = getattr(given, "task_index", None) if task_index is None else task_index
         protocol = (getattr(given, "protocol", None) or None) if protocol is None else protocol
@@ -112,7 +112,7 @@ def _find_job(cluster: ClusterSpec, job_name: str | None) -> str:
             return cluster.jobs[0]
         raise refuse(
             f"no job_name, and a cluster with the jobs {cluster.jobs}.",
-            "Only a cluster with one job tells which one is meant.",
+            "job_name may be left out only if the cluster has one job.",
             "Pass job_name='worker', or resolver.task_type.",
         )
     remedy = f"Pass one of {cluster.jobs}."
@@ -134,7 +134,7 @@ def _find_index(cluster: ClusterSpec, job: str, task_index: int | None) -> int:
             return indices[0]
         raise refuse(
             f"no task_index, and a cluster with {len(indices)} tasks of the job {job!r}.",
-            "Only a job with one task tells which one is meant.",
+            "task_index may be left out only if the job has one task.",
             "Pass task_index=0, or resolver.task_id.",
         )
     index = as_integer("task_index", task_index, least=0)

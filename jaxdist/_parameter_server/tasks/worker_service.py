@@ -62,10 +62,10 @@ _DONE, _RUNNING = Answer(state="done"), Answer(state="running")
 
 
 class Session:
-    """What a worker holds for one coordinator: programs, datasets, and kept values.
+    """The things that a worker holds for one coordinator: programs, datasets, and kept values.
 
     Args:
-        greeting: What the coordinator has said first.
+        greeting: The first request of the coordinator.
         index: The number of this worker.
         servers: The parameter servers.
         modules: The modules whose functions the coordinator may name.
@@ -123,7 +123,7 @@ class Session:
 
     def _start(self, request: Run | Make) -> Answer:
         with self._lock:
-            # The same message twice, or one that was late: its caller waits for another one.
+            # A repeated or late message: its caller waits for another one.
             if request.attempt <= self._attempt:
                 return Answer(state="old")
             self._attempt = request.attempt
@@ -224,12 +224,12 @@ def _wait(future: "Future[Answer]") -> Answer:
 class WorkerService:
     """A worker: it runs closures for one coordinator at a time.
 
-    A second coordinator takes the worker over. The first one is told so when it calls again.
+    A second coordinator takes the worker over. The first one learns it when it calls again.
 
     Args:
         index: The number of the worker.
         servers: The addresses of the parameter servers as this task reaches them; empty if the
-            coordinator says them.
+            coordinator sends them.
         modules: The modules whose functions a coordinator may name.
         end: Is called when the process of the coordinator ends. It does not wait.
     """

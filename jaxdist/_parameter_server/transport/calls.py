@@ -1,4 +1,4 @@
-"""What both layers do with a call: limits of time, errors that name the task, and handlers.
+"""Shared by both layers: deadlines of calls, errors that name the task, and handlers.
 
 An error of a handler is sent as the name of its class and its text.
 """
@@ -25,7 +25,7 @@ _LONGEST = 1e8
 
 
 class Failure(msgspec.Struct, array_like=True):
-    """An error, without what could be a program: its class by name, and its text."""
+    """An error as data, without a program in it: the name of its class, and its text."""
 
     name: str
     text: str
@@ -36,7 +36,7 @@ def describe_failure(error: BaseException, method: str) -> Failure:
     """Return an error as values that can be sent.
 
     A class that is not in `jaxdist.errors` counts as its base class there. Other errors are sent as
-    class name and message. The places of its traceback stay here.
+    class name and message. Its traceback stays here.
     """
     if isinstance(error, errors.JaxdistError):
         name = next(k.__name__ for k in type(error).__mro__ if _CLASSES.get(k.__name__) is k)
@@ -44,7 +44,7 @@ def describe_failure(error: BaseException, method: str) -> Failure:
         return Failure(name, _get_text(error), list(processes))
     text = (
         f"{method} raised {type(error).__name__}: {_get_text(error)}\n\n"
-        "The other task answers with the error of its function, and goes on.\n\n"
+        "The other task answers with the error of its function, and continues.\n\n"
         "Its log has the traceback."
     )
     return Failure("UnknownError", text, [])
@@ -54,7 +54,7 @@ def make_error(failure: Failure) -> errors.JaxdistError:
     """Return the error that a failure describes."""
     kind = _CLASSES.get(failure.name)
     if kind is None:
-        # Of a later version of jaxdist.
+        # A class of a later version of jaxdist.
         return errors.UnknownError(f"{failure.name}: {failure.text}")
     if issubclass(kind, errors.OtherProcessError):
         return kind(failure.text, failure.processes)
@@ -66,7 +66,7 @@ def _get_text(error: BaseException) -> str:
         text = str(error)
     except Exception:
         text = object.__repr__(error)
-    # It is part of a header, which has a limit; and msgspec encodes no half of a surrogate pair.
+    # It is part of a header, which has a limit; msgspec cannot encode half of a surrogate pair.
     return text[:20_000].encode(errors="replace").decode()
 
 
@@ -92,7 +92,7 @@ class Peer:
         self._has_answered = True
 
     def make_unavailable(self, method: str, why: str) -> errors.UnavailableError:
-        """Return the error of a call that found nobody, or lost the connection."""
+        """Return the error of a call that found no task, or lost the connection."""
         return errors.UnavailableError(
             f"{self._name} is not available: {why}.\n\n"
             f"It was called with {method!r}. {self._tell_since()}\n\n"
@@ -106,15 +106,15 @@ class Peer:
         """Return the error of a call without a reply in time.
 
         Args:
-            method: What was called.
+            method: The method that was called.
             seconds: The time.
             said: What answered instead, such as a proxy.
         """
-        instead = f" What answers there says: {said}." if said else ""
+        instead = f" The reply from there was: {said}." if said else ""
         return errors.DeadlineExceededError(
             f"{self._name} did not reply within {seconds:g} s.{instead}\n\n"
             f"It was called with {method!r}. {self._tell_since()} The task may have done the work."
-            "\n\nSee whether it hangs or is stopped. To wait longer, pass seconds= or set "
+            "\n\nCheck whether it hangs or has stopped. To wait longer, pass seconds= or set "
             "JAXDIST_RPC_SECONDS."
         )
 
@@ -126,7 +126,7 @@ class Peer:
 
 
 def get_seconds(seconds: float | None) -> float:
-    """Return how long a call may take: `JAXDIST_RPC_SECONDS` if the caller does not say."""
+    """Return how long a call may take; the default is `JAXDIST_RPC_SECONDS`."""
     return min(get_settings().rpc_seconds if seconds is None else seconds, _LONGEST)
 
 
@@ -141,7 +141,7 @@ def answer(handlers: Mapping[str, Handler], request: Message) -> tuple[Message, 
                 "Call one of these, or the task that has the method."
             )
         return handler(request), None
-    # Also SystemExit and its like: the caller would wait until its deadline.
+    # Also SystemExit: otherwise the caller would wait until its deadline.
     except BaseException as error:
         if not isinstance(error, errors.JaxdistError):
             _LOG.exception("The handler of %r raised:", method)

@@ -33,8 +33,8 @@ def serve(
         handlers: A function for each method, from the request to the reply. They are called in
             threads, several at a time.
         layer: `"grpc"`, or `"local"` for callers of this process.
-        security: Who may call; None means what the environment variables say.
-        limits: The most that it takes in.
+        security: Who may call; None means what the environment says.
+        limits: The largest messages, and how many calls, it accepts.
 
     Returns:
         The listener. It answers until `stop`, or until the process ends.
@@ -78,8 +78,8 @@ def connect(
         address: Where the task listens.
         layer: `"grpc"`, or `"local"` for a task of this process.
         name: The task in errors, such as `ps 0`.
-        security: What the task knows this one by; None means what the environment variables say.
-        limits: The most that a message may have.
+        security: The secret and certificates for the task; None means those of the environment.
+        limits: The largest messages.
 
     Returns:
         The channel. It connects when it is used, and again after the task was started again.
@@ -99,7 +99,7 @@ def connect(
 
 
 def check_layer(layer: str) -> None:
-    """Raise `ArgumentError` if a layer is none."""
+    """Raise `ArgumentError` if a layer is not valid."""
     # An array has no truth value when it is compared.
     if not isinstance(layer, str) or layer not in LAYERS:
         raise refuse(
@@ -113,7 +113,7 @@ def split_address(address: str, lowest: int = 0) -> tuple[str, int]:
     """Return the host and the port of an address.
 
     Raises:
-        ArgumentError: It is none.
+        ArgumentError: It is not valid.
     """
     check_text("address", address, "127.0.0.1:2222")
     found = parse_address(f"127.0.0.1{address}" if address.startswith(":") else address, lowest)
@@ -134,7 +134,7 @@ def check_addresses(tasks: Mapping[str, Sequence[str | None]], lowest: int = 1) 
         lowest: The lowest port.
 
     Raises:
-        ArgumentError: One is no address.
+        ArgumentError: One of them is not an address.
     """
     for job, addresses in tasks.items():
         for number, address in enumerate(addresses):

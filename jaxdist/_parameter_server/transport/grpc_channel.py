@@ -31,7 +31,7 @@ from jaxdist.errors import (
 )
 
 SERVICE = "jaxdist.Transport"
-# Written next to each other: one number for all that both sides must read alike.
+# The version of everything that both sides must read alike.
 WIRE = "3"
 
 WIRE_KEY = "jaxdist-wire"
@@ -69,19 +69,19 @@ def load_grpc(module: str = "grpc") -> Any:
 _OPTIONS = (
     *OPTIONS,
     # gRPC waits longer and longer, up to two minutes, before it tries again to connect. A server
-    # that was started again is to be found at once.
+    # that was started again must be found at once.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # A pod that was replaced has another address under its name; the usual time is 30 s.
+    # A replaced pod has another address under its name; the default time is 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
     # A connection of its own, so that it ends with the channel.
     ("grpc.use_local_subchannel_pool", 1),
-    # Tasks of a cluster reach each other, also where the way to the internet is a proxy.
+    # Tasks of a cluster reach each other directly, even if the internet is behind a proxy.
     ("grpc.enable_http_proxy", 0),
     # The caller's own thread waits for a reply. Otherwise each call would start another one.
     ("SingleThreadedUnaryStream", 1),
-    # A call is not repeated behind the back of whoever counts calls.
+    # gRPC must not repeat a call: callers count them.
     ("grpc.enable_retries", 0),
 )
 _NAP = 0.05
@@ -101,7 +101,7 @@ class GrpcChannel:
         address: Where the task listens, or will listen.
         name: Of the task, for errors.
         limits: The most that a reply may have.
-        security: What the task knows this one by.
+        security: The secret and certificates for the task.
 
     Raises:
         MissingExtraError: grpcio is not installed.
@@ -212,7 +212,7 @@ class GrpcChannel:
             try:
                 status = self._check(request, timeout=left, wait_for_ready=True).status
             except self._grpc.RpcError as error:
-                # A proxy answers so while the task behind it starts; HTTP's 502 to 504 as well.
+                # A proxy answers like this while its task starts; also with HTTP's 502 to 504.
                 if said and error.code() is self._grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise self._peer.make_deadline("wait_until_ready", seconds, said) from None
                 if error.code() is not self._grpc.StatusCode.UNAVAILABLE:
@@ -278,5 +278,5 @@ class GrpcChannel:
                 "Send several messages, or an array in shards."
             )
         if code is status.UNIMPLEMENTED:
-            text = f"what listens there is no task of jaxdist ({text})"
+            text = f"what listens there is not a task of jaxdist ({text})"
         return self._peer.make_unavailable(method, text)

@@ -35,7 +35,7 @@ from jaxdist._parameter_server.transport.stream import (
 from jaxdist._processes import format_address
 from jaxdist.errors import ClusterError, JaxdistError
 
-# Says only that a task is there, and is asked by those who start tasks.
+# Launchers call it, also without a secret: it says only that the task is alive.
 _HEALTH = "/grpc.health.v1.Health/Check"
 _SECONDS_TO_STOP = 5.0
 # gRPC reports a deadline in some hundred years where the caller gave none.
@@ -43,7 +43,7 @@ _LONGEST = 1e9
 _OPTIONS = (
     # Otherwise two servers could have one port, and each would get a part of the calls.
     ("grpc.so_reuseport", 0),
-    # Who connects and says nothing is sent away. The default is two minutes.
+    # A caller that connects and sends nothing is disconnected. The default is two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
 )
 
@@ -105,7 +105,7 @@ class Watch:
 
 
 def make_guard(secret: str | None) -> Any:
-    """Return a server interceptor that lets callers through who know the secret."""
+    """Return a server interceptor that accepts only callers who know the secret."""
     grpc = load_grpc()
     code = grpc.StatusCode
     expected = None if secret is None else secret.encode()
@@ -124,7 +124,7 @@ def make_guard(secret: str | None) -> Any:
             metadata = dict(details.invocation_metadata)
             if expected is not None and SECRET_KEY not in metadata:
                 return refuse(code.UNAUTHENTICATED, "it has a secret, and the caller gave none")
-            # In the same time for every secret: it does not tell how much of it was right.
+            # In constant time, so that it does not reveal how much of the secret was right.
             given = metadata.get(SECRET_KEY, b"")
             if expected is not None and not hmac.compare_digest(given, expected):
                 return refuse(code.UNAUTHENTICATED, "it has another secret than the caller")
@@ -148,11 +148,11 @@ class GrpcListener:
         host: Where it listens.
         port: 0 for a free one.
         handlers: A function for each method.
-        limits: The most that it takes in.
+        limits: The largest messages, and how many calls, it accepts.
         security: Who may call.
 
     Raises:
-        ClusterError: The address is in use, or is none of this machine.
+        ClusterError: The address is in use, or belongs to another machine.
         UnauthenticatedError: Other machines reach the address, and anybody could call.
         MissingExtraError: grpcio is not installed.
     """
@@ -195,7 +195,7 @@ class GrpcListener:
         self._server.start()
 
     def stop(self) -> None:
-        """Stop to answer, and free the address. Calls that wait raise `UnavailableError`."""
+        """Stop answering, and free the address. Calls that wait raise `UnavailableError`."""
         self._health.enter_graceful_shutdown()
         self._server.stop(None).wait(_SECONDS_TO_STOP)
         self._threads.shutdown()
@@ -236,7 +236,7 @@ class GrpcListener:
             yield from sent.make_chunks(call, REPLY)
 
     def _find_reply(self, call: bytes, chunks: Iterator[bytes], context: Any) -> Outgoing | None:
-        """Receive a request, and return its reply; None if the caller has gone."""
+        """Receive a request, and return its reply; None if the caller has hung up."""
         request = self._receive(call, chunks, context)
         if request is None:
             return None
@@ -274,7 +274,7 @@ class GrpcListener:
         except RefusedError as error:
             context.abort(code.INVALID_ARGUMENT, str(error))
         except self._grpc.RpcError:
-            # The caller has gone.
+            # The caller has hung up.
             return None
         finally:
             if taken:
@@ -307,5 +307,5 @@ def _make_bind_error(address: str) -> ClusterError:
         f"A task was to listen on {address}, and cannot.\n\n"
         "The address is one of this machine, the port is free, and this user may use it. "
         "Files of TLS are PEM.\n\n"
-        "See who uses the port: ss -ltnp. Or choose another address, or port 0 for a free port."
+        "See what uses the port: ss -ltnp. Or choose another address, or port 0 for a free port."
     )

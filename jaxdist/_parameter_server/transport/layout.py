@@ -23,7 +23,7 @@ Spec = tuple[str, list[int]]
 
 
 class LayoutError(ValueError):
-    """Raised for dtypes and shapes that no message has."""
+    """Raised for dtypes and shapes that no message can have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Arrays:
     """Memory for the arrays of a message.
 
     Args:
-        layout: What they are.
+        layout: Their dtypes and shapes.
         blocks: Pieces of memory, in the order of the stream.
         places: The number of the block of each array, and where it begins there.
     """
@@ -80,7 +80,7 @@ class Arrays:
         """Return the arrays, which cannot be written.
 
         Raises:
-            LayoutError: The bytes are no values of their dtype.
+            LayoutError: The bytes are not values of their dtype.
         """
         dtypes = get_dtypes()
         for block in self.blocks:
@@ -101,7 +101,7 @@ def make_layout(specs: Sequence[Spec]) -> Layout:
     """Compute the bytes of arrays, without memory for them.
 
     Raises:
-        LayoutError: A dtype is unknown, or a shape is none.
+        LayoutError: A dtype is unknown, or a shape is not valid.
     """
     dtypes = get_dtypes()
     sizes = []

@@ -1,4 +1,4 @@
-"""What a listener takes in: the limits of all callers, and the threads that answer them."""
+"""Limits on the messages that a listener accepts, and the threads that answer callers."""
 
 import dataclasses
 import queue
@@ -15,7 +15,7 @@ from jaxdist._called import refuse
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The most that a listener, or the caller of a method, takes in.
+    """The most that a listener, or the caller of a method, accepts.
 
     Args:
         message_bytes: Bytes of the arrays of one message.
@@ -130,7 +130,7 @@ class Threads(Executor):
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             future, fn, args, kwargs = work
-            # What is cancelled before it starts never runs.
+            # Work that is cancelled before it starts never runs.
             if future.set_running_or_notify_cancel():
                 try:
                     result = fn(*args, **kwargs)

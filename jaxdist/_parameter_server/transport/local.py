@@ -22,7 +22,7 @@ from jaxdist._parameter_server.transport.message import Handler, Message, get_pl
 from jaxdist.errors import ClusterError, JaxdistError
 
 _Answer = tuple[Message, Failure | None]
-# The answer; None where none comes.
+# The answer; None if there is none.
 _Future = Future[_Answer | None]
 
 _LISTENERS: dict[str, "LocalListener"] = {}
@@ -36,7 +36,7 @@ class LocalListener:
     Args:
         address: Host and port; for port 0 a free number is taken.
         handlers: A function for each method.
-        limits: The most that it takes in.
+        limits: The largest messages, and how many calls, it accepts.
 
     Raises:
         ClusterError: Another listener of this process has the address.
@@ -62,7 +62,7 @@ class LocalListener:
             _CHANGE.notify_all()
 
     def stop(self) -> None:
-        """Stop to answer, and free the address. Calls that wait raise `UnavailableError`."""
+        """Stop answering, and free the address. Calls that wait raise `UnavailableError`."""
         with _CHANGE:
             if _LISTENERS.get(self.address) is self:
                 del _LISTENERS[self.address]
@@ -83,7 +83,7 @@ class LocalListener:
 
     @called(lambda request: f"The reply of {request.method}")
     def _answer(self, request: Message, future: _Future) -> None:
-        # The caller gave up, or the listener was stopped, before a thread was free.
+        # Before a thread was free, the caller gave up or the listener was stopped.
         if future.done():
             return
         reply, failure = answer(self._handlers, request)

@@ -27,7 +27,7 @@ class Message:
 
     Args:
         method: The name of the method that is called; a reply repeats it.
-        fields: Numbers, texts, None, lists and dicts with texts as keys.
+        fields: Numbers, strings, None, lists and dicts with strings as keys.
         arrays: NumPy arrays of fixed-size dtypes, bfloat16 and its like included.
     """
 
@@ -54,7 +54,7 @@ def get_dtypes() -> dict[str, np.dtype]:
 
 @functools.cache
 def get_names() -> dict[np.dtype, str]:
-    """Return the names of these dtypes. A dtype of the other byte order is none of them."""
+    """Return the names of these dtypes. A dtype of the other byte order is not one of them."""
     return {dtype: name for name, dtype in get_dtypes().items()}
 
 
@@ -79,7 +79,7 @@ def get_plain(array: np.ndarray) -> np.ndarray:
     return np.asarray(array, dtype=native, order="C")
 
 
-# Called in a thread of the server, several at a time.
+# Called in threads of the server, several at a time.
 Handler = Callable[[Message], Message]
 
 
@@ -99,10 +99,10 @@ class Channel(Protocol):
             seconds: How long to wait for the reply; None means `JAXDIST_RPC_SECONDS` (60).
 
         Raises:
-            DeadlineExceededError: No reply came in time. The other task may have done the work.
+            DeadlineExceededError: No reply arrived in time. The other task may have done the work.
             UnavailableError: Nobody listens there, or the connection was lost.
             UnauthenticatedError: The other task has another secret.
-            ProgramMismatchError: The other task is of a version of jaxdist with other messages.
+            ProgramMismatchError: The other task has a version of jaxdist with other messages.
             ArgumentError, ArgumentTypeError: A message cannot hold this, or is too large.
             JaxdistError: What the other task raised. `UnknownError` for any other error.
         """
@@ -142,9 +142,9 @@ class Listener(Protocol):
 
     @property
     def address(self) -> str:
-        """The address that it listens on, with the real port where port 0 was asked for."""
+        """The address that it listens on, with the real port if port 0 was requested."""
         ...
 
     def stop(self) -> None:
-        """Stop to answer, and free the address."""
+        """Stop answering, and free the address."""
         ...

@@ -1,9 +1,9 @@
 """Requests and replies as values: a `msgspec.Struct` of each kind, whose arrays are marked by type.
 
-A request knows the name of its method and the type of its reply. So who calls, who answers, and
-the message between them need no list of its fields: `make_message` and `read_message` go by the
-types. An array is a field of the type `Array`, at any depth; in the fields of the message there is
-its number among the arrays of the message, which travel as they are.
+A request knows the name of its method and the type of its reply. So neither the caller, nor the
+other task, nor the message needs a list of its fields: `make_message` and `read_message` use the
+types. An array is a field of the type `Array`, at any depth. The fields of the message hold its
+number among the arrays of the message, which travel as they are.
 """
 
 import functools
@@ -22,7 +22,7 @@ Array = np.ndarray
 
 
 class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What answers a request."""
+    """The answer to a request."""
 
 
 R = TypeVar("R", bound=Reply)
@@ -33,7 +33,7 @@ T = TypeVar("T")
 class Request(
     msgspec.Struct, Generic[R], frozen=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """What one task asks of another; the reply is of the type in brackets.
+    """A request of one task to another; the reply has the type in brackets.
 
     Attributes:
         method: Its name in messages.

@@ -46,7 +46,7 @@ def make_input_error(
         dataset: What `name_dataset` returns.
         error: What the dataset raised.
     """
-    # What another process raised has a class and a text already.
+    # An error of another process already has the name of its class in its text.
     is_told = isinstance(error, UnknownError)
     text = str(error) if is_told else f"{type(error).__name__}: {error}"
     line = "its log has the traceback" if is_told else find_line(error)
@@ -72,7 +72,7 @@ def read_elements(dataset: Iterable[Any]) -> Iterator[PyTree]:
     """Return the elements of a dataset; numbers in them become arrays of NumPy.
 
     Raises:
-        ArgumentTypeError: An element holds something that is no number and no array.
+        ArgumentTypeError: An element holds something that is neither a number nor an array.
         ArgumentError: It holds integers that JAX would cut off.
     """
     return map(_convert, itertools.count(), iter(dataset))
@@ -93,7 +93,7 @@ def _convert_leaf(leaf: Any) -> Any:
         raise ArgumentTypeError(
             f"A per-worker dataset has an element that contains {show(leaf)}.\n\n"
             "Functions take arrays and numbers from it.\n\n"
-            "Leave it out in dataset_fn, or replace texts by numbers."
+            "Leave it out in dataset_fn, or replace strings by numbers."
         )
     return array
 
@@ -194,7 +194,7 @@ _KINDS = {dict: "dict", list: "list", tuple: "tuple"}
 
 
 def is_value(value: Any) -> bool:
-    """Return whether what a function has made can be an argument of closures, and is no dataset."""
+    """Return whether a value can be an argument of closures, and is not a dataset."""
     if not isinstance(value, (dict, list, tuple, *_ARRAYS)):
         return False
     leaves = jax.tree.leaves(value)
@@ -206,7 +206,7 @@ def describe_tree(what: str, tree: PyTree) -> Any:
 
     Args:
         what: What it is, for errors.
-        tree: Dicts with texts as keys, lists, tuples and None, with arrays as leaves.
+        tree: Dicts with strings as keys, lists, tuples and None, with arrays as leaves.
 
     Raises:
         UnsupportedError: It has another container.
@@ -226,7 +226,7 @@ def describe_tree(what: str, tree: PyTree) -> Any:
     if not jax.tree_util.all_leaves([tree]):
         raise UnsupportedError(
             f"{what} contains a {type(tree).__name__}.\n\n"
-            "What workers in other processes read are dicts with texts as keys, lists, tuples "
+            "Workers in other processes read dicts with strings as keys, lists, tuples "
             "and None, with arrays in them: the coordinator has to know its structure.\n\n"
             "Make a dict or a tuple of it, for instance in dataset_fn."
         )

@@ -29,16 +29,16 @@ _TRIES = 100
 
 
 def check_rows(closure: TracedClosure, what: str, name: str, ids: np.ndarray) -> None:
-    """Check rows of a shard before any server is asked: it knows the shard, and not the table.
+    """Check rows of a shard before any request: a server knows the shard, and not the table.
 
     Args:
         closure: The closure.
-        what: What it does with the rows, such as `reads`.
+        what: What the closure does with the rows, such as `reads`.
         name: The name of the shard on the servers. Other variables are checked there.
         ids: The numbers of the rows, counted from the first row of the shard.
 
     Raises:
-        RowIndexError: One of them is no row of the table.
+        RowIndexError: One of them is not a row of the table.
     """
     part = closure.parts.get(name)
     if part is None:
