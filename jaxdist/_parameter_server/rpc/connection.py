@@ -68,7 +68,7 @@ class Connection:
         with self._lock:
             if not self._is_closed:
                 return self._threads.submit(_call, *work)
-        # No thread would take it; the channel says that it is closed.
+        # No thread would run it; the error of the channel says that it is closed.
         closed: Future[Result] = Future()
         try:
             closed.set_result(_call(*work))
@@ -83,7 +83,7 @@ class Connection:
         self._close()
 
 
-# Without a reference to the connection: a thread that has ended its work would keep it.
+# No method of the connection: a thread that has finished its work would keep it alive.
 @called("Client.call", replaces="Channel.call")
 def _call(channel: Channel, request: Call, deadline: float) -> Result:
     left = _count_seconds(deadline)

@@ -15,7 +15,7 @@ from jaxdist._validate import as_flag, check_callable, check_text, show
 from jaxdist.errors import ContextError
 
 _LONGEST_NAME = 200
-# Calls that wait for others to end are answered too, so these are more than the transport's.
+# More than the default, since calls that wait for their turn occupy a thread each.
 _LIMITS = Limits(calls=2048)
 
 

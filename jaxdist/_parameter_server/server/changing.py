@@ -163,7 +163,7 @@ class Changing:
         own = admission.make_id(self._request.client, self._request.closure)
         reads = admission.flight.get_reads(own)
         if reads is None:
-            # A write of the coordinator, or a closure whose deadline was over. It takes its place
+            # A write of the coordinator, or a closure whose deadline has passed. It takes its place
             # among the reads, since otherwise later closures could overtake it forever.
             admission.admit(own, self._get_versions, seconds, seconds)
         else:

@@ -128,7 +128,7 @@ class UpdateProgram:
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
         """Return the next value and slots. Arrays of JAX for value and slots are donated."""
-        # Otherwise JAX would make arrays of 32 bits of operands with 64.
+        # Otherwise JAX would convert operands of 64 bits to 32.
         with jax.enable_x64(True):
             return list(jax.block_until_ready(self.compile()(*arrays)))
 
@@ -144,7 +144,7 @@ def load_exported(what: str, content: bytes) -> export.Exported:
     require_extra("grpcio", "read programs of a server")
     try:
         exported = export.deserialize(bytearray(content))
-    # The reader of flatbuffers raises whatever a wrong offset leads to.
+    # The reader of flatbuffers can raise any error for a wrong offset.
     except Exception as error:
         raise refuse_type(
             f"{len(content)} bytes for {what}, which are not an exported function: "
@@ -178,7 +178,7 @@ def compile_exported(exported: export.Exported, donated: int = 0) -> Any:
     """Compile an exported function for the CPU; it donates its first arguments."""
     sharding = SingleDeviceSharding(jax.devices("cpu")[0])
     with jax.enable_x64(True), warnings.catch_warnings():
-        # A program that does not use a slot cannot use its memory either.
+        # A program that does not use a slot cannot reuse its memory either.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         given = [
             jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding) for a in exported.in_avals

@@ -174,7 +174,7 @@ class VariableServer:
 
     @called("create")
     def _create(self, request: protocol.Create) -> protocol.Created:
-        # Outside of the lock: compiling an initialiser takes long.
+        # Outside the lock, since compiling an initialiser takes long.
         values = make_values(request.variables)
         with self._use():
             return add_variables(self._state, values, request.client)

@@ -51,7 +51,7 @@ def capture(state: State, task: str) -> Captured:
     arrays = {f"v{i}": stored.read() for i, stored in enumerate(state.variables.values())}
     for i, program in enumerate(state.programs.values()):
         arrays[f"p{i}"] = np.frombuffer(program.content, np.uint8)
-    # Orbax refuses a checkpoint without elements.
+    # Orbax refuses an empty checkpoint.
     arrays["format"] = np.full(1, _FORMAT, np.int32)
     variables = [
         {
@@ -155,7 +155,7 @@ class SnapshotKeeper:
         self._task, self._seconds, self._capture = task, seconds, capture
         self._folder = directory / task.replace(":", "_").replace("/", "_")
         self._checkpoints = Checkpoints(self._folder, keep=_KEEP)
-        # From the start, so that no second server restores what this one will replace.
+        # Locked from the start, so that no second server restores what this one will replace.
         self._of_job = JobLock(self._folder)
         self._of_job.__enter__()
         self._lock = threading.Lock()
@@ -222,14 +222,14 @@ class SnapshotKeeper:
         self._thread.start()
 
     def _run(self) -> None:
-        # The first change would otherwise wait for it, and the server should answer soon.
+        # Compiled here, so that neither the start of the server nor the first change waits for it.
         for program in list(self.state.programs.values()):
             program.compile()
         while not self._is_closed.wait(self._find_pause()):
             try:
                 self.save(only_if_changed=True)
             except (CheckpointError, UnavailableError) as error:
-                _LOG.error("A snapshot of %s is missing: %s", self._task, error)
+                _LOG.error("A snapshot of %s could not be written: %s", self._task, error)
 
     def _find_pause(self) -> float:
         """Return how long to wait, so that the newest snapshot is never older than one period.

@@ -44,7 +44,7 @@ class Announcer:
         server: The address of the server.
         worker: The index of this worker.
         address: Where the coordinator reaches it.
-        give_up: Is called with an error if the server does not answer for `JAXDIST_JOIN_SECONDS`:
+        give_up: Called with an error if the server does not answer for `JAXDIST_JOIN_SECONDS`:
             the job has ended. Nothing is announced afterwards.
     """
 
@@ -62,7 +62,7 @@ class Announcer:
     def stop(self) -> None:
         """Stop announcing."""
         self._is_stopped.set()
-        # A call that waits raises then.
+        # This ends a call that waits.
         self._channel.close()
         self._thread.join()
 
@@ -76,7 +76,8 @@ class Announcer:
                 # The server may be started later than this worker, or again.
                 if is_heard and not self._is_stopped.is_set():
                     _LOG.warning(
-                        "The worker is not announced yet, and tries again: %s", first_line(error)
+                        "The worker could not announce itself yet, and tries again: %s",
+                        first_line(error),
                     )
                 is_heard = False
                 silent = time.monotonic() - heard

@@ -250,7 +250,7 @@ class Server:
 
     @property
     def server_def(self) -> ServerDef:
-        """Which task of which cluster this is.
+        """The cluster of this server, and its task there.
 
         Source:
             `tf.distribute.Server.server_def`.
@@ -290,7 +290,7 @@ class Server:
             return make_handlers(self._variables)
         if job == "worker":
             check_modules(self._modules)
-            # JAX starts now, and not while a coordinator waits.
+            # Start JAX now, not while a coordinator waits.
             jax.local_devices()
             tasks = self._def.cluster.as_dict().get("ps", [])
             servers = tasks if isinstance(tasks, list) else []
@@ -323,7 +323,7 @@ class Server:
         return Announcer(server, self._def.task_index, address, self._give_up)
 
     def _end_with_chief(self) -> None:
-        # Other workers are listed by the job, which ends them.
+        # The cluster lists the other workers, and the job ends them.
         if self._announces:
             _LOG.warning("%r ends: the training that it took part in has ended.", self)
             self._is_stopped.set()

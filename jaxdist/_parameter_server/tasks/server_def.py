@@ -1,4 +1,4 @@
-"""`ServerDef`: which task of which cluster a server is."""
+"""`ServerDef`: the cluster of a server, and its task there."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _EXAMPLE = "{'worker': ['host0:2222'], 'ps': ['host1:2222']}"
 
 @dataclasses.dataclass(frozen=True)
 class ServerDef:
-    """Which task of which cluster a server is.
+    """The cluster of a server, and its task there.
 
     Args:
         cluster: The addresses of all tasks.
@@ -42,7 +42,7 @@ class ServerDef:
 def read_server_def(
     given: Any, job_name: str | None, task_index: int | None, protocol: str | None
 ) -> ServerDef:
-    """Return which task a server is.
+    """Return the task that a server is.
 
     Args:
         given: A `ServerDef`, a `ClusterSpec`, what `as_cluster_def` returns, or a dict.

@@ -52,7 +52,7 @@ from jaxdist.errors import (
 )
 
 _PROGRAMS = 256
-# Errors of jaxdist whose cause is one of a dataset.
+# Errors of jaxdist whose cause is an error of a dataset.
 _OF_USERS = (ClosureInputError, UnknownError)
 _LOG = logging.getLogger("jaxdist")
 # After this, answer "running", so that the caller can tell a busy worker from a stopped one.
@@ -129,7 +129,7 @@ class Session:
             self._attempt = request.attempt
             try:
                 self._future = future = self._thread.submit(self._work, request)
-            except RuntimeError:  # Another coordinator has come.
+            except RuntimeError:  # Another coordinator has taken over.
                 return Answer(state="stranger")
         return _wait(future)
 
@@ -137,7 +137,7 @@ class Session:
         method = request.method
         try:
             return self._run(request) if isinstance(request, Run) else self._make(request)
-        except BaseException as error:  # Also SystemExit: the coordinator waits.
+        except BaseException as error:  # Also SystemExit, since the coordinator waits.
             cause = error.__cause__ if isinstance(error, _OF_USERS) else None
             logged = cause if isinstance(error, JaxdistError) else error
             if logged is not None:
@@ -231,7 +231,7 @@ class WorkerService:
         servers: The addresses of the parameter servers as this task reaches them; empty if the
             coordinator sends them.
         modules: The modules whose functions a coordinator may name.
-        end: Is called when the process of the coordinator ends. It does not wait.
+        end: Called when the process of the coordinator ends. It does not wait.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ CALL_BYTES = 16
 OPTIONS = (
     # A chunk has its checksum in front.
     ("grpc.max_receive_message_length", CHUNK + 64),
-    # gRPC reads so far ahead; its default waits for the other side several times in a chunk.
+    # How far gRPC reads ahead. With its default a chunk waits for the other side several times.
     ("grpc.http2.lookahead_bytes", 8 * CHUNK),
 )
 
@@ -121,7 +121,7 @@ class GrpcChannel:
         self._call = self._channel.unary_stream(f"/{SERVICE}/Call")
         self._brief = self._channel.unary_unary(f"/{SERVICE}/Brief")
         self._stream = self._channel.stream_stream(f"/{SERVICE}/Stream")
-        # Not `HealthStub`: gRPC crashes where one is made for a channel that was closed just now.
+        # Not `HealthStub`: gRPC crashes if one is made for a channel that was just closed.
         self._health = health = load_grpc("grpc_health.v1.health_pb2")
         self._check = self._channel.unary_unary(
             "/grpc.health.v1.Health/Check",
@@ -130,7 +130,7 @@ class GrpcChannel:
         )
         known = () if security.secret is None else ((SECRET_KEY, security.secret.encode()),)
         self._metadata = ((WIRE_KEY, WIRE), *known)
-        # The id of a call: of this channel, and a number.
+        # The id of a call is that of this channel, and a number.
         self._id = os.urandom(8)
         self._numbers = itertools.count()
         self._is_closed = False
@@ -164,7 +164,7 @@ class GrpcChannel:
         try:
             self._run(lambda: receive(request, call, incoming, options), method, seconds)
         except JaxdistError:
-            # The reply has come, and what was lost is the end of the stream.
+            # The reply is complete; only the end of the stream was lost.
             if not incoming.is_complete:
                 raise
         try:
@@ -179,7 +179,7 @@ class GrpcChannel:
     def _receive_all(
         self, request: Outgoing, call: bytes, incoming: Incoming, options: dict[str, Any]
     ) -> None:
-        # A stream of requests needs a thread of gRPC, and one chunk does not.
+        # A stream of requests needs a thread of gRPC; a single chunk does not.
         chunks = request.make_chunks(call, REQUEST)
         start, sent = (self._call, next(chunks)) if request.is_one_chunk else (self._stream, chunks)
         for chunk in start(sent, **options):
@@ -246,7 +246,7 @@ class GrpcChannel:
         except (DamagedError, RefusedError) as error:
             raise self._make_damaged(method, error) from None
         except ValueError as error:
-            # gRPC's error for a channel that another thread has closed just now.
+            # gRPC's error for a channel that another thread has just closed.
             raise self._peer.make_unavailable(method, str(error)) from None
 
     def _make_damaged(self, method: str, error: Exception) -> JaxdistError:

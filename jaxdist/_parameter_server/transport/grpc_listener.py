@@ -38,7 +38,7 @@ from jaxdist.errors import ClusterError, JaxdistError
 # Launchers call it, also without a secret: it says only that the task is alive.
 _HEALTH = "/grpc.health.v1.Health/Check"
 _SECONDS_TO_STOP = 5.0
-# gRPC reports a deadline in some hundred years where the caller gave none.
+# Without a deadline of the caller, gRPC reports one in some hundred years.
 _LONGEST = 1e9
 _OPTIONS = (
     # Otherwise two servers could have one port, and each would get a part of the calls.
@@ -49,7 +49,7 @@ _OPTIONS = (
 
 
 class Watch:
-    """One thread that looks after all calls of a listener.
+    """One thread that cancels slow calls of a listener.
 
     Args:
         seconds: How long a call may take to send a message, or to receive one.
@@ -79,7 +79,7 @@ class Watch:
         try:
             yield
         finally:
-            # No notification: the thread wakes up at its time, and finds nothing.
+            # Without a notification: the thread wakes up at its time and finds nothing to do.
             with self._changed:
                 self._cancels.pop(key, None)
 
@@ -111,7 +111,7 @@ def make_guard(secret: str | None) -> Any:
     expected = None if secret is None else secret.encode()
 
     def refuse(status: Any, text: str) -> Any:
-        # It reads nothing of the stream.
+        # It reads nothing from the stream.
         def abort(_: Any, context: Any) -> None:
             context.abort(status, text)
 

@@ -8,12 +8,12 @@ import numpy as np
 
 from jaxdist._parameter_server.transport.message import get_dtypes
 
-# Arrays start at multiples of this, as JAX wants them if it is to use their memory.
+# Arrays start at multiples of this, so that JAX can use their memory.
 ALIGNMENT = 64
 # A copy of less than this takes less time than finding aligned memory.
 _SMALL = 2**16
 # A smaller array shares its memory with its neighbours: one allocation for each would cost more
-# than it saves. A larger one has its own, which is free again when nobody needs that array.
+# than it saves. A larger one has its own, which is freed when that array is no longer used.
 _OWN_MEMORY = 2**18
 _MOST_DIMS = 32
 _NOTHING = np.empty(0, np.uint8)
@@ -112,7 +112,7 @@ def make_layout(specs: Sequence[Spec]) -> Layout:
         if len(shape) > _MOST_DIMS or (shape and min(shape) < 0):
             raise LayoutError(f"no array has the shape {str(shape)[:80]}")
         size = math.prod(shape) * dtype.itemsize
-        # NumPy refuses what would be too large without the dimensions of length 0.
+        # NumPy refuses arrays that would be too large without their dimensions of length 0.
         largest = size or math.prod(max(length, 1) for length in shape) * dtype.itemsize
         if largest >= 2**62:
             raise LayoutError(f"no array has the shape {str(shape)[:80]}")

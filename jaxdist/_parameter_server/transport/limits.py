@@ -68,7 +68,7 @@ class Budget:
 
     def take(self, count: int, seconds: float) -> bool:
         """Wait until so many bytes are free, and take them; False if they are not free in time."""
-        # With the bytes between its arrays a message may be a little larger than all.
+        # With its padding a message may be a little larger than the budget.
         count = min(count, self.most)
         deadline = time.monotonic() + seconds
         with self._changed:
@@ -109,8 +109,8 @@ class Threads(Executor):
         """Call a function in one of the threads; it waits while all of them are busy."""
         future: Future[_T] = Future()
         with self._lock:
-            # A thread that takes work while all are busy is counted as free and is not. Then all
-            # have been started, so nothing depends on the number.
+            # A thread that takes work while all are busy is wrongly counted as free. By then all
+            # threads have been started, so nothing depends on the number.
             if self._free:
                 self._free -= 1
             elif self._started < self._most:

@@ -129,7 +129,7 @@ class LocalChannel:
         except TimeoutError:
             raise self._peer.make_deadline(method, seconds) from None
         finally:
-            # Nobody waits for it any more.
+            # The caller waits no longer.
             _settle(future, None)
         if found is None:
             why = "this channel was closed" if self._is_closed else "it was stopped"
@@ -175,7 +175,7 @@ def receive(message: Message, limits: Limits) -> Message:
 
 
 def _settle(future: _Future, result: _Answer | None) -> None:
-    # The reply, the end of the listener and the end of the caller's patience may meet.
+    # The reply, the end of the listener and the caller's deadline may come at the same time.
     with contextlib.suppress(InvalidStateError):
         future.set_result(result)
 
@@ -186,7 +186,7 @@ def _settle_all(waiting: set[_Future]) -> None:
 
 
 def _keep_until_done(waiting: set[_Future], future: _Future) -> None:
-    # Each of these operations of a set is atomic. Who adds a future looks afterwards whether the
-    # end has come, and the end settles what was added before.
+    # Each of these operations on a set is atomic. The caller checks for the end after it has added
+    # the future, and the end settles all futures that were added before.
     waiting.add(future)
     future.add_done_callback(waiting.discard)

@@ -64,7 +64,7 @@ def get_plain(array: np.ndarray) -> np.ndarray:
     Raises:
         ArgumentTypeError: Its dtype is not one of `get_dtypes`.
     """
-    # Of a hundred small arrays, the names of their dtypes would take the most time.
+    # For a hundred small arrays, looking up the names of their dtypes would take the most time.
     if type(array) is np.ndarray and array.dtype in get_names() and array.flags.c_contiguous:
         return array
     native = array.dtype.newbyteorder("=")
@@ -75,7 +75,7 @@ def get_plain(array: np.ndarray) -> np.ndarray:
             "floats up to 64 bits, complex numbers of two of those, and the dtypes of ml_dtypes.",
             "Convert it, for instance by array.astype('float32').",
         )
-    # Also a subclass, such as a matrix, becomes a plain array. A 0-d array stays one.
+    # A subclass, such as a matrix, becomes a plain array. A 0-d array stays one.
     return np.asarray(array, dtype=native, order="C")
 
 

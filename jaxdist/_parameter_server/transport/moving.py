@@ -123,7 +123,7 @@ class MovingChannel:
         now = self._addresses.find(self._name)
         with self._lock:
             if now != self._now and not self._is_closed:
-                # Calls that still wait there wait for nobody: closing ends them.
+                # Calls that still wait there would wait in vain: closing ends them.
                 old, self._channel, self._now = self._channel, self._make(now), now
                 old.close()
             return self._channel

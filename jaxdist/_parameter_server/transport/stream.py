@@ -35,7 +35,7 @@ from jaxdist._parameter_server.transport.message import (
 
 try:
     from zlib_ng.zlib_ng import crc32
-except ImportError:  # The same checksum, slower, where zlib-ng is not installed.
+except ImportError:  # The same checksum, but slower.
     from zlib import crc32
 
 CHUNK = 2**19

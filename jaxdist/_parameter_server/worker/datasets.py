@@ -158,14 +158,14 @@ class BatchIterator:
         except Exception as error:
             self.put_back(batches)
             if isinstance(error, OtherProcessError):
-                # It may be the server that a dataset reads: the function runs again.
+                # The dataset may read from a lost server: the function runs again.
                 raise
             self._error = make_input_error(self._worker, "read a batch", self._name, error)
             raise self._error from error
         if len(batches) == count:
             return batches
         if self._error is not None:
-            # A generator that has raised seems to have ended after that.
+            # After an error, a generator looks as if it had ended.
             self.put_back(batches)
             raise ClosureInputError(str(self._error), self._error.original_exception)
         left = f"{len(batches)} {'was' if len(batches) == 1 else 'were'} left"
@@ -187,7 +187,7 @@ def put_back(iterators: Sequence[BatchIterator], taken: Sequence[Sequence[PyTree
         iterator.put_back(batches)
 
 
-# A list of more arrays is a dataset.
+# A list with more arrays than this is a dataset.
 _MOST_LEAVES = 256
 _ARRAYS = (np.ndarray, np.generic, jax.Array)
 _KINDS = {dict: "dict", list: "list", tuple: "tuple"}

@@ -73,7 +73,7 @@ def _find_fault(module: str) -> str | None:
     if module in sys.modules:
         return None
     try:
-        # Imports the packages that it is in.
+        # This imports the packages that contain it.
         found = importlib.util.find_spec(module)
     except ImportError as error:
         return f"this process cannot import it: {error}"

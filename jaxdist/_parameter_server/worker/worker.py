@@ -111,7 +111,7 @@ class Worker:
         Those of several replicas are arrays of JAX, which a worker of this process returns.
         """
         closure = request.closure
-        # Before the read: values that are read before a program is compiled are old when it runs.
+        # Compile before the read: otherwise the values would be old when the program runs.
         programs = self._programs.find(closure.digest, lambda: self._compile(closure))
         began = time.monotonic()
         for _ in range(_TRIES):
@@ -195,7 +195,7 @@ class Worker:
         names = {i.index[0]: i.name for i in request.closure.inputs if i.source is Source.ROWS}
         found = []
         for number, wanted in enumerate(ids):
-            # A lookup whose rows the program does not use.
+            # The program does not use the rows of this lookup.
             name = names.get(number)
             if name is None:
                 found.append(None)
@@ -214,8 +214,8 @@ class Worker:
         check_platform(closure.name, loaded[0].platforms, self._platform)
         programs = []
         for one in loaded:
-            # The zeros have the devices. The program is not run with them: a loop of a user may end
-            # only for other values.
+            # The zeros determine the devices. The program is never run with them: a loop of a user
+            # may end only for other values.
             zeros = self._put([np.zeros(a.shape, a.dtype) for a in one.in_avals])
             program = jax.jit(one.call)
             if one.nr_devices > 1:

@@ -155,7 +155,7 @@ def test_a_snapshot_that_cannot_be_written_is_an_error_and_is_reported(
         with pytest.raises(CheckpointError, match="planted"):
             server.call(WriteSnapshot())
         deadline = time.monotonic() + 30
-        while "A snapshot of ps:0 is missing: planted" not in caplog.text:
+        while "A snapshot of ps:0 could not be written: planted" not in caplog.text:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert _describe(server)["failure"] == "planted"
