@@ -47,8 +47,8 @@ def check_model(model: Any, kind: str, strategy: Any) -> None:
     if has_own(model, "train_step"):
         raise UnsupportedError(
             f"{called} was called, and {type(model).__name__} has a train_step of its own.\n\n"
-            "It returns new weights, which were computed from values that are old when they come "
-            "to the servers: they would overwrite the updates of other workers.\n\n"
+            "It returns new weights, which were computed from values that are old when they reach "
+            "the servers: they would overwrite the updates of other workers.\n\n"
             "Override compute_loss instead of train_step; or write the step with "
             "model.stateless_call and coordinator.ServerOptimizer, and schedule it."
         )
@@ -61,7 +61,7 @@ def _check_optimizer(optimizer: Any, called: str) -> None:
         raise UnsupportedError(
             f"{called} was called, and its optimizer is a {type(optimizer).__name__}, which "
             "chooses the scale of the loss by the gradients of all variables.\n\n"
-            "A server updates each variable by itself, when its gradient comes.\n\n"
+            "A server updates each variable on its own, when its gradient arrives.\n\n"
             "Use the dtype policy mixed_bfloat16, which needs no scaling; or pass "
             "auto_scale_loss=False to compile, and loss_scale_factor=1024 to the optimizer."
         )
@@ -117,8 +117,8 @@ def check_state_of_loss(model: Any, numbers: frozenset[int]) -> None:
         raise UnsupportedError(
             f"compute_loss of the Keras model {name_of(model)!r} assigns state of own layers: "
             f"{paths}.\n\n"
-            "Workers of parameter servers send what a step has added to state, which is known of "
-            "the call of the model only.\n\n"
+            "Workers of parameter servers send what a step has added to state, which is known only "
+            "for the call of the model.\n\n"
             "Assign it in the call of the layer."
         )
 
@@ -134,6 +134,9 @@ class Accumulated:
 
     numbers: frozenset[int]
     added: frozenset[int]
+
+
+UNKNOWN = Accumulated(frozenset(), frozenset())
 
 
 def find_accumulated(

@@ -1,5 +1,6 @@
 """Makes the train, test and predict functions of a Keras model whose variables are on servers."""
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,7 +24,7 @@ from jaxdist._keras import (
     place_batch,
     take_batches,
 )
-from jaxdist._keras_servers.checks import check_model, find_accumulated
+from jaxdist._keras_servers.checks import UNKNOWN, check_model, find_accumulated
 from jaxdist._keras_servers.runners import make_runner
 from jaxdist._keras_servers.step import Seeds, ServerStep
 from jaxdist._keras_servers.variables import ModelOnServers
@@ -189,28 +190,20 @@ class ServerFunction:
 
     def _take_values(self, state: Any) -> None:
         model, is_train, groups = self._model, self._kind == "train", self._find_variables()
-        fixed, trainable = groups[1], groups[0] if is_train else []
-        own = [v for n, v in enumerate(fixed) if n not in self._seeds.positions]
+        own = [v for n, v in enumerate(groups[1]) if n not in self._seeds.positions]
+        wanted = [*groups[0], *own] if is_train else own
         try:
-            found, of_optimizer = self._remote.fetch(
-                [*trainable, *own], state[2] if is_train else None
-            )
+            found, of_optimizer = self._remote.fetch(wanted, state[2] if is_train else None)
         except BaseException:
             self._give_back(state)
             raise
-        values = [list(group) for group in state]
-        values[0][: len(trainable)] = found[: len(trainable)]
-        rest = iter(found[len(trainable) :])
-        values[1] = [
-            x if n in self._seeds.positions else next(rest) for n, x in enumerate(values[1])
-        ]
-        self._seeds.put_into(values[1])
-        if is_train:
-            values[2] = of_optimizer
-        values[-1] = self._results.values
+        fixed = list(state[1])
+        self._seeds.put_into(fixed)
+        values = [state[0], fixed, *([of_optimizer] if is_train else []), self._results.values]
+        now = dict(zip(map(id, wanted), found, strict=True))
         for group, new in zip(groups, values, strict=True):
             for variable, value in zip(group, new, strict=True):
-                variable.assign(value)
+                variable.assign(now.get(id(variable), value))
         self._remote.note([*groups[0], *groups[1]], model.optimizer if is_train else None)
 
     def _begin(self, state: Any, batch: Any) -> None:
@@ -224,7 +217,7 @@ class ServerFunction:
             self._remote.send_optimizer(self._model.optimizer, trainable, state[2])
         self._seeds.start(state[1])
         self._results.start(state[-1])
-        if self._step.accumulated is None:
+        if self._step.accumulated is UNKNOWN:
             is_train = self._kind == "train"
             self._step.accumulated = find_accumulated(
                 self._strategy, self._model, state, batch, training=is_train
@@ -245,14 +238,14 @@ class ServerFunction:
         self._runner.start(function, args, rows)
 
     def _make_step(self, total: int) -> Callable[..., Any]:
-        step = self._step.send_gradients if self._kind == "train" else self._step.evaluate
+        run = functools.partial(self._step.run, is_train=self._kind == "train")
         whole = OnlyReplica(self._strategy)
 
         def keras_step(batch: Any, seeds: Any) -> Any:
             frame = current_frame()
             own = jax.tree.leaves(batch)[0].shape[0]
             replica = whole if frame is None or own == total else frame.replica
-            return step(batch, seeds, Rows(own, total, replica))
+            return run(batch, seeds, Rows(own, total, replica))
 
         keras_step.__name__ = f"{name_of(self._model)}_{self._kind}_step"
         return keras_step
@@ -270,7 +263,7 @@ class ServerFunction:
         return [*groups, model.metrics_variables]
 
     def _give_back(self, state: Any) -> None:
-        """Give the variables of Keras the arrays back that this function took from them."""
+        """Give the variables of Keras back the arrays that this function took from them."""
         for group, values in zip(self._find_variables(), state, strict=True):
             for variable, value in zip(group, values, strict=True):
                 if variable._value is None:

@@ -93,7 +93,8 @@ class OptimizerOnServers:
                 start = end
             for number, n in enumerate(places):
                 self._slots.setdefault(n, []).append([of_shard[number] for of_shard in names])
-        number = _find_iterations(optimizer)
+        own = optimizer.variables
+        number = next(n for n, v in enumerate(own) if v is optimizer._iterations)
         with strategy.scope():
             self.iterations = Variable(
                 held[number],
@@ -170,10 +171,6 @@ class OptimizerOnServers:
                 own = value if is_whole else value[start : start + shape[0]]
                 self._storage.change(Change("assign", name, (own,)))
                 start += 0 if is_whole else shape[0]
-
-
-def _find_iterations(optimizer: Any) -> int:
-    return next(n for n, v in enumerate(optimizer.variables) if v is optimizer._iterations)
 
 
 @contextlib.contextmanager

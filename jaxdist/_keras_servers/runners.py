@@ -1,6 +1,5 @@
 """Runs the steps of a Keras model: on the workers of a coordinator, or in this process."""
 
-import abc
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,27 +12,7 @@ from jaxdist._parameter_server import ClusterCoordinator, ParameterServerStrateg
 _QUEUED = 4
 
 
-class Runner(abc.ABC):
-    """Runs steps, and returns their results in the order in which they were started."""
-
-    @abc.abstractmethod
-    def start(self, step: Callable[..., Any], args: tuple[Any, ...], note: Any) -> None:
-        """Start a step; its result is returned with `note`."""
-
-    @abc.abstractmethod
-    def collect(self, *, least: int = 0) -> Iterator[tuple[Any, Any]]:
-        """Return results with their notes: at least `least`, and all that are available."""
-
-    @abc.abstractmethod
-    def collect_all(self) -> Iterator[tuple[Any, Any]]:
-        """Return all results. Afterwards no step is running."""
-
-    @abc.abstractmethod
-    def drop(self) -> None:
-        """Drop all results, after an error. Afterwards no step is running."""
-
-
-class CoordinatorRunner(Runner):
+class CoordinatorRunner:
     """Workers take steps from the queue of a coordinator."""
 
     def __init__(self, strategy: ParameterServerStrategy) -> None:
@@ -43,7 +22,7 @@ class CoordinatorRunner(Runner):
         self._functions: dict[Any, Callable[..., Any]] = {}
 
     def start(self, step: Callable[..., Any], args: tuple[Any, ...], note: Any) -> None:
-        """Schedule a step."""
+        """Schedule a step; its result is returned with `note`."""
         function = self._functions.get(step)
         if function is None:
             strategy = self._strategy
@@ -56,7 +35,7 @@ class CoordinatorRunner(Runner):
         self._queued.append((self._coordinator.schedule(function, args), note))
 
     def collect(self, *, least: int = 0) -> Iterator[tuple[Any, Any]]:
-        """Return results with their notes."""
+        """Return results with their notes: at least `least`, and all that are available."""
         # Workers may join while the training runs.
         most = _QUEUED * len(self._strategy.links())
         least = max(least, len(self._queued) - most)
@@ -78,7 +57,7 @@ class CoordinatorRunner(Runner):
             self._coordinator.join()
 
 
-class OwnRunner(Runner):
+class OwnRunner:
     """This worker runs its steps itself, one after another."""
 
     def __init__(self, strategy: Any) -> None:
@@ -103,7 +82,7 @@ class OwnRunner(Runner):
         self._done.clear()
 
 
-def make_runner(strategy: Any) -> Runner:
+def make_runner(strategy: Any) -> CoordinatorRunner | OwnRunner:
     """Return the runner for a strategy."""
     if isinstance(strategy, ParameterServerStrategy):
         return CoordinatorRunner(strategy)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist._keras import Law, Rows, Step, use_rows
-from jaxdist._keras_servers.checks import Accumulated, check_added_up, check_state_of_loss
+from jaxdist._keras_servers.checks import UNKNOWN, Accumulated, check_added_up, check_state_of_loss
 from jaxdist._keras_servers.variables import ModelOnServers
 
 # As for the replicas of one step, multiples of an odd number are different 32-bit words.
@@ -73,7 +73,7 @@ class Seeds:
             state += step
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(kw_only=True)
 class ServerStep(Step):
     """The train and test steps of a model: they read variables, and send changes.
 
@@ -84,44 +84,39 @@ class ServerStep(Step):
         remote: The variables on the servers.
         seeds: The states of random number generators, which are arguments of the step.
         accumulated: The non-trainable variables that are computed from their own values, such as
-            moving averages; None if unknown.
+            moving averages; `UNKNOWN` before the first step.
     """
 
-    remote: ModelOnServers | None = None
-    seeds: Seeds | None = None
-    accumulated: Accumulated | None = None
+    remote: ModelOnServers
+    seeds: Seeds
+    accumulated: Accumulated = UNKNOWN
 
-    def send_gradients(self, data: Any, given: list[Any], rows: Rows) -> dict[str, Any]:
-        """Run a training step; `given` are the states of the random number generators."""
+    def run(self, data: Any, given: list[Any], rows: Rows, *, is_train: bool) -> dict[str, Any]:
+        """Run a step; `given` are the states of the random number generators."""
         rows = self._with_shares(rows)
         trainable, fixed, zeros = self._read(given)
-        compute = functools.partial(self._compute, rows, True)
+        compute = functools.partial(self._compute, rows, is_train)
+        gradients: Any = []
         with use_rows(rows):
-            (_, aux), gradients = jax.value_and_grad(compute, has_aux=True)(
-                trainable, fixed, zeros, None, data
-            )
+            if is_train:
+                (_, aux), gradients = jax.value_and_grad(compute, has_aux=True)(
+                    trainable, fixed, zeros, None, data
+                )
+            else:
+                _, aux = compute(trainable, fixed, zeros, None, data)
             if rows.own == 0:
                 # They are zeros, unless a derivative that is not finite makes them nan.
                 gradients = jax.tree.map(jnp.zeros_like, gradients)
-            own = self._find_states(rows, True, trainable, fixed, aux[1], data, aux[4])
-            added = self._find_additions(rows, True, trainable, fixed, own, data)
+            own = self._find_states(rows, is_train, trainable, fixed, aux[1], data, aux[4])
+            # The additions to variables that the replicas do not merge.
+            laws, sent = own
+            known = self.accumulated.added
+            groups = [[n] for n in laws.by_number if n in known and n not in sent]
+            added = self._compute_additions(rows, is_train, trainable, fixed, groups, data)
             results, gradients = self._finish(rows, aux, fixed, zeros, gradients, own, added)
-            self._get_remote().optimizer.send(gradients)
+            if is_train:
+                self.remote.optimizer.send(gradients)
         return results
-
-    def evaluate(self, data: Any, given: list[Any], rows: Rows) -> dict[str, Any]:
-        """Run an evaluation step; `given` are the states of the random number generators."""
-        rows = self._with_shares(rows)
-        trainable, fixed, zeros = self._read(given)
-        with use_rows(rows):
-            _, aux = self._compute(rows, False, trainable, fixed, zeros, None, data)
-            own = self._find_states(rows, False, trainable, fixed, aux[1], data, aux[4])
-            added = self._find_additions(rows, False, trainable, fixed, own, data)
-            results, _ = self._finish(rows, aux, fixed, zeros, [], own, added)
-        return results
-
-    def _get_remote(self) -> Any:
-        return self.remote
 
     def _scale(self, loss: Any, of_optimizer: Any) -> Any:
         # `check_model` only allows a constant scale.
@@ -129,24 +124,14 @@ class ServerStep(Step):
 
     def _read(self, given: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Return the values of the variables, and zeros for the variables of the metrics."""
-        model, remote = self.model, self._get_remote()
-        positions = self.seeds.positions if self.seeds else []
-        states = dict(zip(positions, given, strict=True))
+        model, remote = self.model, self.remote
+        states = dict(zip(self.seeds.positions, given, strict=True))
         fixed = [
             jnp.asarray(states[n]) if n in states else remote.get([v])[0].value()
             for n, v in enumerate(model.non_trainable_variables)
         ]
         trainable = [v.value() for v in remote.get(model.trainable_variables)]
         return trainable, fixed, [jnp.zeros(v.shape, v.dtype) for v in model.metrics_variables]
-
-    def _find_additions(
-        self, rows: Rows, train: bool, trainable: Any, fixed: list[Any], own: Any, data: Any
-    ) -> dict[int, Any]:
-        """Return the additions of the step to variables that the replicas do not merge."""
-        laws, sent = own
-        known = self.accumulated.added if self.accumulated else frozenset[int]()
-        groups = [[n] for n in laws.by_number if n in known and n not in sent]
-        return self._compute_additions(rows, train, trainable, fixed, groups, data)
 
     def _finish(
         self,
@@ -167,22 +152,20 @@ class ServerStep(Step):
             check_added_up(
                 self.model, [v for v, a, b in pairs if a is not b and id(v) not in known]
             )
-        accumulated = self.accumulated or Accumulated(frozenset(), frozenset())
         # For a variable that was zero, the new value is the sum of all replicas' additions.
         laws, _ = own
         is_added = [laws.by_number.get(n) is Law.ADD for n in range(len(fixed))]
         before = [jnp.zeros_like(v) if a else v for v, a in zip(fixed, is_added, strict=True)]
         sums = self._add_up(rows, aux, before, gradients, own)
-        positions = set(self.seeds.positions if self.seeds else [])
         variables = self.model.non_trainable_variables
         steps = []
         for n, (variable, old, new) in enumerate(zip(variables, fixed, sums.fixed, strict=True)):
-            if n in positions:
+            if n in self.seeds.positions:
                 steps.append(new - old)
             elif new is not old:
                 change = new if is_added[n] else added.get(n)
-                remote = self._get_remote().get([variable])[0]
-                _send_change(remote, old, new, change, n in accumulated.numbers)
+                remote = self.remote.get([variable])[0]
+                _send_change(remote, old, new, change, n in self.accumulated.numbers)
         results = {"loss": sums.loss, "metrics": sums.metrics, "seeds": steps}
         return {**results, "rows": sums.everything}, sums.gradients
 

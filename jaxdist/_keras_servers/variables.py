@@ -48,7 +48,7 @@ class ModelOnServers:
         self._held: dict[int, _Held] = {}
         self._arrays: dict[int, Any] = {}  # arrays of the optimizer that the servers had last
         self._optimizers = itertools.count()
-        self.optimizer: OptimizerOnServers | None = None
+        self.optimizer: Any = None  # An `OptimizerOnServers`, from the first training on
 
     def get(self, variables: Sequence[Any]) -> list[Any]:
         """Return the variables on the servers for variables of Keras."""

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from jaxdist._called import call_as, called, refuse, refuse_type
 from jaxdist._parameter_server.rpc.connection import Connection, StatusOrResult
 from jaxdist._parameter_server.rpc.served import Call, Result
@@ -27,13 +25,13 @@ _MethodOfServer = Callable[..., Any]
 class Client:
     """A client that calls the functions of a `Server` by name.
 
-    When it is created it asks the server for its methods. For each of them it has two attributes:
+    A new client asks the server for its methods. It has two attributes for each of them:
     `client.name(*args, timeout_in_ms=0)` returns a `StatusOrResult` at once, and
     `client.name_blocking(*args, timeout_in_ms=0)` waits and returns the value, or raises the
     error. Both compare the structure of the arguments first.
 
-    Several threads may call at a time. Calls that were started one after the other may be answered
-    in another order.
+    Several threads may call at a time. Calls may be answered in another order than they were
+    started in.
 
     Example:
         >>> import jax
@@ -59,11 +57,11 @@ class Client:
         self, rpc_layer: str, address: str, name: str = "", timeout_in_ms: float = 0
     ) -> None:
         check_not_traced()
-        check_layer(rpc_layer, "rpc_layer")
+        check_layer(rpc_layer)
         if not isinstance(name, str):
             raise refuse_type(
                 f"name={show(name)}.",
-                "name is a text, by which errors tell clients apart.",
+                "name is a string by which errors tell clients apart.",
                 "Pass for instance name='trainer'.",
             )
         seconds = _read_seconds(timeout_in_ms)
@@ -90,13 +88,13 @@ class Client:
             address: Where the server listens. It may be about to start: this waits for it.
             name: The client in errors and in its `repr`.
             timeout_in_ms: How long creating the client and each call may take; 0 means
-                `JAXDIST_RPC_SECONDS` (60 s), since a call without a deadline could wait for ever.
+                `JAXDIST_RPC_SECONDS` (60 s), since a call without a deadline could wait forever.
 
         Returns:
             The client.
 
         Raises:
-            ArgumentError: The layer, the address or the timeout is none.
+            ArgumentError: The layer, the address or the timeout is not valid.
             DeadlineExceededError: The server did not answer in time.
             UnauthenticatedError: The server has another secret.
             UnsupportedError: A function is being traced.
@@ -125,16 +123,16 @@ class Client:
 
         Args:
             method_name: The name that the function is registered by.
-            args: A list with the arguments: arrays and numbers in dicts with texts as keys, lists,
-                tuples and None. They are copied here, so they may change afterwards.
+            args: A list with the arguments: arrays and numbers in dicts with strings as keys,
+                lists, tuples and None. They are copied here, so they may change afterwards.
             output_specs: A pytree of `jax.ShapeDtypeStruct` that describes the result; the value is
                 returned in this structure. None gives the list of the arrays of the result, or
                 None for a function without any.
             timeout_in_ms: How long this call may take; 0 means the timeout of the client.
 
         Returns:
-            A `StatusOrResult`. What the server finds wrong, also an unknown method and arguments
-            that do not fit, is in its status.
+            A `StatusOrResult`. Its status has what the server finds wrong, such as an unknown
+            method or arguments that do not fit.
 
         Raises:
             ArgumentTypeError: An argument is something that cannot be sent.
@@ -173,7 +171,7 @@ class Client:
     def close(self) -> None:
         """Close the connection; calls that wait end with `UnavailableError`.
 
-        A client that nothing refers to any more closes by itself.
+        A client closes by itself when nothing refers to it any more.
         """
         self._connection.close()
 
@@ -243,18 +241,12 @@ def _start(
 
 
 def _read_whole(reply: Result) -> PyTree:
-    return unflatten(reply.structure, [_protect(x) for x in reply.arrays])
-
-
-def _protect(array: np.ndarray) -> np.ndarray:
-    view = array.view()
-    view.flags.writeable = False
-    return view
+    return unflatten(reply.structure, reply.arrays)
 
 
 def _make_reader(name: str, output_specs: PyTree) -> Callable[[Result], PyTree]:
     if output_specs is None:
-        return lambda reply: [_protect(x) for x in reply.arrays] or None
+        return lambda reply: list(reply.arrays) or None
     structure, leaves = flatten("output_specs", output_specs)
     specs = [read_spec(*leaf) for leaf in leaves]
 
@@ -270,7 +262,7 @@ def _make_reader(name: str, output_specs: PyTree) -> Callable[[Result], PyTree]:
                 "output_specs out.",
                 kind=InvalidArgumentError,
             )
-        return unflatten(structure, [_protect(x) for x in reply.arrays])
+        return unflatten(structure, reply.arrays)
 
     return read
 

@@ -1,4 +1,4 @@
-"""The connection to a server, the threads in which calls wait, and what a call gives."""
+"""The connection to a server, the threads in which calls wait, and the result of a call."""
 
 import math
 import threading
@@ -11,7 +11,8 @@ import msgspec
 
 from jaxdist._called import called
 from jaxdist._parameter_server.rpc.served import OK, Call, ListMethods, Result, get_code
-from jaxdist._parameter_server.rpc.signature import Signature, read_signature
+from jaxdist._parameter_server.rpc.signature import Signature
+from jaxdist._parameter_server.rpc.values import unflatten
 from jaxdist._parameter_server.transport import Channel, connect
 from jaxdist._parameter_server.transport.calls import get_seconds
 from jaxdist._parameter_server.transport.limits import Threads
@@ -19,7 +20,7 @@ from jaxdist._parameter_server.transport.requests import call
 from jaxdist._typing import PyTree
 from jaxdist.errors import JaxdistError, OtherProcessError
 
-# Of one client at a time; further calls wait. A server answers those of many clients.
+# The calls of one client at a time; others wait. A server answers those of many clients.
 _MOST_CALLS = 64
 
 
@@ -30,7 +31,7 @@ class Connection:
         layer: `"grpc"` or `"local"`.
         address: Of the server.
         name: The server in errors.
-        seconds: How long a call waits that does not say; None means `JAXDIST_RPC_SECONDS`.
+        seconds: How long a call waits by default; None means `JAXDIST_RPC_SECONDS`.
     """
 
     @called("Client.create", replaces="connect")
@@ -55,7 +56,10 @@ class Connection:
             found = call(self._channel, ListMethods(), _count_seconds(deadline))
         except OtherProcessError as error:
             raise _rename(error, ListMethods.method, "Client.create") from None
-        return {name: read_signature(described) for name, described in found.methods}
+        for _, signature in found.methods:
+            # Raises an error if the structure is not valid.
+            unflatten(signature.structure, signature.leaves)
+        return dict(found.methods)
 
     def start(self, request: Call, seconds: float | None) -> Future[Result]:
         """Start a call, and return what will be its reply."""
@@ -64,7 +68,7 @@ class Connection:
         with self._lock:
             if not self._is_closed:
                 return self._threads.submit(_call, *work)
-        # No thread would take it; the channel says that it is closed.
+        # No thread would run it; the error of the channel says that it is closed.
         closed: Future[Result] = Future()
         try:
             closed.set_result(_call(*work))
@@ -79,7 +83,7 @@ class Connection:
         self._close()
 
 
-# Without a reference to the connection: a thread that has ended its work would keep it.
+# No method of the connection: a thread that has finished its work would keep it alive.
 @called("Client.call", replaces="Channel.call")
 def _call(channel: Channel, request: Call, deadline: float) -> Result:
     left = _count_seconds(deadline)
@@ -138,7 +142,7 @@ class StatusOrResult:
         """Return whether the call was successful. Waits until it has ended.
 
         Returns:
-            False if the call ended with an error, which `get_error` tells.
+            False if the call ended with an error, which `get_error` returns.
         """
         return self._wait() is None
 
@@ -148,10 +152,10 @@ class StatusOrResult:
         Returns:
             `(0, "")` after a successful call. Otherwise a code of gRPC, such as 3 for arguments
             that do not fit, an unknown method or a `ValueError` of the function, 4 for a deadline,
-            and 14 for a server that is gone; and what happened.
+            and 14 for a server that has ended; and what happened.
 
         Source:
-            TensorFlow gives the text as bytes.
+            TensorFlow returns the text as bytes.
         """
         error = self._wait()
         return (OK, "") if error is None else (get_code(error), str(error))
@@ -166,7 +170,7 @@ class StatusOrResult:
 
         Raises:
             JaxdistError: The error that the call ended with.
-            InvalidArgumentError: The result is another one than `output_specs` describe.
+            InvalidArgumentError: The result is not what `output_specs` describe.
         """
         error = self._wait()
         if error is not None:

@@ -11,51 +11,38 @@ from typing import Annotated, Any
 import jax
 import msgspec
 
+from jaxdist import errors
 from jaxdist._called import called, refuse
 from jaxdist._parameter_server.rpc.signature import Signature, make_signature
 from jaxdist._parameter_server.rpc.values import NUMBERS, Kind, flatten, read_leaf
 from jaxdist._parameter_server.transport.requests import Array, Reply, Request
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_array, show
-from jaxdist.errors import (
-    CancelledError,
-    ContextError,
-    DeadlineExceededError,
-    InvalidArgumentError,
-    JaxdistError,
-    NotFoundError,
-    OutOfRangeError,
-    ProgramMismatchError,
-    UnauthenticatedError,
-    UnavailableError,
-    UnknownError,
-    UnsupportedError,
-)
 
 _LOG = logging.getLogger("jaxdist")
 OK, UNKNOWN, INVALID_ARGUMENT = 0, 2, 3
 # The first class that fits; every other error of jaxdist is of a built-in class of _BUILT_IN.
-_CODES: tuple[tuple[type[JaxdistError], int], ...] = (
-    (CancelledError, 1),
-    (DeadlineExceededError, 4),
-    (NotFoundError, 5),
-    (ProgramMismatchError, 9),
-    (ContextError, 9),
-    (OutOfRangeError, 11),
-    (UnsupportedError, 12),
-    (UnavailableError, 14),
-    (UnauthenticatedError, 16),
+_CODES: tuple[tuple[type[errors.JaxdistError], int], ...] = (
+    (errors.CancelledError, 1),
+    (errors.DeadlineExceededError, 4),
+    (errors.NotFoundError, 5),
+    (errors.ProgramMismatchError, 9),
+    (errors.ContextError, 9),
+    (errors.OutOfRangeError, 11),
+    (errors.UnsupportedError, 12),
+    (errors.UnavailableError, 14),
+    (errors.UnauthenticatedError, 16),
 )
 # The classes that TensorFlow's `py_function` gives to errors of Python.
-_BUILT_IN: tuple[tuple[type[Exception], type[JaxdistError]], ...] = (
-    (NotImplementedError, UnsupportedError),
-    (TypeError, InvalidArgumentError),
-    (ValueError, InvalidArgumentError),
-    (StopIteration, OutOfRangeError),
+_BUILT_IN: tuple[tuple[type[Exception], type[errors.JaxdistError]], ...] = (
+    (NotImplementedError, errors.UnsupportedError),
+    (TypeError, errors.InvalidArgumentError),
+    (ValueError, errors.InvalidArgumentError),
+    (StopIteration, errors.OutOfRangeError),
 )
 
 
-def get_code(error: JaxdistError) -> int:
+def get_code(error: errors.JaxdistError) -> int:
     """Return the status code of an error."""
     for kind, code in _CODES:
         if isinstance(error, kind):
@@ -63,15 +50,17 @@ def get_code(error: JaxdistError) -> int:
     return INVALID_ARGUMENT if isinstance(error, (ValueError, TypeError)) else UNKNOWN
 
 
-def as_own_error(method: str, error: BaseException) -> JaxdistError:
+def as_own_error(method: str, error: BaseException) -> errors.JaxdistError:
     """Return an error of a registered function as one that can be sent; log its traceback."""
-    if isinstance(error, JaxdistError):
+    if isinstance(error, errors.JaxdistError):
         return error
     _LOG.error("The function of %r raised:", method, exc_info=error)
-    kind = next((own for built_in, own in _BUILT_IN if isinstance(error, built_in)), UnknownError)
+    kind = next(
+        (own for built_in, own in _BUILT_IN if isinstance(error, built_in)), errors.UnknownError
+    )
     return kind(
         f"The function of {method!r} raised {show(error)}.\n\n"
-        "The server answers with the error of its function, and goes on.\n\n"
+        "The server answers with the error of its function, and continues.\n\n"
         "Its log has the traceback."
     )
 
@@ -80,10 +69,10 @@ class MethodList(Reply, frozen=True):
     """The functions of a server.
 
     Args:
-        methods: The name of each, and its signature; see `Signature.as_fields`.
+        methods: The name of each, and its signature.
     """
 
-    methods: Sequence[tuple[str, Any]]
+    methods: Sequence[tuple[str, Signature]]
 
 
 class ListMethods(Request[MethodList], frozen=True):
@@ -126,44 +115,33 @@ class Method:
     is_concurrent: bool
 
 
-class Methods:
-    """The functions of one server.
+class Methods(dict[str, Method]):
+    """The functions of one server, by name.
 
-    It is apart from the server, so that the threads that answer do not keep the server alive.
+    A class of its own, so that the threads that answer do not keep the server alive.
     """
 
     def __init__(self) -> None:
-        self._methods: dict[str, Method] = {}
-        # Two calls at a time would read a variable, and one of them would overwrite the other's.
+        super().__init__()
+        # Two calls at the same time could read a variable and overwrite each other's change.
         self._turn = threading.Lock()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._methods
-
-    def __len__(self) -> int:
-        return len(self._methods)
-
-    def add(self, name: str, method: Method) -> None:
-        """Add a function."""
-        self._methods[name] = method
 
     def answer(self, request: Call | ListMethods) -> Reply:
         """Answer a request."""
         if isinstance(request, Call):
             return self._call(request)
-        methods = self._methods.items()
-        return MethodList([(name, method.signature.as_fields()) for name, method in methods])
+        return MethodList([(name, method.signature) for name, method in self.items()])
 
     @called("A call")
     def _call(self, request: Call) -> Result:
         name = request.name
-        method = self._methods.get(name)
+        method = self.get(name)
         if method is None:
             raise refuse(
                 f"method_name={name[:80]!r}, which this server does not have.",
-                f"Its methods are {sorted(self._methods)}.",
+                f"Its methods are {sorted(self)}.",
                 "Call one of these, or register it before the server is started.",
-                kind=InvalidArgumentError,
+                kind=errors.InvalidArgumentError,
             )
         args = method.signature.read_arguments(name, request.structure, request.leaves)
         with contextlib.ExitStack() as stack:
@@ -172,7 +150,7 @@ class Methods:
                 stack.callback(self._turn.release)
             try:
                 result = method.function(*args)
-                # Also what fails only when the result is computed.
+                # Some errors appear only when the result is computed.
                 result = jax.block_until_ready(result)
             except BaseException as error:
                 own = as_own_error(name, error)
@@ -181,7 +159,7 @@ class Methods:
 
     def _wait(self, name: str, seconds: float) -> None:
         if not self._turn.acquire(timeout=seconds):
-            raise DeadlineExceededError(
+            raise errors.DeadlineExceededError(
                 f"{name!r} did not start within {seconds:g} s: another call was running.\n\n"
                 "The functions of a server run one after the other, unless they are registered "
                 "with concurrent=True. This one has done nothing.\n\nCall again, with a longer "
@@ -193,13 +171,13 @@ def make_method(name: str, func: Any, input_signature: Any, concurrent: bool) ->
     """Return a function with what it takes.
 
     Raises:
-        ArgumentError: There is no signature, or the function takes another number of arguments.
+        ArgumentError: The signature is missing, or has another number of arguments.
     """
     if isinstance(func, jax.stages.Compiled):
         return Method(func, _read_compiled(name, func, input_signature), concurrent)
     try:
         parameters: inspect.Signature | None = inspect.signature(func)
-    except (TypeError, ValueError):  # a function in C that does not tell
+    except (TypeError, ValueError):  # a function in C without a signature
         parameters = None
     if input_signature is None:
         if parameters is None or parameters.parameters:
@@ -249,8 +227,8 @@ def _make_result(name: str, result: PyTree) -> Result:
             is_number = type(leaf) in NUMBERS.values()
             value = as_array(path, leaf) if is_number else leaf
             arrays.append(read_leaf(path, value)[0])
-    except JaxdistError as error:
-        raise UnsupportedError(
+    except errors.JaxdistError as error:
+        raise errors.UnsupportedError(
             str(error).replace(" was given result", " returned result", 1)
         ) from None
     return Result(structure, arrays)

@@ -15,7 +15,7 @@ from jaxdist._validate import as_flag, check_callable, check_text, show
 from jaxdist.errors import ContextError
 
 _LONGEST_NAME = 200
-# Calls that wait for others to end are answered too, so these are more than the transport's.
+# More than the default, since calls that wait for their turn occupy a thread each.
 _LIMITS = Limits(calls=2048)
 
 
@@ -46,7 +46,7 @@ class Server:
     @called("Server.create")
     def __init__(self, rpc_layer: str, address: str) -> None:
         check_not_traced()
-        check_layer(rpc_layer, "rpc_layer")
+        check_layer(rpc_layer)
         split_address(address)
         self._layer, self._address = rpc_layer, address
         self._methods = Methods()
@@ -61,13 +61,13 @@ class Server:
         Args:
             rpc_layer: `"grpc"`; or `"local"` for clients of the same process, without a network.
             address: Host and port, such as `"localhost:8470"`. Port 0 is a free port, which
-                `server.address` tells after `start`.
+                `server.address` has after `start`.
 
         Returns:
             The server.
 
         Raises:
-            ArgumentError: The layer or the address is none.
+            ArgumentError: The layer or the address is not valid.
             UnsupportedError: A function is being traced.
 
         Example:
@@ -81,7 +81,7 @@ class Server:
 
     @property
     def address(self) -> str:
-        """The address; after `start` with the real port where port 0 was asked for."""
+        """The address; after `start` with the real port if port 0 was requested."""
         return self._address if self._listener is None else self._listener.address
 
     @called("Server.register")
@@ -102,7 +102,7 @@ class Server:
         Args:
             method_name: The name. Clients have the attributes `name` and `name_blocking`.
             func: The function, of positional arguments. It returns arrays and numbers in dicts
-                with texts as keys, lists, tuples and None.
+                with strings as keys, lists, tuples and None.
             input_signature: A list with one entry for each argument: a pytree of
                 `jax.ShapeDtypeStruct`. A dimension of any size is a name of
                 `jax.export.symbolic_shape`. Left out for a function without arguments, and for one
@@ -113,9 +113,9 @@ class Server:
                 needs True.
 
         Raises:
-            ArgumentError: The name is taken or not possible; there is no signature, or the function
-                takes another number of arguments.
-            ArgumentTypeError: `func` is no function, or a leaf of the signature describes no array.
+            ArgumentError: The name is taken or not possible; the signature is missing, or has
+                another number of arguments than the function.
+            ArgumentTypeError: `func` is not a function, or a leaf of the signature is not an array.
             ContextError: The server was started.
 
         Cost:
@@ -149,7 +149,7 @@ class Server:
                     kind=ContextError,
                 )
             self._check_is_free(method_name)
-            self._methods.add(method_name, method)
+            self._methods[method_name] = method
 
     def _check_is_free(self, name: str) -> None:
         plain = name.removesuffix("_blocking")
@@ -167,7 +167,7 @@ class Server:
         """Answer calls from now on. A second call does nothing.
 
         Raises:
-            ClusterError: The address is in use, or is none of this machine.
+            ClusterError: The address is in use, or belongs to another machine.
             UnauthenticatedError: Other machines reach the address, and there is no TLS and no
                 secret.
             ContextError: The server was stopped.
@@ -218,7 +218,7 @@ def _check_name(name: Any) -> None:
     if len(name) > _LONGEST_NAME or not is_sendable(name):
         raise refuse(
             f"method_name={show(name)}.",
-            f"A name is a text of at most {_LONGEST_NAME} characters.",
+            f"A name is a string of at most {_LONGEST_NAME} characters.",
             "Choose another name.",
         )
     if name.startswith("_") or {name, f"{name}_blocking"} & RESERVED:

@@ -1,10 +1,10 @@
-"""What a registered function takes: the structure, dtypes and shapes of its arguments."""
+"""`Signature`: the structure, dtypes and shapes of the arguments of a registered function."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 
 from jaxdist._called import called, refuse, refuse_type
@@ -19,11 +19,7 @@ from jaxdist._parameter_server.rpc.values import (
 )
 from jaxdist._parameter_server.transport.message import get_dtypes, get_names
 from jaxdist._validate import show
-from jaxdist.errors import (
-    InvalidArgumentError,
-    ProgramMismatchError,
-    ShapeError,
-)
+from jaxdist.errors import InvalidArgumentError, ShapeError
 
 
 def _suggest(name: str) -> str:
@@ -33,9 +29,8 @@ def _suggest(name: str) -> str:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class LeafSpec:
-    """One array: the name of its dtype, and its dimensions. A text is a dimension of any size."""
+class LeafSpec(msgspec.Struct, frozen=True, array_like=True):
+    """One array: the name of its dtype, and its dimensions. A string is a dimension of any size."""
 
     dtype: str
     dims: tuple[int | str, ...]
@@ -44,8 +39,7 @@ class LeafSpec:
         return f"{self.dtype}[{', '.join(map(str, self.dims))}]"
 
 
-@dataclasses.dataclass(frozen=True)
-class Signature:
+class Signature(msgspec.Struct, frozen=True, array_like=True):
     """The arguments of a function; their structure is that of the tuple of all arguments."""
 
     structure: Any
@@ -54,17 +48,13 @@ class Signature:
     def __str__(self) -> str:
         return format_tree(self.structure, list(map(str, self.leaves)))
 
-    def as_fields(self) -> list[Any]:
-        """Return it as a message holds it; see `read_signature`."""
-        return [self.structure, [[leaf.dtype, [*leaf.dims]] for leaf in self.leaves]]
-
     def read_arguments(
         self, method: str, structure: Any, leaves: Sequence[tuple[str, np.ndarray]]
     ) -> tuple[Any, ...]:
         """Return the arguments of a call, or raise an error that says what does not fit.
 
         Args:
-            method: What is called.
+            method: The name of the method.
             structure: The structure of the arguments.
             leaves: How each of their leaves was given, and the leaf.
 
@@ -74,10 +64,7 @@ class Signature:
         shown = [x if kind == ARRAY else Shown(kind) for kind, x in leaves]
         self.check_structure(method, structure, shown)
         sizes: dict[str, int] = {}
-        read = [
-            _read(method, self, number, kind, array, sizes)
-            for number, (kind, array) in enumerate(leaves)
-        ]
+        read = [self._read(method, number, *leaf, sizes) for number, leaf in enumerate(leaves)]
         return tuple(unflatten(self.structure, read))
 
     @called(lambda method: f"A call of {method!r}")
@@ -93,43 +80,35 @@ class Signature:
             "Pass these arguments, or register the function with another input_signature.",
         )
 
-
-@called(lambda method: f"A call of {method!r}")
-def _read(
-    method: str,
-    signature: Signature,
-    number: int,
-    kind: str,
-    array: np.ndarray,
-    sizes: dict[str, int],
-) -> jax.Array:
-    spec = signature.leaves[number]
-    dtype = get_dtypes()[spec.dtype]
-    if kind != ARRAY and not array.shape and fits(kind, array, dtype):
-        array, kind = array.astype(dtype), ARRAY
-    if kind != ARRAY or array.dtype != dtype:
-        found = f"the {kind} {array}" if kind != ARRAY else _describe(array)
-        raise refuse(
-            f"{found} as array {number + 1} of args={signature}.",
-            f"An array has the dtype that the server registered, {spec.dtype}. A number of Python "
-            "becomes that dtype where it keeps its value.",
-            f"Pass jnp.asarray(value, {spec.dtype!r}).",
-            kind=InvalidArgumentError,
-        )
-    wanted = [sizes.setdefault(d, n) if isinstance(d, str) else d for d, n in _pair(spec, array)]
-    if len(spec.dims) != array.ndim or wanted != [*array.shape]:
-        known = "".join(f", with {name}={size} here" for name, size in sizes.items())
-        raise refuse(
-            f"{_describe(array)} as array {number + 1} of args={signature}.",
-            f"An array has the shape that the server registered, {spec}{known}.",
-            "Pass an array of that shape, or register the function with another input_signature.",
-            kind=ShapeError,
-        )
-    return as_jax(array)
-
-
-def _pair(spec: LeafSpec, array: np.ndarray) -> list[tuple[int | str, int]]:
-    return list(zip(spec.dims, array.shape, strict=False))
+    @called(lambda method: f"A call of {method!r}")
+    def _read(
+        self, method: str, number: int, kind: str, array: np.ndarray, sizes: dict[str, int]
+    ) -> jax.Array:
+        spec = self.leaves[number]
+        dtype = get_dtypes()[spec.dtype]
+        if kind != ARRAY and not array.shape and fits(kind, array, dtype):
+            array, kind = array.astype(dtype), ARRAY
+        if kind != ARRAY or array.dtype != dtype:
+            found = f"the {kind} {array}" if kind != ARRAY else _describe(array)
+            raise refuse(
+                f"{found} as array {number + 1} of args={self}.",
+                f"An array has the dtype that the server registered, {spec.dtype}. A number of "
+                "Python becomes that dtype where it keeps its value.",
+                f"Pass jnp.asarray(value, {spec.dtype!r}).",
+                kind=InvalidArgumentError,
+            )
+        pairs = zip(spec.dims, array.shape, strict=False)
+        wanted = [sizes.setdefault(d, n) if isinstance(d, str) else d for d, n in pairs]
+        if len(spec.dims) != array.ndim or wanted != [*array.shape]:
+            known = "".join(f", with {name}={size} here" for name, size in sizes.items())
+            raise refuse(
+                f"{_describe(array)} as array {number + 1} of args={self}.",
+                f"An array has the shape that the server registered, {spec}{known}.",
+                "Pass an array of that shape, or register the function with another "
+                "input_signature.",
+                kind=ShapeError,
+            )
+        return as_jax(array)
 
 
 def _describe(leaf: Any) -> str:
@@ -138,33 +117,12 @@ def _describe(leaf: Any) -> str:
     return repr(leaf) if isinstance(leaf, Shown) else type(leaf).__name__
 
 
-def read_signature(fields: Any) -> Signature:
-    """Return a signature that a server has sent.
-
-    Raises:
-        ProgramMismatchError: It is none.
-    """
-    try:
-        structure, described = fields
-        leaves = tuple(LeafSpec(str(dtype), tuple(dims)) for dtype, dims in described)
-    except (TypeError, ValueError):
-        raise ProgramMismatchError(
-            f"The server described a method by {show(fields)}.\n\n"
-            "A description is a structure and the dtypes and shapes of its arrays.\n\n"
-            "Install the same version of jaxdist for the server and its clients."
-        ) from None
-    signature = Signature(structure, leaves)
-    # Also finds a structure that is none.
-    unflatten(structure, leaves)
-    return signature
-
-
 def make_signature(given: Any) -> Signature:
     """Return the signature that a user declares: a list with a pytree for each argument.
 
     Raises:
-        ArgumentTypeError: It is no list, or a leaf has no shape or dtype.
-        ArgumentError: A dtype or a dimension is none that a call can have.
+        ArgumentTypeError: It is not a list, or a leaf has no shape or dtype.
+        ArgumentError: A call cannot have such a dtype or dimension.
     """
     if not isinstance(given, (list, tuple)):
         raise refuse_type(

@@ -46,10 +46,10 @@ def check_not_traced() -> None:
 
 
 def read_leaf(name: str, leaf: Any) -> tuple[np.ndarray, Kind]:
-    """Return a leaf as an array that nobody changes, and how it was given.
+    """Return a leaf as an array that does not change any more, and how it was given.
 
     Raises:
-        ArgumentTypeError: It is no array and no number.
+        ArgumentTypeError: It is neither an array nor a number.
         ArgumentError: It is an integer of more than 64 bits.
         DonationError: It is an array that was donated or deleted.
         UnsupportedError: It is a traced value, or parts of it are on other processes.
@@ -87,7 +87,7 @@ def _read_array(name: str, leaf: jax.Array) -> np.ndarray:
         raise _make_type_error(name, leaf)
     if not leaf.is_fully_addressable:
         raise refuse(
-            f"{name}, an array of which parts are on other processes.",
+            f"{name}, an array with parts on other processes.",
             "A process sends what it has.",
             "Pass a replicated array, or gather it before.",
             kind=UnsupportedError,
@@ -105,15 +105,15 @@ def _check_dtype(name: str, leaf: Any, array: np.ndarray) -> np.ndarray:
 def _make_type_error(name: str, leaf: Any) -> ArgumentTypeError:
     return refuse_type(
         f"{name}={show(leaf)}.",
-        "What is sent are numbers, and arrays of JAX or NumPy whose dtype is a number or bool.",
+        "A call can send numbers, and arrays of JAX or NumPy whose dtype is a number or bool.",
         "Pass a Variable as variable.value(), a random key as jax.random.key_data(key), and a "
-        "text as an array of its bytes.",
+        "string as an array of its bytes.",
     )
 
 
 def fits(kind: str, value: np.ndarray, dtype: np.dtype) -> bool:
     """Whether a number of Python keeps its value as this dtype, up to rounding."""
-    # Another process says what kind it is.
+    # The kind comes from another process.
     if value.dtype.kind not in _STORED[kind]:
         return False
     if not any(jnp.issubdtype(dtype, accepted) for accepted in _ACCEPTS[kind]):
@@ -154,10 +154,10 @@ def flatten(name: str, tree: PyTree) -> tuple[Any, list[tuple[str, Any]]]:
 
     Args:
         name: The pytree, for errors and for the names of the leaves.
-        tree: Dicts with texts as keys, lists, tuples and None; everything else is a leaf.
+        tree: Dicts with strings as keys, lists, tuples and None; everything else is a leaf.
 
     Raises:
-        ArgumentTypeError: A key is no text, or a container is a subclass of dict, list or tuple.
+        ArgumentTypeError: A key is not a string, or a container is of a subclass.
         ArgumentError: It is nested too deeply.
 
     Example:
@@ -195,14 +195,14 @@ def _flatten(name: str, tree: Any, leaves: list[tuple[str, Any]], depth: int) ->
         return [kind.__name__, *inner]
     raise refuse_type(
         f"{name}={show(tree)}.",
-        "What is sent are dicts with texts as keys, lists, tuples and None, with arrays and "
+        "A call can send dicts with strings as keys, lists, tuples and None, with arrays and "
         "numbers in them.",
         "Make a dict or a tuple of it.",
     )
 
 
 def is_sendable(text: str) -> bool:
-    """Whether a text arrives: half of a surrogate pair does not."""
+    """Whether a string can be sent: half of a surrogate pair cannot."""
     return text.encode(errors="ignore").decode() == text
 
 
@@ -210,7 +210,7 @@ def unflatten(structure: Any, leaves: Sequence[Any]) -> PyTree:
     """Return the pytree of a structure that another process has sent.
 
     Raises:
-        ProgramMismatchError: It is no structure, or has another number of leaves.
+        ProgramMismatchError: It is not a structure, or has another number of leaves.
     """
     given = iter(leaves)
     try:

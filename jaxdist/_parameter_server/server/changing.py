@@ -9,17 +9,11 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from jaxdist._called import call_as, called, refuse
-from jaxdist._parameter_server.protocol import (
-    Change,
-    ChangeVariables,
-    Created,
-    Creation,
-    RegisterUpdate,
-)
+from jaxdist._called import refuse
+from jaxdist._parameter_server import protocol
 from jaxdist._parameter_server.server.programs import Initialiser, UpdateProgram
 from jaxdist._parameter_server.server.staleness import Admission
-from jaxdist._parameter_server.server.state import ALREADY, COUNTED, Slots, State
+from jaxdist._parameter_server.server.state import ALREADY, COUNTED, State
 from jaxdist._parameter_server.server.stored import (
     DENSE,
     PROGRAM,
@@ -37,53 +31,21 @@ from jaxdist._parameter_server.server.stored import (
 from jaxdist.errors import ShapeError
 
 TOO_STALE = "too stale"
-_CALLER = "change"
 
 
 class LostValuesError(Exception):
-    """A program failed when it had taken the memory of values that are not replaced yet."""
-
-
-def check_changes(
-    changes: Sequence[Change],
-    variables: dict[str, StoredVariable],
-    programs: Mapping[str, UpdateProgram],
-    slots: Slots,
-) -> None:
-    """Check all changes of a request against the variables of the server."""
-    for change in changes:
-        variable = find_variable(variables, change.name)
-        check_change(variable, change, programs)
-        if change.op not in DENSE and change.op not in ROWS:
-            program = programs[change.op.removeprefix(PROGRAM)]
-            _check_slots(program, change.name, slots)
-            program.check_operands(change.name, change.operands)
-
-
-def _check_slots(program: UpdateProgram, name: str, slots: Slots) -> None:
-    if (name, program.key) not in slots:
-        raise refuse(
-            f"op={PROGRAM + program.key!r} for {name!r}, which has no slots for this program.",
-            "A program is registered for the variables that it changes, with the "
-            f"{program.num_slots} first values of the slots of each.",
-            f"Call register_update({program.key!r}, ...) with {name!r} among its variables.",
-        )
+    """A program failed after it had taken the memory of values that are not replaced yet."""
 
 
 class StagedRequest:
     """The next values of the variables that one request changes."""
 
-    def __init__(
-        self,
-        variables: dict[str, StoredVariable],
-        programs: Mapping[str, UpdateProgram],
-        slots: Slots,
-    ) -> None:
-        self._variables, self._programs, self._slots = variables, programs, slots
+    def __init__(self, state: State) -> None:
+        self._state = state
         self._staged: dict[str, StagedVariable] = {}
 
-    def stage(self, changes: Sequence[Change]) -> None:
-        """Compute the next values; `check_changes` has accepted the changes.
+    def stage(self, changes: Sequence[protocol.Change]) -> None:
+        """Compute the next values; `Changing` has checked the changes.
 
         Raises:
             LostValuesError: A program failed after it had taken the memory of values.
@@ -100,13 +62,13 @@ class StagedRequest:
             held = [staged.stored for staged in self._staged.values()]
             lost = [v.name for v in held if isinstance(v.value, jax.Array) and v.value.is_deleted()]
             if lost:
-                why = f"{type(error).__name__}: {error}; the values of {', '.join(lost)} are gone"
+                why = f"{type(error).__name__}: {error}; the values of {', '.join(lost)} are lost"
                 raise LostValuesError(why) from error
             raise
 
-    def _stage_program(self, change: Change) -> None:
-        program = self._programs[change.op.removeprefix(PROGRAM)]
-        names = [change.name, *self._slots[change.name, program.key]]
+    def _stage_program(self, change: protocol.Change) -> None:
+        program = self._state.programs[change.op.removeprefix(PROGRAM)]
+        names = [change.name, *self._state.slots[change.name, program.key]]
         staged = [self._get(name) for name in names]
         state = [put_on_cpu(each.get_dense()) for each in staged]
         results = program.run([*state, *change.operands])
@@ -114,7 +76,7 @@ class StagedRequest:
             each.set_dense(value)
 
     def _get(self, name: str) -> StagedVariable:
-        return self._staged.setdefault(name, StagedVariable(self._variables[name]))
+        return self._staged.setdefault(name, StagedVariable(self._state.variables[name]))
 
     def commit(self) -> list[StoredVariable]:
         """Make the next values those of the variables, which are returned; this cannot fail."""
@@ -136,7 +98,7 @@ class Changing:
         staleness: That of each change, when they are applied.
     """
 
-    def __init__(self, state: State, request: ChangeVariables) -> None:
+    def __init__(self, state: State, request: protocol.ChangeVariables) -> None:
         self._state, self._request, self._changes = state, request, request.changes
         number = request.closure
         self._closure = None if number is None else (request.client, number)
@@ -161,40 +123,48 @@ class Changing:
             self._state.already_counted += 1
         return status or COUNTED
 
-    @called(_CALLER)
     def _check(self) -> None:
-        state = self._state
-        check_changes(self._changes, state.variables, state.programs, state.slots)
+        programs = self._state.programs
         for change in self._changes:
-            found = state.variables[change.name].version
+            variable = find_variable(self._state.variables, change.name)
+            check_change(variable, change, programs)
+            if change.op not in DENSE and change.op not in ROWS:
+                program = programs[change.op.removeprefix(PROGRAM)]
+                self._check_slots(program, change.name)
+                program.check_operands(change.name, change.operands)
+        for change in self._changes:
+            found = self._state.variables[change.name].version
             if change.version is not None and self._is_own and change.version > found:
-                raise call_as(
-                    "change",
-                    refuse,
+                raise refuse(
                     f"version={change.version} of {change.name!r}, whose version is {found}.",
                     "The version is that of the read that the change was computed from.",
                     "Pass the version that read returned, and its incarnation.",
                 )
 
+    def _check_slots(self, program: UpdateProgram, name: str) -> None:
+        if (name, program.key) not in self._state.slots:
+            raise refuse(
+                f"op={PROGRAM + program.key!r} for {name!r}, which has no slots for this program.",
+                "A program is registered for the variables that it changes, with the "
+                f"{program.num_slots} first values of the slots of each.",
+                f"Call register_update({program.key!r}, ...) with {name!r} among its variables.",
+            )
+
     def _find_status(self) -> str | None:
         found = self._closure
         return None if found is None else self._state.counted.find_status(*found)
 
-    @called(_CALLER)
     def _get_versions(self) -> dict[str, int]:
-        variables = self._state.variables
-        names = (change.name for change in self._changes)
-        return {name: find_variable(variables, name).version for name in names}
+        return self._state.get_versions(change.name for change in self._changes)
 
-    @called(_CALLER)
     def _run_in_turn(self, admission: Admission) -> str | None:
         """Wait for older closures, and apply the request. See Note [Bounded staleness]."""
         seconds = self._request.seconds
         own = admission.make_id(self._request.client, self._request.closure)
         reads = admission.flight.get_reads(own)
         if reads is None:
-            # A write of the coordinator, or a closure whose deadline was over. It takes its place
-            # among the reads, since otherwise closures that come later could pass it for ever.
+            # A write of the coordinator, or a closure whose deadline has passed. It takes its place
+            # among the reads, since otherwise later closures could overtake it forever.
             admission.admit(own, self._get_versions, seconds, seconds)
         else:
             self._check_registered(reads)
@@ -237,7 +207,7 @@ class Changing:
 
     def _apply(self, staleness: list[int | None]) -> None:
         state = self._state
-        request = StagedRequest(state.variables, state.programs, state.slots)
+        request = StagedRequest(state)
         request.stage(self._changes)
         request.commit()
         state.applied += 1
@@ -253,7 +223,7 @@ class Changing:
                 state.variables[change.name].staleness[number] += 1
 
 
-def make_values(creations: Sequence[Creation]) -> dict[str, np.ndarray]:
+def make_values(creations: Sequence[protocol.Creation]) -> dict[str, np.ndarray]:
     """Return the first values of variables, by name."""
     values: dict[str, np.ndarray] = {}
     for creation in creations:
@@ -268,7 +238,7 @@ def make_values(creations: Sequence[Creation]) -> dict[str, np.ndarray]:
     return values
 
 
-def _make_value(creation: Creation) -> np.ndarray:
+def _make_value(creation: protocol.Creation) -> np.ndarray:
     if creation.program is None:
         # The array may be the caller's own, which it may change later.
         return np.array(check_array(f"the value of {creation.name!r}", creation.value))
@@ -283,10 +253,11 @@ def _make_value(creation: Creation) -> np.ndarray:
     return results[0]
 
 
-def add_variables(state: State, values: Mapping[str, np.ndarray], client: str) -> Created:
+def add_variables(state: State, values: Mapping[str, np.ndarray], client: str) -> protocol.Created:
     """Add the variables that do not exist; return for each whether it is new, and its version.
 
-    One that the client itself has made counts as new: it asks again after a lost reply.
+    A variable that the client itself has made counts as new: it repeats the request if the reply
+    is lost.
 
     Raises:
         ShapeError: A variable exists with another shape or dtype. Then none is added.
@@ -309,7 +280,7 @@ def add_variables(state: State, values: Mapping[str, np.ndarray], client: str) -
         if name in new:
             state.variables[name] = StoredVariable(name, values[name], creator=client)
     found = {name: state.variables[name] for name in values}
-    return Created(
+    return protocol.Created(
         {
             name: (name in new or (client != "" and one.creator == client), one.version)
             for name, one in found.items()
@@ -320,9 +291,9 @@ def add_variables(state: State, values: Mapping[str, np.ndarray], client: str) -
 def add_update(
     state: State,
     program: UpdateProgram,
-    request: RegisterUpdate,
+    request: protocol.RegisterUpdate,
     init: Initialiser | None,
-) -> Created:
+) -> protocol.Created:
     """Add a program, and the slots of its variables; slots that exist stay as they are."""
     prefix = check_name("prefix", request.prefix)
     flat: dict[str, np.ndarray] = {}

@@ -5,35 +5,20 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
 from jaxdist._parameter_server import protocol
 from jaxdist._parameter_server.protocol import Pending
-from jaxdist._parameter_server.server.server import VariableServer
+from jaxdist._parameter_server.server.server import ANSWERS, VariableServer
 from jaxdist._parameter_server.transport import Handler
-from jaxdist._parameter_server.transport.requests import Done, Reply, Request
+from jaxdist._parameter_server.transport.requests import Done, Reply, Request, find_result
 from jaxdist._parameter_server.transport.requests import make_handlers as make_handlers_of
 
 RUNNING, UNKNOWN = Pending("running"), Pending("unknown")
 _MOST_CALLS = 256
 _THREADS = 8
-_REQUESTS: tuple[type[Request[Any]], ...] = (
-    protocol.Hello,
-    protocol.Configure,
-    protocol.Create,
-    protocol.RegisterUpdate,
-    protocol.Read,
-    protocol.ReadRows,
-    protocol.ChangeVariables,
-    protocol.Release,
-    protocol.GetStatistics,
-    protocol.WriteSnapshot,
-    protocol.WaitForCall,
-    protocol.Announce,
-    protocol.ListAnnounced,
-)
-# A worker tells it every 2 s, so that one that has ended is forgotten soon.
+_REQUESTS = (*ANSWERS, protocol.WaitForCall, protocol.Announce, protocol.ListAnnounced)
+# Workers announce themselves every 2 s, so a worker that has ended is forgotten soon.
 _KEEP_SECONDS = 10.0
 _MOST_WORKERS = 1024
 
@@ -42,8 +27,8 @@ class LongCalls:
     """Calls that may take longer than the deadline of a message.
 
     Each has an id. A message starts the call, and is answered after some seconds in any case; the
-    caller asks for its end with further messages. So every message has a short deadline, by which a
-    server that was stopped is noticed; and a message that comes twice starts nothing.
+    caller waits for its end with further messages. So every message has a short deadline, which
+    reveals a server that was stopped; and a repeated message starts nothing.
     """
 
     def __init__(self) -> None:
@@ -57,7 +42,7 @@ class LongCalls:
         Args:
             request: Its id; without one it is run at once, however long it takes.
             seconds: When to answer.
-            call: What it does.
+            call: Does the work.
         """
         if not request:
             return call()
@@ -68,20 +53,13 @@ class LongCalls:
                 # Those that have ended were answered long ago.
                 while len(self._calls) > _MOST_CALLS and next(iter(self._calls.values())).done():
                     self._calls.popitem(last=False)
-        return _wait(future, seconds)
+        return find_result(future, seconds, RUNNING)
 
     def wait(self, request: str, seconds: float) -> Reply:
         """Return the reply of a call that was started before, `RUNNING`, or `UNKNOWN`."""
         with self._lock:
             future = self._calls.get(request)
-        return UNKNOWN if future is None else _wait(future, seconds)
-
-
-def _wait(future: "Future[Reply]", seconds: float) -> Reply:
-    try:
-        return future.result(seconds)
-    except NotYet:
-        return RUNNING
+        return UNKNOWN if future is None else find_result(future, seconds, RUNNING)
 
 
 def make_handlers(server: VariableServer) -> dict[str, Handler]:
@@ -110,10 +88,10 @@ def make_handlers(server: VariableServer) -> dict[str, Handler]:
 
 
 class Announcements:
-    """The workers that have told a server that they are there.
+    """The workers that have announced themselves to a server.
 
     A coordinator asks for them, and takes those that its cluster does not list. They are in no
-    snapshot: each worker tells it again and again.
+    snapshot: each worker announces itself again and again.
 
     Args:
         clock: Returns seconds.
@@ -126,7 +104,7 @@ class Announcements:
         self._found: OrderedDict[int, tuple[str, float]] = OrderedDict()
 
     def note(self, worker: int, address: str) -> None:
-        """Note that a worker is there.
+        """Note that a worker is alive.
 
         Args:
             worker: Its index.

@@ -23,13 +23,12 @@ class UpdateProgram:
     """An update program `f(value, *slots, *operands) -> (value, *slots)`.
 
     Args:
-        caller: The public call, for error messages.
         key: The name of the program.
         content: The bytes of the `jax.export` function.
         num_slots: How many slots it has.
 
     Raises:
-        ArgumentTypeError: The bytes are no exported function.
+        ArgumentTypeError: The bytes are not an exported function.
         ArgumentError: The function does not have this form.
     """
 
@@ -49,11 +48,6 @@ class UpdateProgram:
             if self._compiled is None:
                 self._compiled = compile_exported(self._exported, donated=1 + self.num_slots)
             return self._compiled
-
-    @property
-    def num_operands(self) -> int:
-        """How many arrays each change brings."""
-        return len(self._given) - 1 - self.num_slots
 
     @classmethod
     def prepare(cls, request: RegisterUpdate, found: Self | None) -> Self:
@@ -114,13 +108,14 @@ class UpdateProgram:
 
     def check_operands(self, name: str, operands: Sequence[Any]) -> None:
         """Check the arrays of one change."""
-        if len(operands) != self.num_operands:
+        wanted = self._given[1 + self.num_slots :]
+        if len(operands) != len(wanted):
             raise refuse(
                 f"{len(operands)} operands of program {self.key!r} for {name!r}.",
-                f"It takes {self.num_operands}, after the value and {self.num_slots} slots.",
-                f"Pass {self.num_operands}.",
+                f"It takes {len(wanted)}, after the value and {self.num_slots} slots.",
+                f"Pass {len(wanted)}.",
             )
-        for given, operand in zip(self._given[1 + self.num_slots :], operands, strict=True):
+        for given, operand in zip(wanted, operands, strict=True):
             array = check_array(f"an operand of program {self.key!r}", operand)
             if tuple(given.shape) != array.shape or given.dtype != array.dtype:
                 raise refuse(
@@ -133,7 +128,7 @@ class UpdateProgram:
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
         """Return the next value and slots. Arrays of JAX for value and slots are donated."""
-        # Otherwise JAX would make arrays of 32 bits of operands with 64.
+        # Otherwise JAX would convert operands of 64 bits to 32.
         with jax.enable_x64(True):
             return list(jax.block_until_ready(self.compile()(*arrays)))
 
@@ -142,17 +137,17 @@ def load_exported(what: str, content: bytes) -> export.Exported:
     """Return the exported function in some bytes, if this server can run it.
 
     Raises:
-        ArgumentTypeError: The bytes are no exported function.
+        ArgumentTypeError: The bytes are not an exported function.
         ArgumentError: It needs something that a server does not have.
         MissingExtraError: flatbuffers is not installed.
     """
     require_extra("grpcio", "read programs of a server")
     try:
         exported = export.deserialize(bytearray(content))
-    # The reader of flatbuffers raises whatever a wrong offset leads to.
+    # The reader of flatbuffers can raise any error for a wrong offset.
     except Exception as error:
         raise refuse_type(
-            f"{len(content)} bytes for {what}, which are no exported function: "
+            f"{len(content)} bytes for {what}, which are not an exported function: "
             f"{type(error).__name__}: {str(error)[:200]}.",
             "A program is what jax.export.export(jax.jit(f))(*shapes).serialize() returns.",
             "Send these bytes, exported with a version of JAX of the same year as this one, "
@@ -183,7 +178,7 @@ def compile_exported(exported: export.Exported, donated: int = 0) -> Any:
     """Compile an exported function for the CPU; it donates its first arguments."""
     sharding = SingleDeviceSharding(jax.devices("cpu")[0])
     with jax.enable_x64(True), warnings.catch_warnings():
-        # A program that does not use a slot cannot use its memory either.
+        # A program that does not use a slot cannot reuse its memory either.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         given = [
             jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding) for a in exported.in_avals
@@ -196,7 +191,6 @@ class Initialiser:
     """A compiled function that makes first values.
 
     Args:
-        caller: The public call, for error messages.
         what: What it makes, for error messages.
         content: The bytes of the `jax.export` function.
     """

@@ -1,35 +1,17 @@
 """`VariableServer`: the variables of one server."""
 
+import contextlib
+import functools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxdist._called import called, refuse
-from jaxdist._parameter_server.protocol import (
-    Changed,
-    ChangeVariables,
-    Configure,
-    Create,
-    Created,
-    GetStatistics,
-    Hello,
-    Read,
-    ReadRows,
-    RegisterUpdate,
-    Release,
-    Released,
-    Restored,
-    Rows,
-    Saved,
-    ServerInfo,
-    ServerStatistics,
-    Values,
-    WriteSnapshot,
-)
+from jaxdist._parameter_server import protocol
 from jaxdist._parameter_server.server.changing import (
     Changing,
     LostValuesError,
@@ -39,11 +21,11 @@ from jaxdist._parameter_server.server.changing import (
 )
 from jaxdist._parameter_server.server.programs import Initialiser, UpdateProgram
 from jaxdist._parameter_server.server.snapshots import Captured, SnapshotKeeper, capture
-from jaxdist._parameter_server.server.staleness import Admission, GetVersions
+from jaxdist._parameter_server.server.staleness import Admission
 from jaxdist._parameter_server.server.state import State
 from jaxdist._parameter_server.server.stored import check_ids, check_name, find_variable
 from jaxdist._parameter_server.transport.requests import Done, R, Request
-from jaxdist._validate import as_integer, as_number, as_path
+from jaxdist._validate import as_integer
 from jaxdist.errors import ContextError, UnavailableError
 
 # How long a closure stays registered, if it neither changes the variables nor is released.
@@ -82,7 +64,7 @@ class VariableServer:
         snapshot_seconds: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.task = check_name("task", task)
+        self.task = task
         # One lock: changes of one variable cannot run at the same time anyway, and a request of
         # several variables is atomic.
         self._condition = threading.Condition()
@@ -94,9 +76,8 @@ class VariableServer:
             max_staleness = as_integer("max_staleness", max_staleness, least=0)
         self._clock = clock
         if snapshot_directory is not None:
-            folder = Path(as_path("snapshot_directory", snapshot_directory, "snapshots"))
-            seconds = as_number("snapshot_seconds", snapshot_seconds, least=0.0)
-            self._keeper = SnapshotKeeper(folder, self.task, seconds, self._capture)
+            folder = Path(snapshot_directory)
+            self._keeper = SnapshotKeeper(folder, task, snapshot_seconds, self._capture)
             self._state = self._keeper.state
             if max_staleness is None:
                 max_staleness = self._state.max_staleness
@@ -120,7 +101,7 @@ class VariableServer:
         Raises:
             JaxdistError: The request is not valid. Nothing is changed.
         """
-        return _ANSWERS[type(request)](self, request)
+        return ANSWERS[type(request)](self, request)
 
     def _set_bound(self, bound: int | None) -> None:
         self._state.max_staleness = bound
@@ -155,7 +136,7 @@ class VariableServer:
             self._keeper.close()
 
     @called("configure")
-    def _configure(self, request: Configure) -> Done:
+    def _configure(self, request: protocol.Configure) -> Done:
         bound = request.max_staleness
         if bound is not None:
             bound = as_integer("max_staleness", bound, least=0)
@@ -166,13 +147,12 @@ class VariableServer:
                 self._condition.notify_all()
         return Done()
 
-    def _hello(self, request: Hello) -> ServerInfo:
+    def _hello(self, request: protocol.Hello) -> protocol.ServerInfo:
         client = request.client
-        with self._condition:
-            self._check_values()
+        with self._use():
             state = self._state
             found = state.variables.items()
-            return ServerInfo(
+            return protocol.ServerInfo(
                 task=self.task,
                 incarnation=state.incarnation,
                 max_staleness=state.max_staleness,
@@ -187,55 +167,52 @@ class VariableServer:
                 ],
                 has_snapshots=self._keeper is not None,
                 restores=[
-                    Restored(r.incarnation, **r.counted.get(client, {})) for r in state.restores
+                    protocol.Restored(r.incarnation, **r.counted.get(client, {}))
+                    for r in state.restores
                 ],
             )
 
     @called("create")
-    def _create(self, request: Create) -> Created:
-        # Outside of the lock: compiling an initialiser takes long.
+    def _create(self, request: protocol.Create) -> protocol.Created:
+        # Outside the lock, since compiling an initialiser takes long.
         values = make_values(request.variables)
-        with self._condition:
-            self._check_values()
+        with self._use():
             return add_variables(self._state, values, request.client)
 
     @called("register_update")
-    def _register_update(self, request: RegisterUpdate) -> Created:
+    def _register_update(self, request: protocol.RegisterUpdate) -> protocol.Created:
         key = check_name("key", request.key)
-        with self._condition:
-            self._check_values()
+        with self._use():
             found = self._state.programs.get(key)
         program = UpdateProgram.prepare(request, found)
         what = f"the initialiser of program {key!r}"
         content = request.init
         init = None if content is None else Initialiser(what, content.tobytes())
-        with self._condition:
-            self._check_values()
+        with self._use():
             return add_update(self._state, program, request, init)
 
     @called("read")
-    def _read(self, request: Read) -> Values:
-        with self._condition:
-            self._check_values()
-            get_versions = self._make_get_versions([*request.names, *request.register])
-            get_versions()
+    def _read(self, request: protocol.Read) -> protocol.Values:
+        with self._use():
+            names = [*request.names, *request.register]
+            self._state.get_versions(names)
             is_registered = self._admission is not None and request.closure is not None
             if self._admission is not None and request.closure is not None:
                 own = (request.client, request.closure)
+                get_versions = functools.partial(self._state.get_versions, names)
                 self._admission.admit(own, get_versions, request.seconds, HOLD_SECONDS)
             found = self._collect(request.names, request.known, request.incarnation)
-            return Values(*found, is_registered)
+            return protocol.Values(*found, is_registered)
 
     @called("read_rows")
-    def _read_rows(self, request: ReadRows) -> Rows:
-        with self._condition:
-            self._check_values()
+    def _read_rows(self, request: protocol.ReadRows) -> protocol.Rows:
+        with self._use():
             found = find_variable(self._state.variables, request.name)
             ids = check_ids(found, request.ids)
-            return Rows(found.peek()[ids], found.version, self._state.incarnation)
+            return protocol.Rows(found.peek()[ids], found.version, self._state.incarnation)
 
     @called("change")
-    def _change(self, request: ChangeVariables) -> Changed:
+    def _change(self, request: protocol.ChangeVariables) -> protocol.Changed:
         closure, done_below = request.closure, request.done_below
         if closure is not None and done_below > closure:
             raise refuse(
@@ -243,9 +220,8 @@ class VariableServer:
                 "Closures below done_below are finished, and this one is not.",
                 f"Pass done_below={closure} or less.",
             )
-        with self._condition:
-            self._check_values()
-            self._make_get_versions(request.read)()
+        with self._use():
+            self._state.get_versions(request.read)
             changing = Changing(self._state, request)
             try:
                 status = changing.run(self._admission)
@@ -257,33 +233,26 @@ class VariableServer:
             if self._admission is not None and closure is not None:
                 self._admission.release((request.client, closure))
             found = self._collect(request.read, request.known, request.incarnation)
-            return Changed(*found, False, status, tuple(changing.staleness))
+            return protocol.Changed(*found, False, status, tuple(changing.staleness))
 
-    def _release(self, request: Release) -> Released:
-        with self._condition:
-            self._check_values()
+    def _release(self, request: protocol.Release) -> protocol.Released:
+        with self._use():
             admission, own = self._admission, (request.client, request.closure)
-            return Released(admission is not None and admission.release(own))
+            return protocol.Released(admission is not None and admission.release(own))
 
-    def _get_statistics(self, request: GetStatistics) -> ServerStatistics:
-        with self._condition:
-            self._check_values()
+    def _get_statistics(self, request: protocol.GetStatistics) -> protocol.ServerStatistics:
+        with self._use():
             snapshots = None if self._keeper is None else self._keeper.describe()
             return self._state.describe(snapshots)
 
-    def _write_snapshot(self, request: WriteSnapshot) -> Saved:
-        return Saved(**self.snapshot())
+    def _write_snapshot(self, request: protocol.WriteSnapshot) -> protocol.Saved:
+        return protocol.Saved(**self.snapshot())
 
     def _capture(self, unless: int | None) -> Captured | None:
-        with self._condition:
-            # Otherwise the good snapshots would be replaced.
-            self._check_values()
+        # A server without its values would replace the good snapshots.
+        with self._use():
             same = self._state.mutations == unless
             return None if same else capture(self._state, self.task)
-
-    def _make_get_versions(self, names: Sequence[str]) -> GetVersions:
-        variables = self._state.variables
-        return lambda: {n: find_variable(variables, n).version for n in names}
 
     def _collect(
         self, names: Sequence[str], known: Mapping[str, int], incarnation: str | None
@@ -294,22 +263,29 @@ class VariableServer:
         values = {n: v.read() for n, v in found.items() if kept.get(n) != v.version}
         return self._state.incarnation, versions, values
 
+    @contextlib.contextmanager
+    def _use(self) -> Iterator[None]:
+        """Hold the lock of a server that has its values."""
+        with self._condition:
+            self._check_values()
+            yield
+
     def _check_values(self) -> None:
         if self._broken is not None:
             raise _make_broken_error(self._broken)
 
 
-_ANSWERS: Mapping[type[Request[Any]], Callable[[VariableServer, Any], Any]] = {
-    Hello: VariableServer._hello,
-    Configure: VariableServer._configure,
-    Create: VariableServer._create,
-    RegisterUpdate: VariableServer._register_update,
-    Read: VariableServer._read,
-    ReadRows: VariableServer._read_rows,
-    ChangeVariables: VariableServer._change,
-    Release: VariableServer._release,
-    GetStatistics: VariableServer._get_statistics,
-    WriteSnapshot: VariableServer._write_snapshot,
+ANSWERS: Mapping[type[Request[Any]], Callable[[VariableServer, Any], Any]] = {
+    protocol.Hello: VariableServer._hello,
+    protocol.Configure: VariableServer._configure,
+    protocol.Create: VariableServer._create,
+    protocol.RegisterUpdate: VariableServer._register_update,
+    protocol.Read: VariableServer._read,
+    protocol.ReadRows: VariableServer._read_rows,
+    protocol.ChangeVariables: VariableServer._change,
+    protocol.Release: VariableServer._release,
+    protocol.GetStatistics: VariableServer._get_statistics,
+    protocol.WriteSnapshot: VariableServer._write_snapshot,
 }
 
 

@@ -34,7 +34,7 @@ _LOG = logging.getLogger("jaxdist")
 
 @dataclasses.dataclass(frozen=True)
 class Captured:
-    """What a snapshot holds: all of one moment, between two requests."""
+    """The content of a snapshot: all of one moment, between two requests."""
 
     arrays: dict[str, np.ndarray]
     notes: dict[str, Any]
@@ -47,11 +47,11 @@ def capture(state: State, task: str) -> Captured:
     Cost:
         A copy of each table; other values are not written into, so they are not copied.
     """
-    # Names of variables are in the notes, since they may hold any character.
+    # The names of variables are in the notes, since they may contain any character.
     arrays = {f"v{i}": stored.read() for i, stored in enumerate(state.variables.values())}
     for i, program in enumerate(state.programs.values()):
         arrays[f"p{i}"] = np.frombuffer(program.content, np.uint8)
-    # Orbax refuses a checkpoint without elements.
+    # Orbax refuses an empty checkpoint.
     arrays["format"] = np.full(1, _FORMAT, np.int32)
     variables = [
         {
@@ -83,93 +83,6 @@ def capture(state: State, task: str) -> Captured:
         "max_staleness": state.max_staleness,
     }
     return Captured(arrays, notes, state.mutations)
-
-
-class Snapshots:
-    """The snapshots of one server. One thread uses it at a time.
-
-    Args:
-        directory: The folder of the job. Each server has a folder in it, named by its task.
-        task: The name of the task.
-
-    Raises:
-        CheckpointError: The folder cannot be used, or another job serves from it.
-    """
-
-    def __init__(self, directory: Path, task: str) -> None:
-        self.task = task
-        self.folder = directory / task.replace(":", "_").replace("/", "_")
-        self._checkpoints = Checkpoints(self.folder, keep=_KEEP)
-        # From the start, so that no second server restores what this one will replace.
-        self._lock = JobLock(self.folder)
-        self._lock.__enter__()
-
-    def find_newest(self) -> int | None:
-        """Return the number of the newest complete snapshot; None if there is none."""
-        steps = list_steps(self.folder)
-        return steps[-1] if steps else None
-
-    def save(self, captured: Captured) -> int:
-        """Write a snapshot, and return its number.
-
-        Raises:
-            CheckpointError: It cannot be written.
-        """
-        newest = self.find_newest()
-        step = 0 if newest is None else newest + 1
-        self._checkpoints.save(step, captured.arrays, captured.notes)
-        self._checkpoints.wait_until_finished()
-        return step
-
-    def load(self, step: int) -> State:
-        """Return the state in a snapshot.
-
-        Raises:
-            DamagedCheckpointError: Its files are not as they were written.
-            CheckpointError: It is the snapshot of another server, or of another version.
-        """
-        path = self._checkpoints.path(step)
-        notes = read_notes_without_orbax(path)
-        like = _make_like(notes or {})
-        if notes is None or like is None:
-            problems = find_damage(self.folder, step) or ["Its notes cannot be read."]
-            raise self._make_damage_error(step, problems)
-        self._check_notes(path, notes)
-        cpu = SingleDeviceSharding(jax.devices("cpu")[0])
-        try:
-            restored = self._checkpoints.restore(step, like=like, sharding=cpu)
-        except DamagedCheckpointError as error:
-            problems = str(error).partition("\n\n")[0].splitlines()[1:]
-            raise self._make_damage_error(step, problems) from error
-        return _make_state(notes, restored.state, str(path))
-
-    def _check_notes(self, path: Path, notes: dict[str, Any]) -> None:
-        if notes["format"] != _FORMAT or notes["task"] != self.task:
-            raise CheckpointError(
-                f"VariableServer: {path} is a snapshot of other variables: of task "
-                f"{notes['task']!r} in format {notes['format']}.\n\n"
-                f"This server is {self.task!r}, and reads format {_FORMAT}.\n\n"
-                "Start the server of that task with it, or use another snapshot_directory."
-            )
-
-    def _make_damage_error(self, step: int, problems: list[str]) -> DamagedCheckpointError:
-        path = self._checkpoints.path(step)
-        before = [s for s in list_steps(self.folder) if s < step]
-        rest = (
-            f"to serve from the one before, {before[-1]}"
-            if before
-            else "to start with new variables"
-        )
-        return DamagedCheckpointError(
-            f"VariableServer: snapshot {path} is damaged:\n{format_lines(problems)}\n\n"
-            "A server serves from its newest snapshot, if its files are as they were written.\n\n"
-            f"Copy it back from elsewhere, or move it away {rest}."
-        )
-
-    def close(self) -> None:
-        """Release the folder."""
-        self._checkpoints.close()
-        self._lock.close()
 
 
 def _make_like(notes: dict[str, Any]) -> dict[str, Any] | None:
@@ -214,10 +127,10 @@ def _make_state(notes: dict[str, Any], arrays: dict[str, Any], path: str) -> Sta
 
 
 class SnapshotKeeper:
-    """Writes the snapshots of a server in a thread, and on request.
+    """The snapshots of one server: written in a thread, and on request.
 
     Args:
-        directory: The folder of the snapshots of all servers of the job.
+        directory: The folder of the job. Each server has a folder in it, named by its task.
         task: The name of the task.
         seconds: How often.
         capture: Returns what a snapshot holds; None if the mutations of the state are as given.
@@ -225,6 +138,11 @@ class SnapshotKeeper:
     Attributes:
         state: The state of the newest snapshot, or an empty one.
         start_from: The number and folder of that snapshot; None if there was none.
+
+    Raises:
+        DamagedCheckpointError: The files of the newest snapshot are not as they were written.
+        CheckpointError: The folder cannot be used, or another job serves from it; or its snapshot
+            is one of another server, or of another version.
     """
 
     def __init__(
@@ -235,7 +153,11 @@ class SnapshotKeeper:
         capture: Callable[[int | None], Captured | None],
     ) -> None:
         self._task, self._seconds, self._capture = task, seconds, capture
-        self._snapshots = Snapshots(directory, task)
+        self._folder = directory / task.replace(":", "_").replace("/", "_")
+        self._checkpoints = Checkpoints(self._folder, keep=_KEEP)
+        # Locked from the start, so that no second server restores what this one will replace.
+        self._of_job = JobLock(self._folder)
+        self._of_job.__enter__()
         self._lock = threading.Lock()
         self._is_closed = threading.Event()
         self._saved: dict[str, Any] = {}
@@ -244,19 +166,55 @@ class SnapshotKeeper:
         self._failure: str | None = None
         self.state, self.start_from = State(), None
         try:
-            newest = self._snapshots.find_newest()
-            if newest is not None:
-                self.state = self._snapshots.load(newest)
+            if steps := list_steps(self._folder):
+                self.state = self.load(steps[-1])
                 self.start_from = {
-                    "step": newest,
-                    "folder": str(self._snapshots.folder),
+                    "step": steps[-1],
+                    "folder": str(self._folder),
                     "applied": self.state.applied,
                 }
         except BaseException:
-            self._snapshots.close()
+            self._release()
             raise
         self._thread = threading.Thread(
             target=self._run, name=f"jaxdist-snapshots-{task}", daemon=True
+        )
+
+    def load(self, step: int) -> State:
+        """Return the state in a snapshot."""
+        path = self._checkpoints.path(step)
+        notes = read_notes_without_orbax(path)
+        like = _make_like(notes or {})
+        if notes is None or like is None:
+            problems = find_damage(self._folder, step) or ["Its notes cannot be read."]
+            raise self._make_damage_error(step, problems)
+        if notes["format"] != _FORMAT or notes["task"] != self._task:
+            raise CheckpointError(
+                f"VariableServer: {path} is a snapshot of other variables: of task "
+                f"{notes['task']!r} in format {notes['format']}.\n\n"
+                f"This server is {self._task!r}, and reads format {_FORMAT}.\n\n"
+                "Start the server of that task with it, or use another snapshot_directory."
+            )
+        cpu = SingleDeviceSharding(jax.devices("cpu")[0])
+        try:
+            restored = self._checkpoints.restore(step, like=like, sharding=cpu)
+        except DamagedCheckpointError as error:
+            problems = str(error).partition("\n\n")[0].splitlines()[1:]
+            raise self._make_damage_error(step, problems) from error
+        return _make_state(notes, restored.state, str(path))
+
+    def _make_damage_error(self, step: int, problems: list[str]) -> DamagedCheckpointError:
+        path = self._checkpoints.path(step)
+        before = [s for s in list_steps(self._folder) if s < step]
+        rest = (
+            f"to serve from the one before, {before[-1]}"
+            if before
+            else "to start with new variables"
+        )
+        return DamagedCheckpointError(
+            f"VariableServer: snapshot {path} is damaged:\n{format_lines(problems)}\n\n"
+            "A server serves from its newest snapshot, if its files are as they were written.\n\n"
+            f"Copy it back from elsewhere, or move it away {rest}."
         )
 
     def start(self) -> None:
@@ -264,14 +222,14 @@ class SnapshotKeeper:
         self._thread.start()
 
     def _run(self) -> None:
-        # The first change would otherwise wait for it, and the server should answer soon.
+        # Compiled here, so that neither the start of the server nor the first change waits for it.
         for program in list(self.state.programs.values()):
             program.compile()
         while not self._is_closed.wait(self._find_pause()):
             try:
                 self.save(only_if_changed=True)
             except (CheckpointError, UnavailableError) as error:
-                _LOG.error("A snapshot of %s is missing: %s", self._task, error)
+                _LOG.error("A snapshot of %s could not be written: %s", self._task, error)
 
     def _find_pause(self) -> float:
         """Return how long to wait, so that the newest snapshot is never older than one period.
@@ -292,8 +250,11 @@ class SnapshotKeeper:
             captured = self._capture(self._saved_mutations if only_if_changed else None)
             if captured is None:
                 return self._saved
+            steps = list_steps(self._folder)
+            step = steps[-1] + 1 if steps else 0
             try:
-                step = self._snapshots.save(captured)
+                self._checkpoints.save(step, captured.arrays, captured.notes)
+                self._checkpoints.wait_until_finished()
             except CheckpointError as error:
                 self._failure = str(error)
                 raise
@@ -315,4 +276,8 @@ class SnapshotKeeper:
         try:
             self.save(only_if_changed=True)
         finally:
-            self._snapshots.close()
+            self._release()
+
+    def _release(self) -> None:
+        self._checkpoints.close()
+        self._of_job.close()

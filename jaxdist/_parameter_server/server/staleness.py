@@ -66,7 +66,7 @@ class Registrations:
     def find_blockers(self, ticket: int) -> list[ClosureId] | None:
         """Return the closures for which a read waits; None if it is admitted now."""
         names = self._waiting[ticket]
-        # First come, first served: otherwise a read of many variables could wait for ever.
+        # First come, first served: otherwise a read of many variables could wait forever.
         is_behind = any(t < ticket and names & others for t, others in self._waiting.items())
         full = [n for n in names if len(self._flight.get(n, ())) > self.max_staleness]
         if not is_behind and not full:
@@ -128,7 +128,7 @@ class Registrations:
         return min((held.until for held in self._held.values()), default=None)
 
     def describe(self, closures: Iterable[ClosureId]) -> list[str]:
-        """Return a line for each closure: its number, its client, and since when it is there."""
+        """Return a line for each closure: its number, its client, and how long ago it has read."""
         now = self._clock()
         return [
             f"function {number} of client {client!r}, which has read for {now - held.since:.1f} s"
@@ -203,7 +203,7 @@ class Admission:
         self._wait(closure, find_holders, seconds)
 
     def release(self, closure: ClosureId) -> bool:
-        """Remove a closure, and let others go on; return whether it was registered."""
+        """Remove a closure, and let others continue; return whether it was registered."""
         was_held = self.flight.release(closure)
         if was_held:
             self._condition.notify_all()

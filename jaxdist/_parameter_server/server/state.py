@@ -3,12 +3,12 @@
 import collections
 import dataclasses
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxdist._parameter_server.protocol import ServerStatistics, VariableStatistics
 from jaxdist._parameter_server.server.programs import UpdateProgram
-from jaxdist._parameter_server.server.stored import StoredVariable
+from jaxdist._parameter_server.server.stored import StoredVariable, find_variable
 
 COUNTED, ALREADY, FINISHED = "counted", "already counted", "finished"
 Slots = dict[tuple[str, str], tuple[str, ...]]  # of a variable and a program: names of variables
@@ -32,9 +32,7 @@ class CountedClosures:
         `FINISHED` is a closure below the watermark: its client does not wait for it any more, and
         whether it was counted is forgotten. A change of it that arrives so late is not applied.
         """
-        known = self._clients.get(client)
-        if known is None:
-            return None
+        known = self._clients.get(client, _Client())
         if closure < known.below:
             return FINISHED
         return ALREADY if closure in known.counted else None
@@ -90,16 +88,20 @@ class State:
     counted: CountedClosures = dataclasses.field(default_factory=CountedClosures)
     mutations: int = 0  # of this incarnation, to see whether a snapshot would be another one
     applied: int = 0  # requests, over all incarnations
-    already_counted: int = 0  # requests that came again
+    already_counted: int = 0  # requests that were repeated
     staleness: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
-    # The same for each client: servers go on when the run of one has ended.
+    # The same for each client: servers continue when the run of one has ended.
     staleness_of: dict[str, collections.Counter[int]] = dataclasses.field(default_factory=dict)
     # Versions are those of one incarnation: after a restart from a snapshot the same number may
     # name another value.
     incarnation: str = dataclasses.field(default_factory=lambda: make_incarnation())
-    # What each restart has found in its snapshot, the oldest first.
+    # What each restart found in its snapshot, the oldest first.
     restores: list[Restore] = dataclasses.field(default_factory=list)
     max_staleness: int | None = None
+
+    def get_versions(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the version of each of these variables."""
+        return {name: find_variable(self.variables, name).version for name in names}
 
     def describe(self, snapshots: dict[str, Any] | None) -> ServerStatistics:
         """Return counts, and the histogram of staleness; others may change the state meanwhile."""

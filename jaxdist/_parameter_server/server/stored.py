@@ -12,7 +12,7 @@ from jaxdist._called import refuse, refuse_type
 from jaxdist._parameter_server.protocol import Change
 from jaxdist._parameter_server.transport.layout import make_empty
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentError, NotFoundError, ShapeError
+from jaxdist.errors import NotFoundError, ShapeError
 
 Step = Callable[..., np.ndarray]
 # Operations on the whole variable. None stands for the operand itself.
@@ -27,6 +27,7 @@ ROWS: dict[str, Any] = {
     "scatter_max": np.maximum,
     "scatter_update": None,
 }
+_STEPS: dict[str, Step | None] = {**DENSE, **ROWS}
 
 
 @dataclasses.dataclass
@@ -184,7 +185,7 @@ def stage_dense(staged: StagedVariable, op: str, operand: np.ndarray) -> None:
 
 
 def stage_rows(staged: StagedVariable, op: str, ids: np.ndarray, rows: np.ndarray) -> None:
-    """Compute the next values of rows. Rows with one id are put together as TensorFlow does."""
+    """Compute the next values of rows. Rows with the same id are combined as in TensorFlow."""
     step = ROWS[op]
     unique, place = np.unique(ids, return_inverse=True)
     if step is None:
@@ -197,7 +198,7 @@ def stage_rows(staged: StagedVariable, op: str, ids: np.ndarray, rows: np.ndarra
         order = np.argsort(ids, kind="stable")
         found = np.asarray(step(found, rows[order]), dtype=found.dtype)
     elif step in (np.add, np.subtract):
-        # The sum of rows with one id is one operand, in the order in which they came.
+        # The sum of rows with one id is one operand; it adds them in the order of the request.
         order = np.argsort(place, kind="stable")
         starts = np.searchsorted(place[order], np.arange(len(unique)))
         summed = np.add.reduceat(rows[order], starts, axis=0, dtype=rows.dtype)
@@ -212,11 +213,11 @@ _LONGEST_NAME = 512
 
 
 def check_name(what: str, name: Any) -> str:
-    """Check that a name is a text of printable characters."""
+    """Check that a name is a string of printable characters."""
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
         raise refuse(
             f"{what}={show(name)}.",
-            f"{what} is a text of 1 to {_LONGEST_NAME} printable characters.",
+            f"{what} is a string of 1 to {_LONGEST_NAME} printable characters.",
             "Pass for instance 'dense/kernel'.",
         )
     return name
@@ -247,7 +248,7 @@ def find_variable(stored: dict[str, StoredVariable], name: str) -> StoredVariabl
         raise refuse(
             f"name={show(name)}, and this server has no such variable.",
             f"It has {there}{more}.",
-            "Create it first, or ask the server on which it is.",
+            "Create it first, or ask the server that has it.",
             kind=NotFoundError,
         )
     return found
@@ -291,27 +292,29 @@ def check_change(variable: StoredVariable, change: Change, programs: Collection[
         _check_count(change, 1)
         value = check_array(f"the operand of {change.op}", operands[0])
         _check_like(variable, change, value, variable.shape)
-        if change.op != "assign" and variable.dtype == np.bool_:
-            raise _make_bool_error(variable, change)
     elif change.op in ROWS:
         _check_count(change, 2)
         ids = check_ids(variable, operands[0])
         rows = check_array(f"the rows of {change.op}", operands[1])
         _check_like(variable, change, rows, (len(ids), *variable.shape[1:]))
-        if change.op != "scatter_update" and variable.dtype == np.bool_:
-            raise _make_bool_error(variable, change)
-        if change.op == "scatter_div" and not jax.dtypes.issubdtype(variable.dtype, np.inexact):
-            raise refuse(
-                f"op='scatter_div' for {variable.name!r}, which is {variable.describe()}.",
-                "A division gives fractions, which integers cannot hold.",
-                "Create the variable with a float dtype.",
-            )
     elif not change.op.startswith(PROGRAM) or change.op.removeprefix(PROGRAM) not in programs:
         known = ", ".join([*DENSE, *ROWS, *(PROGRAM + key for key in programs)])
         raise refuse(
             f"op={show(change.op)} for {change.name!r}.",
             f"The operations of this server are {known}.",
             "Register an update program first: register_update(key, ...).",
+        )
+    if variable.dtype == np.bool_ and _STEPS.get(change.op) is not None:
+        raise refuse(
+            f"op={change.op!r} for {variable.name!r}, which is {variable.describe()}.",
+            "Bools have no arithmetic.",
+            "Assign the new value, or create the variable with an integer dtype.",
+        )
+    if change.op == "scatter_div" and not jax.dtypes.issubdtype(variable.dtype, np.inexact):
+        raise refuse(
+            f"op='scatter_div' for {variable.name!r}, which is {variable.describe()}.",
+            "A division gives fractions, which integers cannot hold.",
+            "Create the variable with a float dtype.",
         )
 
 
@@ -335,11 +338,3 @@ def _check_like(
             f"Convert the operand: np.asarray(value, {str(variable.dtype)!r}).",
             kind=ShapeError,
         )
-
-
-def _make_bool_error(variable: StoredVariable, change: Change) -> ArgumentError:
-    return refuse(
-        f"op={change.op!r} for {variable.name!r}, which is {variable.describe()}.",
-        "There is no arithmetic with bools.",
-        "Assign the new value, or create the variable with an integer dtype.",
-    )

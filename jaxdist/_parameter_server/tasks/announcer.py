@@ -1,4 +1,4 @@
-"""`Announcer`: a worker tells the first parameter server that it is there."""
+"""`Announcer`: announces a worker to the first parameter server."""
 
 import logging
 import os
@@ -36,7 +36,7 @@ def read_announce() -> bool:
 
 
 class Announcer:
-    """A thread that tells the first parameter server every 2 s that this worker is there.
+    """A thread that announces this worker to the first parameter server every 2 s.
 
     The coordinator asks the server, and so finds workers that its cluster does not list.
 
@@ -44,7 +44,7 @@ class Announcer:
         server: The address of the server.
         worker: The index of this worker.
         address: Where the coordinator reaches it.
-        give_up: Is called with an error if the server does not answer for `JAXDIST_JOIN_SECONDS`:
+        give_up: Called with an error if the server does not answer for `JAXDIST_JOIN_SECONDS`:
             the job has ended. Nothing is announced afterwards.
     """
 
@@ -60,9 +60,9 @@ class Announcer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Tell it no more."""
+        """Stop announcing."""
         self._is_stopped.set()
-        # A call that waits raises then.
+        # This ends a call that waits.
         self._channel.close()
         self._thread.join()
 
@@ -76,7 +76,8 @@ class Announcer:
                 # The server may be started later than this worker, or again.
                 if is_heard and not self._is_stopped.is_set():
                     _LOG.warning(
-                        "The worker is not announced yet, and tries again: %s", first_line(error)
+                        "The worker could not announce itself yet, and tries again: %s",
+                        first_line(error),
                     )
                 is_heard = False
                 silent = time.monotonic() - heard
@@ -90,7 +91,7 @@ class Announcer:
             f"The parameter server 0 at {self._server} has not answered for {silent:.0f} s "
             f"({first_line(error)}).\n\n"
             "A worker that announces itself ends when the server is silent for "
-            f"{self._seconds:g} s (JAXDIST_JOIN_SECONDS): its job has ended, or was never "
-            "there.\n\n"
+            f"{self._seconds:g} s (JAXDIST_JOIN_SECONDS): its job has ended, or never "
+            "started.\n\n"
             "Start the servers before the worker, or set JAXDIST_JOIN_SECONDS to a longer time."
         )

@@ -1,5 +1,6 @@
 """`Server`: one task of a cluster with parameter servers."""
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -20,11 +21,7 @@ from jaxdist._parameter_server.tasks.worker_service import WorkerService
 from jaxdist._parameter_server.transport import Handler, Listener, Message, serve
 from jaxdist._parameter_server.worker.functions import check_modules
 from jaxdist._validate import as_flag, as_local_path, as_number, as_path, log_without_effect, show
-from jaxdist.errors import (
-    ContextError,
-    JaxdistError,
-    UnsupportedError,
-)
+from jaxdist.errors import ContextError, JaxdistError, UnsupportedError
 
 # Numbers of `mallopt` of the GNU C library.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -57,7 +54,7 @@ class Server:
     """One task of a cluster: a parameter server, or a worker.
 
     A task of the job `ps` holds variables, and one of the job `worker` runs functions that a
-    coordinator schedules. Tasks of other jobs answer only that they are there. The variables
+    coordinator schedules. Tasks of other jobs only report that they are alive. The variables
     `JAXDIST_SECRET_FILE`, `JAXDIST_SECRET` and `JAXDIST_TLS_...` say who may call it; at an address
     that other machines reach it does not start without.
 
@@ -66,7 +63,7 @@ class Server:
         job_name: The job of this task; None if the cluster has only one.
         task_index: The number of this task; None if the job has only one.
         protocol: `grpc`, which None means too.
-        config: None: there are no sessions to configure.
+        config: Must be None: jaxdist has no sessions to configure.
         start: Whether it starts at once.
         snapshot_directory: A folder for the snapshots of a parameter server. One that is started
             again begins with the newest. None means `JAXDIST_SNAPSHOT_DIRECTORY`, which `jaxdist
@@ -74,7 +71,7 @@ class Server:
         snapshot_seconds: How often a snapshot is written, if something has changed.
         modules: Modules with dataset functions, which workers may call by name, besides those of
             the script that this process runs.
-        announce: Whether a worker tells the first parameter server every 2 s that it is there. A
+        announce: Whether a worker announces itself to the first parameter server every 2 s. A
             training that runs already, and whose cluster does not list the worker, then lets it
             take part. The coordinator reaches it at its address in the cluster. `join` returns when
             the process of that coordinator ends. None means yes for a worker if the environment
@@ -83,7 +80,7 @@ class Server:
     Raises:
         ArgumentTypeError: `server_or_cluster_def` is none of these.
         ArgumentError: The cluster has several jobs or tasks, and none was chosen; or the address is
-            none; or one of `modules` is not there.
+            not valid; or one of `modules` does not exist.
         NotFoundError: The cluster has no such task.
         ClusterError: The address is in use.
         UnauthenticatedError: Other machines reach the address, and there is no TLS and no secret.
@@ -141,9 +138,9 @@ class Server:
         self._directory = snapshot_directory or given or None
         self._seconds = as_number("snapshot_seconds", snapshot_seconds, least=0.0)
         self._variables: VariableServer | None = None
-        self._worker: WorkerService | None = None
         self._listener: Listener | None = None
-        self._announcer: Announcer | None = None
+        # The work of `stop`, last entry first.
+        self._parts = contextlib.ExitStack()
         self._is_stopped = threading.Event()
         # Why a worker that announced itself has ended without its coordinator saying so.
         self._error: JaxdistError | None = None
@@ -151,7 +148,7 @@ class Server:
             self.start()
 
     def start(self) -> None:
-        """Start to answer. A server that was started already goes on.
+        """Start answering. A server that is already running continues.
 
         Source:
             `tf.distribute.Server.start`.
@@ -161,17 +158,19 @@ class Server:
         self._is_stopped.clear()
         self._error = None
         keep_freed_memory()
-        handlers = self._make_handlers()
         try:
+            handlers = self._make_handlers()
+            self._parts.callback(self._is_stopped.set)
             self._listener = serve(self._def.address, handlers, layer="grpc")
+            self._parts.callback(self._listener.stop)
             if self._announces:
-                self._announcer = self._announce(self._listener)
+                self._parts.callback(self._announce(self._listener).stop)
         except BaseException:
             self.stop()
             raise
 
     def join(self) -> None:
-        """Wait for ever, or until another thread calls `stop`.
+        """Wait until another thread calls `stop`, or forever.
 
         A SIGTERM stops the server, which writes a last snapshot, and then ends the process. A
         worker that announced itself stops, and this returns, when the process of the coordinator
@@ -208,19 +207,14 @@ class Server:
         self._end_alone()
 
     def stop(self) -> None:
-        """Stop to answer, and free the address. A parameter server writes a last snapshot.
+        """Stop answering, and free the address. A parameter server writes a last snapshot.
 
         Raises:
             CheckpointError: The snapshot cannot be written.
         """
-        announcer, self._announcer = self._announcer, None
-        if announcer is not None:
-            announcer.stop()
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.stop()
+        self._listener = self._variables = None
+        self._parts.close()
         self._is_stopped.set()
-        self._close_parts()
 
     def snapshot(self) -> dict[str, Any]:
         """Write a snapshot of a parameter server now.
@@ -229,7 +223,7 @@ class Server:
             Its number (`step`), and how many changes it has (`applied`).
 
         Raises:
-            ContextError: The task is no parameter server, or has no snapshot directory.
+            ContextError: The task is not a parameter server, or has no snapshot directory.
             CheckpointError: It cannot be written.
         """
         if self._variables is None:
@@ -256,7 +250,7 @@ class Server:
 
     @property
     def server_def(self) -> ServerDef:
-        """Which task of which cluster this is.
+        """The cluster of this server, and its task there.
 
         Source:
             `tf.distribute.Server.server_def`.
@@ -292,20 +286,23 @@ class Server:
             self._variables = VariableServer(
                 task, snapshot_directory=self._directory, snapshot_seconds=self._seconds
             )
+            self._parts.callback(self._variables.close)
             return make_handlers(self._variables)
         if job == "worker":
             check_modules(self._modules)
-            # JAX starts now, and not while a coordinator waits.
+            # Start JAX now, not while a coordinator waits.
             jax.local_devices()
             tasks = self._def.cluster.as_dict().get("ps", [])
             servers = tasks if isinstance(tasks, list) else []
-            self._worker = WorkerService(task, index, servers, self._modules, self._end_with_chief)
-            return self._worker.make_handlers()
+            worker = WorkerService(index, servers, self._modules, self._end_with_chief)
+            self._parts.callback(worker.close)
+            return worker.make_handlers()
         return {"hello": lambda request: Message("hello", {"task": task})}
 
-    @called(CALLER)
     def _check_can_announce(self) -> None:
-        if self._def.job_name != "worker" or 0 not in self._list_indices("ps"):
+        cluster = self._def.cluster
+        has_server = "ps" in cluster.jobs and 0 in cluster.task_indices("ps")
+        if self._def.job_name != "worker" or not has_server:
             found = (
                 f"a task of the job {self._def.job_name!r}"
                 if self._def.job_name != "worker"
@@ -320,13 +317,13 @@ class Server:
 
     def _announce(self, listener: Listener) -> Announcer:
         host, _, port = self._def.address.rpartition(":")
-        # The address of the cluster is what others reach; only port 0 is none.
+        # Others reach the address in the cluster, unless its port is 0.
         address = self._def.address if port != "0" else f"{host}:{listener.address.split(':')[-1]}"
         server = self._def.cluster.task_address("ps", 0)
         return Announcer(server, self._def.task_index, address, self._give_up)
 
     def _end_with_chief(self) -> None:
-        # Other workers are listed by the job, which ends them.
+        # The cluster lists the other workers, and the job ends them.
         if self._announces:
             _LOG.warning("%r ends: the training that it took part in has ended.", self)
             self._is_stopped.set()
@@ -336,23 +333,11 @@ class Server:
         self._is_stopped.set()
 
     def _end_alone(self) -> None:
-        """Stop, if this worker has ended by itself; `stop` sets the event too, and is no end."""
+        """Stop, if this worker has ended by itself, and not because of `stop`."""
         if self._listener is not None:
             self.stop()
         if self._error is not None:
             raise self._error
-
-    def _list_indices(self, job: str) -> list[int]:
-        cluster = self._def.cluster
-        return list(cluster.task_indices(job)) if job in cluster.jobs else []
-
-    def _close_parts(self) -> None:
-        variables, self._variables = self._variables, None
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.close()
-        if variables is not None:
-            variables.close()
 
     def _check_started(self, method: str) -> Listener:
         if self._listener is None:
@@ -371,16 +356,14 @@ def _check_config(config: Any) -> None:
     if config is not None:
         raise refuse(
             f"config={show(config)}.",
-            "It configures sessions and devices of TensorFlow, which are not there.",
+            "It configures sessions and devices of TensorFlow, which jaxdist does not have.",
             "Leave it out. JAX is configured by jax.config and by environment variables.",
             kind=UnsupportedError,
         )
 
 
-@called(CALLER)
 def _check_modules(modules: Any) -> None:
-    is_names = isinstance(modules, (list, tuple)) and all(isinstance(x, str) for x in modules)
-    if not is_names:
+    if not isinstance(modules, (list, tuple)) or not all(isinstance(x, str) for x in modules):
         raise refuse_type(
             f"modules={show(modules)}.",
             "It is a list of names of modules with dataset functions.",

@@ -1,10 +1,10 @@
-"""`ServerDef`: which task of which cluster a server is."""
+"""`ServerDef`: the cluster of a server, and its task there."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxdist._called import called, refuse, refuse_type
+from jaxdist._called import refuse, refuse_type
 from jaxdist._parameter_server.transport import check_addresses
 from jaxdist._validate import as_integer, check_instance, show
 from jaxdist.cluster_resolver import ClusterResolver, ClusterSpec
@@ -16,7 +16,7 @@ _EXAMPLE = "{'worker': ['host0:2222'], 'ps': ['host1:2222']}"
 
 @dataclasses.dataclass(frozen=True)
 class ServerDef:
-    """Which task of which cluster a server is.
+    """The cluster of a server, and its task there.
 
     Args:
         cluster: The addresses of all tasks.
@@ -39,11 +39,10 @@ class ServerDef:
         return self.cluster.task_address(self.job_name, self.task_index)
 
 
-@called(CALLER)
 def read_server_def(
     given: Any, job_name: str | None, task_index: int | None, protocol: str | None
 ) -> ServerDef:
-    """Return which task a server is.
+    """Return the task that a server is.
 
     Args:
         given: A `ServerDef`, a `ClusterSpec`, what `as_cluster_def` returns, or a dict.
@@ -54,13 +53,13 @@ def read_server_def(
     Raises:
         ArgumentTypeError: `given` is none of these.
         ArgumentError: The job or the number is not given, and there are several; or an address of
-            a server or worker is no host and port.
+            a server or worker is not a host and port.
         NotFoundError: The cluster has no such task.
         UnsupportedError: Another protocol.
     """
     cluster_def = getattr(given, "cluster", None)
     if cluster_def is not None and not isinstance(given, Mapping):
-        # A message of TensorFlow has empty texts where nothing is set.
+        # A message of TensorFlow has empty strings where nothing is set.
         job_name = (getattr(given, "job_name", None) or None) if job_name is None else job_name
         task_index = getattr(given, "task_index", None) if task_index is None else task_index
         protocol = (getattr(given, "protocol", None) or None) if protocol is None else protocol
@@ -113,7 +112,7 @@ def _find_job(cluster: ClusterSpec, job_name: str | None) -> str:
             return cluster.jobs[0]
         raise refuse(
             f"no job_name, and a cluster with the jobs {cluster.jobs}.",
-            "Only a cluster with one job tells which one is meant.",
+            "job_name may be left out only if the cluster has one job.",
             "Pass job_name='worker', or resolver.task_type.",
         )
     remedy = f"Pass one of {cluster.jobs}."
@@ -135,7 +134,7 @@ def _find_index(cluster: ClusterSpec, job: str, task_index: int | None) -> int:
             return indices[0]
         raise refuse(
             f"no task_index, and a cluster with {len(indices)} tasks of the job {job!r}.",
-            "Only a job with one task tells which one is meant.",
+            "task_index may be left out only if the job has one task.",
             "Pass task_index=0, or resolver.task_id.",
         )
     index = as_integer("task_index", task_index, least=0)

@@ -7,7 +7,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ from jaxdist import _mesh
 from jaxdist._parameter_server.coordinator import on_worker
 from jaxdist._parameter_server.transport import Handler, connect
 from jaxdist._parameter_server.transport.calls import describe_failure
-from jaxdist._parameter_server.transport.requests import Reply, make_handlers
+from jaxdist._parameter_server.transport.requests import Reply, find_result, make_handlers
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.worker.datasets import (
@@ -53,44 +52,36 @@ from jaxdist.errors import (
 )
 
 _PROGRAMS = 256
-# Errors of jaxdist whose cause is one of a dataset.
+# Errors of jaxdist whose cause is an error of a dataset.
 _OF_USERS = (ClosureInputError, UnknownError)
 _LOG = logging.getLogger("jaxdist")
 # After this, answer "running", so that the caller can tell a busy worker from a stopped one.
 _LONGEST_WAIT = 10.0
 _REQUESTS = (HelloWorker, Load, Run, Make, WaitForAttempt, Cancel, End)
-_DONE = Answer(state="done")
+_DONE, _RUNNING = Answer(state="done"), Answer(state="running")
 
 
 class Session:
-    """What a worker holds for one coordinator: programs, datasets, and kept values.
+    """The things that a worker holds for one coordinator: programs, datasets, and kept values.
 
     Args:
-        client: The id of the coordinator's run.
+        greeting: The first request of the coordinator.
         index: The number of this worker.
         servers: The parameter servers.
-        max_staleness: Their bound.
         modules: The modules whose functions the coordinator may name.
-        log: Is called with errors that are none of jaxdist.
 
     Attributes:
         platform: The platform of this worker, as `jax.export` names it.
     """
 
     def __init__(
-        self,
-        client: str,
-        index: int,
-        servers: Servers,
-        max_staleness: int | None,
-        modules: Sequence[str],
-        log: Callable[[str, BaseException], None],
+        self, greeting: HelloWorker, index: int, servers: Servers, modules: Sequence[str]
     ) -> None:
-        self.client = client
-        self._index, self._servers, self._modules, self._log = index, servers, modules, log
+        self.client = greeting.client
+        self._index, self._servers, self._modules = index, servers, modules
         layout = _mesh.build(jax.local_devices()[:1])
         self.platform = find_platform(layout)
-        self._worker = Worker(servers, layout, max_staleness)
+        self._worker = Worker(servers, layout, greeting.max_staleness)
         self._programs: OrderedDict[str, tuple[TracedClosure, Sequence[Any]]] = OrderedDict()
         self._made: dict[int, Any] = {}
         self._names: dict[int, str] = {}
@@ -100,7 +91,22 @@ class Session:
         self._lock = threading.Lock()
         self._attempt, self._future = 0, Future[Answer]()
 
-    def load(self, request: Load) -> Answer:
+    def answer(self, request: Any) -> Answer:
+        """Answer a request of the coordinator; within some seconds, if it takes longer."""
+        match request:
+            case Load():
+                return self._load(request)
+            case Run() | Make():
+                return self._start(request)
+            case WaitForAttempt():
+                with self._lock:
+                    future = self._future if request.attempt == self._attempt else None
+                return Answer(state="old") if future is None else _wait(future)
+            case Cancel():
+                self._cancelled = request.number
+        return _DONE
+
+    def _load(self, request: Load) -> Answer:
         """Keep a closure for later runs."""
         closure = request.closure
         self._servers.learn(request.places)
@@ -108,51 +114,34 @@ class Session:
             self._programs[closure.digest] = closure, request.shapes
             while len(self._programs) > _PROGRAMS:
                 self._programs.popitem(last=False)
-        return Answer(state="done")
-
-    def run(self, request: Run, seconds: float) -> Answer:
-        """Run a closure; the answer says within some seconds what has become of it."""
-        return self._start(request, seconds, lambda: self._run(request))
-
-    def make(self, request: Make, seconds: float) -> Answer:
-        """Make a dataset, or an iterator."""
-        return self._start(request, seconds, lambda: self._make(request))
-
-    def wait(self, attempt: int, seconds: float) -> Answer:
-        """Wait for an attempt that was started before."""
-        with self._lock:
-            future = self._future if attempt == self._attempt else None
-        return Answer(state="old") if future is None else _answer(future, seconds)
-
-    def cancel(self, number: int) -> None:
-        """Do not run a closure, if it has not begun."""
-        self._cancelled = number
+        return _DONE
 
     def close(self) -> None:
         """Run nothing more, and end the connections."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._servers.close()
 
-    def _start(self, request: Run | Make, seconds: float, call: Callable[[], Answer]) -> Answer:
+    def _start(self, request: Run | Make) -> Answer:
         with self._lock:
-            # The same message twice, or one that was late: its caller waits for another one.
+            # A repeated or late message: its caller waits for another one.
             if request.attempt <= self._attempt:
                 return Answer(state="old")
             self._attempt = request.attempt
             try:
-                self._future = future = self._thread.submit(self._catch, request.method, call)
-            except RuntimeError:  # Another coordinator has come.
+                self._future = future = self._thread.submit(self._work, request)
+            except RuntimeError:  # Another coordinator has taken over.
                 return Answer(state="stranger")
-        return _answer(future, seconds)
+        return _wait(future)
 
-    def _catch(self, method: str, call: Callable[[], Answer]) -> Answer:
+    def _work(self, request: Run | Make) -> Answer:
+        method = request.method
         try:
-            return call()
-        except BaseException as error:  # Also SystemExit: the coordinator waits.
-            if not isinstance(error, JaxdistError):
-                self._log(method, error)
-            elif isinstance(error, _OF_USERS) and error.__cause__ is not None:
-                self._log(method, error.__cause__)
+            return self._run(request) if isinstance(request, Run) else self._make(request)
+        except BaseException as error:  # Also SystemExit, since the coordinator waits.
+            cause = error.__cause__ if isinstance(error, _OF_USERS) else None
+            logged = cause if isinstance(error, JaxdistError) else error
+            if logged is not None:
+                _LOG.error("worker:%d: %r raised:", self._index, method, exc_info=logged)
             return Answer(state="failed", error=describe_failure(error, method))
 
     def _run(self, request: Run) -> Answer:
@@ -177,9 +166,10 @@ class Session:
                 return Answer(state="shapes", shapes=found)
             sent = iter(request.arguments)
             arguments = [
-                next(sent) if x is None else self._find_leaf(*x) for x in request.references
+                next(sent) if x is None else jax.tree.leaves(self._made[x[0]])[x[1]]
+                for x in request.references
             ]
-            finished = self._worker.run(
+            return self._worker.run(
                 ClosureRun(
                     closure,
                     arguments,
@@ -194,15 +184,6 @@ class Session:
             # The closure runs again.
             put_back(iterators, taken)
             raise
-        return Answer(
-            state="done",
-            counted=finished.counted,
-            read=finished.read,
-            results=finished.results,
-        )
-
-    def _find_leaf(self, number: int, leaf: int) -> Any:
-        return jax.tree.leaves(self._made[number])[leaf]
 
     def _make(self, request: Make) -> Answer:
         self._forget(request.forget)
@@ -236,36 +217,31 @@ def _send_text() -> Iterator[None]:
         raise UnknownError(f"{type(error).__name__}: {error}") from error
 
 
-def _answer(future: "Future[Answer]", seconds: float) -> Answer:
-    try:
-        return future.result(seconds)
-    except NotYet:
-        return Answer(state="running")
+def _wait(future: "Future[Answer]") -> Answer:
+    return find_result(future, min(_LONGEST_WAIT, get_settings().rpc_seconds / 2), _RUNNING)
 
 
 class WorkerService:
     """A worker: it runs closures for one coordinator at a time.
 
-    A second coordinator takes the worker over. The first one is told so when it calls again.
+    A second coordinator takes the worker over. The first one learns it when it calls again.
 
     Args:
-        task: The name of the task, such as `worker:0`.
-        index: Its number.
+        index: The number of the worker.
         servers: The addresses of the parameter servers as this task reaches them; empty if the
-            coordinator says them.
+            coordinator sends them.
         modules: The modules whose functions a coordinator may name.
-        end: Is called when the process of the coordinator ends. It does not wait.
+        end: Called when the process of the coordinator ends. It does not wait.
     """
 
     def __init__(
         self,
-        task: str,
         index: int,
         servers: Sequence[str],
         modules: Sequence[str],
         end: Callable[[], None],
     ) -> None:
-        self._task, self._index = task, index
+        self._task, self._index = f"worker:{index}", index
         self._servers, self._modules, self._end = list(servers), list(modules), end
         self._incarnation = secrets.token_hex(8)
         self._lock = threading.Lock()
@@ -282,21 +258,9 @@ class WorkerService:
         if session is None or session.client != request.client:
             # Nobody waits for a closure that is cancelled.
             return _DONE if isinstance(request, Cancel) else Answer(state="stranger")
-        seconds = min(_LONGEST_WAIT, get_settings().rpc_seconds / 2)
-        match request:
-            case Load():
-                return session.load(request)
-            case Run():
-                return session.run(request, seconds)
-            case Make():
-                return session.make(request, seconds)
-            case WaitForAttempt():
-                return session.wait(request.attempt, seconds)
-            case Cancel():
-                session.cancel(request.number)
-            case End():
-                self._end()
-        return _DONE
+        if isinstance(request, End):
+            self._end()
+        return session.answer(request)
 
     def close(self) -> None:
         """Run nothing more."""
@@ -322,14 +286,4 @@ class WorkerService:
         own = self._servers if len(self._servers) == len(given) else given
         channels = [connect(a, layer="grpc", name=f"ps {n}") for n, a in enumerate(own)]
         servers = Servers([RemoteServer(c, n) for n, c in enumerate(channels)], request.client)
-        return Session(
-            request.client,
-            self._index,
-            servers,
-            request.max_staleness,
-            self._modules,
-            self._log,
-        )
-
-    def _log(self, method: str, error: BaseException) -> None:
-        _LOG.error("%s: %r raised:", self._task, method, exc_info=error)
+        return Session(request, self._index, servers, self._modules)

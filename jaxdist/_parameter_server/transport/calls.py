@@ -1,34 +1,23 @@
-"""What both layers do with a call: limits of time, errors that name the task, and handlers.
+"""Shared by both layers: deadlines of calls, errors that name the task, and handlers.
 
 An error of a handler is sent as the name of its class and its text.
 """
 
 import inspect
 import logging
-import math
 import time
 from collections.abc import Mapping
 
 import msgspec
 
 from jaxdist import errors
-from jaxdist._called import call_as, called, refuse, refuse_type
-from jaxdist._parameter_server.transport.message import LONGEST_METHOD, Handler, Message
+from jaxdist._parameter_server.transport.message import Handler, Message
 from jaxdist._processes import get_settings
-from jaxdist._validate import as_number, show
-from jaxdist.errors import (
-    DeadlineExceededError,
-    JaxdistError,
-    NotFoundError,
-    OtherProcessError,
-    UnavailableError,
-    UnknownError,
-)
 
-_CLASSES: dict[str, type[JaxdistError]] = {
+_CLASSES: dict[str, type[errors.JaxdistError]] = {
     name: kind
     for name, kind in vars(errors).items()
-    if inspect.isclass(kind) and issubclass(kind, JaxdistError)
+    if inspect.isclass(kind) and issubclass(kind, errors.JaxdistError)
 }
 _LOG = logging.getLogger("jaxdist")
 # The most that gRPC and locks take.
@@ -36,7 +25,7 @@ _LONGEST = 1e8
 
 
 class Failure(msgspec.Struct, array_like=True):
-    """An error, without what could be a program: its class by name, and its text."""
+    """An error as data, without a program in it: the name of its class, and its text."""
 
     name: str
     text: str
@@ -47,27 +36,27 @@ def describe_failure(error: BaseException, method: str) -> Failure:
     """Return an error as values that can be sent.
 
     A class that is not in `jaxdist.errors` counts as its base class there. Other errors are sent as
-    class name and message. The places of its traceback stay here.
+    class name and message. Its traceback stays here.
     """
-    if isinstance(error, JaxdistError):
+    if isinstance(error, errors.JaxdistError):
         name = next(k.__name__ for k in type(error).__mro__ if _CLASSES.get(k.__name__) is k)
-        processes = error.processes if isinstance(error, OtherProcessError) else ()
+        processes = error.processes if isinstance(error, errors.OtherProcessError) else ()
         return Failure(name, _get_text(error), list(processes))
     text = (
         f"{method} raised {type(error).__name__}: {_get_text(error)}\n\n"
-        "The other task answers with the error of its function, and goes on.\n\n"
+        "The other task answers with the error of its function, and continues.\n\n"
         "Its log has the traceback."
     )
     return Failure("UnknownError", text, [])
 
 
-def make_error(failure: Failure) -> JaxdistError:
+def make_error(failure: Failure) -> errors.JaxdistError:
     """Return the error that a failure describes."""
     kind = _CLASSES.get(failure.name)
     if kind is None:
-        # Of a later version of jaxdist.
-        return UnknownError(f"{failure.name}: {failure.text}")
-    if issubclass(kind, OtherProcessError):
+        # A class of a later version of jaxdist.
+        return errors.UnknownError(f"{failure.name}: {failure.text}")
+    if issubclass(kind, errors.OtherProcessError):
         return kind(failure.text, failure.processes)
     return kind(failure.text)
 
@@ -77,7 +66,7 @@ def _get_text(error: BaseException) -> str:
         text = str(error)
     except Exception:
         text = object.__repr__(error)
-    # It is part of a header, which has a limit; and msgspec encodes no half of a surrogate pair.
+    # It is part of a header, which has a limit; msgspec cannot encode half of a surrogate pair.
     return text[:20_000].encode(errors="replace").decode()
 
 
@@ -102,28 +91,30 @@ class Peer:
         self._since = time.monotonic()
         self._has_answered = True
 
-    def make_unavailable(self, method: str, why: str) -> UnavailableError:
-        """Return the error of a call that found nobody, or lost the connection."""
-        return UnavailableError(
+    def make_unavailable(self, method: str, why: str) -> errors.UnavailableError:
+        """Return the error of a call that found no task, or lost the connection."""
+        return errors.UnavailableError(
             f"{self._name} is not available: {why}.\n\n"
             f"It was called with {method!r}. {self._tell_since()}\n\n"
             "Call again when the task has been started again; the same channel finds it. The task "
             "may have done the work of a call that was under way."
         )
 
-    def make_deadline(self, method: str, seconds: float, said: str = "") -> DeadlineExceededError:
+    def make_deadline(
+        self, method: str, seconds: float, said: str = ""
+    ) -> errors.DeadlineExceededError:
         """Return the error of a call without a reply in time.
 
         Args:
-            method: What was called.
+            method: The method that was called.
             seconds: The time.
             said: What answered instead, such as a proxy.
         """
-        instead = f" What answers there says: {said}." if said else ""
-        return DeadlineExceededError(
+        instead = f" The reply from there was: {said}." if said else ""
+        return errors.DeadlineExceededError(
             f"{self._name} did not reply within {seconds:g} s.{instead}\n\n"
             f"It was called with {method!r}. {self._tell_since()} The task may have done the work."
-            "\n\nSee whether it hangs or is stopped. To wait longer, pass seconds= or set "
+            "\n\nCheck whether it hangs or has stopped. To wait longer, pass seconds= or set "
             "JAXDIST_RPC_SECONDS."
         )
 
@@ -134,30 +125,9 @@ class Peer:
         return f"It has not answered since this channel was made {seconds:.1f} s ago."
 
 
-@called("Channel.call")
 def get_seconds(seconds: float | None) -> float:
-    """Return how long a call may take: `JAXDIST_RPC_SECONDS` if the caller does not say."""
-    if seconds is None:
-        seconds = get_settings().rpc_seconds
-    elif type(seconds) is not float or math.isnan(seconds):
-        seconds = as_number("seconds", seconds, is_finite=False, example=60)
-    return min(seconds, _LONGEST)
-
-
-def check_message(message: Message) -> None:
-    """Raise if it is no message."""
-    if not isinstance(message, Message) or not isinstance(message.method, str):
-        raise refuse_type(
-            f"message={show(message)}.",
-            "message is a Message, whose method is a text.",
-            "Pass Message('read', {}, ()).",
-        )
-    if len(message.method) > LONGEST_METHOD:
-        raise refuse(
-            f"a method with a name of {len(message.method):,} characters.",
-            f"A name has at most {LONGEST_METHOD}.",
-            "Pass what is longer in fields.",
-        )
+    """Return how long a call may take; the default is `JAXDIST_RPC_SECONDS`."""
+    return min(get_settings().rpc_seconds if seconds is None else seconds, _LONGEST)
 
 
 def answer(handlers: Mapping[str, Handler], request: Message) -> tuple[Message, Failure | None]:
@@ -165,17 +135,14 @@ def answer(handlers: Mapping[str, Handler], request: Message) -> tuple[Message, 
     method = request.method
     try:
         if (handler := handlers.get(method)) is None:
-            raise NotFoundError(
+            raise errors.NotFoundError(
                 f"This task was called with {method[:80]!r}, which it does not have.\n\n"
                 f"Its methods are {sorted(handlers)}.\n\n"
                 "Call one of these, or the task that has the method."
             )
-        reply = handler(request)
-        call_as(f"The reply of {method}", check_message, reply)
-    # Also SystemExit and its like: the caller would wait until its deadline.
+        return handler(request), None
+    # Also SystemExit: otherwise the caller would wait until its deadline.
     except BaseException as error:
-        if not isinstance(error, JaxdistError):
+        if not isinstance(error, errors.JaxdistError):
             _LOG.exception("The handler of %r raised:", method)
         return Message(method), describe_failure(error, method)
-    # A reply repeats the name of the method.
-    return Message(method, reply.fields, reply.arrays, reply.is_plain), None

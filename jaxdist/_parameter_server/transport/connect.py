@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from jaxdist._called import called, refuse
 from jaxdist._parameter_server.transport.grpc_channel import GrpcChannel
 from jaxdist._parameter_server.transport.grpc_listener import GrpcListener
-from jaxdist._parameter_server.transport.limits import Limits
+from jaxdist._parameter_server.transport.limits import DEFAULT, Limits
 from jaxdist._parameter_server.transport.local import LocalChannel, LocalListener
 from jaxdist._parameter_server.transport.message import Channel, Handler, Listener
 from jaxdist._parameter_server.transport.moving import MovingChannel, find_addresses
 from jaxdist._parameter_server.transport.security import Security, read_security
-from jaxdist._processes import describe_addresses, parse_address
+from jaxdist._processes import describe_addresses, format_address, parse_address
 from jaxdist._validate import check_text, show
 
 LAYERS = ("grpc", "local")
@@ -23,7 +23,7 @@ def serve(
     *,
     layer: str,
     security: Security | None = None,
-    limits: Limits | None = None,
+    limits: Limits = DEFAULT,
 ) -> Listener:
     """Answer calls at an address.
 
@@ -33,14 +33,14 @@ def serve(
         handlers: A function for each method, from the request to the reply. They are called in
             threads, several at a time.
         layer: `"grpc"`, or `"local"` for callers of this process.
-        security: Who may call; None means what the environment variables say.
-        limits: The most that it takes in.
+        security: Who may call; None means what the environment says.
+        limits: The largest messages, and how many calls, it accepts.
 
     Returns:
         The listener. It answers until `stop`, or until the process ends.
 
     Raises:
-        ArgumentError: The layer or the address is not valid.
+        ArgumentError: The address is not valid.
         ClusterError: The address is in use.
         UnauthenticatedError: Other machines reach the address, and there is no TLS and no secret.
         MissingExtraError: `"grpc"`, and grpcio is not installed.
@@ -54,16 +54,13 @@ def serve(
         (array([1, 2, 3]),)
         >>> listener.stop()
     """
-    _check_layer(layer, security)
     host, port = split_address(address)
-    chosen = limits or Limits()
     if layer == "local":
-        return LocalListener(_join(host, port), handlers, chosen)
-    found = read_security() if security is None else security
+        return LocalListener(format_address(host, port), handlers, limits)
     addresses = find_addresses()
     if addresses is not None:
-        host, port = split_address(addresses.find(_join(host, port)))
-    return GrpcListener(host, port, handlers, chosen, found)
+        host, port = split_address(addresses.find(format_address(host, port)))
+    return GrpcListener(host, port, handlers, limits, security or read_security())
 
 
 @called("connect")
@@ -73,7 +70,7 @@ def connect(
     layer: str,
     name: str = "",
     security: Security | None = None,
-    limits: Limits | None = None,
+    limits: Limits = DEFAULT,
 ) -> Channel:
     """Return a channel to a task, which need not listen yet.
 
@@ -81,48 +78,34 @@ def connect(
         address: Where the task listens.
         layer: `"grpc"`, or `"local"` for a task of this process.
         name: The task in errors, such as `ps 0`.
-        security: What the task knows this one by; None means what the environment variables say.
-        limits: The most that a message may have.
+        security: The secret and certificates for the task; None means those of the environment.
+        limits: The largest messages.
 
     Returns:
         The channel. It connects when it is used, and again after the task was started again.
 
     Raises:
-        ArgumentError: The layer or the address is not valid.
+        ArgumentError: The address is not valid.
         MissingExtraError: `"grpc"`, and grpcio is not installed.
     """
-    _check_layer(layer, security)
-    host, port = split_address(address, lowest=1)
-    chosen = limits or Limits()
+    address = format_address(*split_address(address, lowest=1))
     if layer == "local":
-        return LocalChannel(_join(host, port), name, chosen)
-    found = read_security() if security is None else security
+        return LocalChannel(address, name, limits)
+    found = security or read_security()
     addresses = find_addresses()
     if addresses is None:
-        return GrpcChannel(_join(host, port), name, chosen, found)
-    return MovingChannel(
-        _join(host, port), addresses, lambda now: GrpcChannel(now, name, chosen, found)
-    )
+        return GrpcChannel(address, name, limits, found)
+    return MovingChannel(address, addresses, lambda now: GrpcChannel(now, name, limits, found))
 
 
-def check_layer(layer: str, name: str = "layer") -> None:
-    """Raise `ArgumentError` if a layer is none. Users may call the argument otherwise."""
+def check_layer(layer: str) -> None:
+    """Raise `ArgumentError` if a layer is not valid."""
     # An array has no truth value when it is compared.
     if not isinstance(layer, str) or layer not in LAYERS:
         raise refuse(
-            f"{name}={show(layer)}.",
+            f"rpc_layer={show(layer)}.",
             f"A layer is one of {list(LAYERS)}.",
-            f"Pass {name}='grpc' for tasks in several processes, or 'local' for tasks in one.",
-        )
-
-
-def _check_layer(layer: str, security: Security | None) -> None:
-    check_layer(layer)
-    if layer == "local" and security is not None:
-        raise refuse(
-            "security= with layer='local'.",
-            "Messages in one process reach nobody else.",
-            "Leave security= out.",
+            "Pass rpc_layer='grpc' for tasks in several processes, or 'local' for tasks in one.",
         )
 
 
@@ -130,7 +113,7 @@ def split_address(address: str, lowest: int = 0) -> tuple[str, int]:
     """Return the host and the port of an address.
 
     Raises:
-        ArgumentError: It is none.
+        ArgumentError: It is not valid.
     """
     check_text("address", address, "127.0.0.1:2222")
     found = parse_address(f"127.0.0.1{address}" if address.startswith(":") else address, lowest)
@@ -151,7 +134,7 @@ def check_addresses(tasks: Mapping[str, Sequence[str | None]], lowest: int = 1) 
         lowest: The lowest port.
 
     Raises:
-        ArgumentError: One is no address.
+        ArgumentError: One of them is not an address.
     """
     for job, addresses in tasks.items():
         for number, address in enumerate(addresses):
@@ -161,7 +144,3 @@ def check_addresses(tasks: Mapping[str, Sequence[str | None]], lowest: int = 1) 
                     describe_addresses(lowest),
                     "Write for instance 'host0.example.com:2222' or '[::1]:2222'.",
                 )
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxdist._called import called
-from jaxdist._parameter_server.transport.calls import Peer, check_message, get_seconds, make_error
+from jaxdist._parameter_server.transport.calls import Peer, get_seconds, make_error
 from jaxdist._parameter_server.transport.limits import Limits
 from jaxdist._parameter_server.transport.message import Message
 from jaxdist._parameter_server.transport.security import Security
@@ -31,7 +31,7 @@ from jaxdist.errors import (
 )
 
 SERVICE = "jaxdist.Transport"
-# Written next to each other: one number for all that both sides must read alike.
+# The version of everything that both sides must read alike.
 WIRE = "3"
 
 WIRE_KEY = "jaxdist-wire"
@@ -42,7 +42,7 @@ CALL_BYTES = 16
 OPTIONS = (
     # A chunk has its checksum in front.
     ("grpc.max_receive_message_length", CHUNK + 64),
-    # gRPC reads so far ahead; its default waits for the other side several times in a chunk.
+    # How far gRPC reads ahead. With its default a chunk waits for the other side several times.
     ("grpc.http2.lookahead_bytes", 8 * CHUNK),
 )
 
@@ -69,19 +69,19 @@ def load_grpc(module: str = "grpc") -> Any:
 _OPTIONS = (
     *OPTIONS,
     # gRPC waits longer and longer, up to two minutes, before it tries again to connect. A server
-    # that was started again is to be found at once.
+    # that was started again must be found at once.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # A pod that was replaced has another address under its name; the usual time is 30 s.
+    # A replaced pod has another address under its name; the default time is 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
     # A connection of its own, so that it ends with the channel.
     ("grpc.use_local_subchannel_pool", 1),
-    # Tasks of a cluster reach each other, also where the way to the internet is a proxy.
+    # Tasks of a cluster reach each other directly, even if the internet is behind a proxy.
     ("grpc.enable_http_proxy", 0),
     # The caller's own thread waits for a reply. Otherwise each call would start another one.
     ("SingleThreadedUnaryStream", 1),
-    # A call is not repeated behind the back of whoever counts calls.
+    # gRPC must not repeat a call: callers count them.
     ("grpc.enable_retries", 0),
 )
 _NAP = 0.05
@@ -101,7 +101,7 @@ class GrpcChannel:
         address: Where the task listens, or will listen.
         name: Of the task, for errors.
         limits: The most that a reply may have.
-        security: What the task knows this one by.
+        security: The secret and certificates for the task.
 
     Raises:
         MissingExtraError: grpcio is not installed.
@@ -109,7 +109,7 @@ class GrpcChannel:
 
     def __init__(self, address: str, name: str, limits: Limits, security: Security) -> None:
         self._grpc = grpc = load_grpc()
-        self._address, self._limits = address, limits
+        self.address, self._limits = address, limits
         self._peer = Peer(name, address)
         if security.certificate is None and security.authority is None:
             self._channel = grpc.insecure_channel(address, _OPTIONS)
@@ -121,7 +121,7 @@ class GrpcChannel:
         self._call = self._channel.unary_stream(f"/{SERVICE}/Call")
         self._brief = self._channel.unary_unary(f"/{SERVICE}/Brief")
         self._stream = self._channel.stream_stream(f"/{SERVICE}/Stream")
-        # Not `HealthStub`: gRPC crashes where one is made for a channel that was closed just now.
+        # Not `HealthStub`: gRPC crashes if one is made for a channel that was just closed.
         self._health = health = load_grpc("grpc_health.v1.health_pb2")
         self._check = self._channel.unary_unary(
             "/grpc.health.v1.Health/Check",
@@ -130,34 +130,24 @@ class GrpcChannel:
         )
         known = () if security.secret is None else ((SECRET_KEY, security.secret.encode()),)
         self._metadata = ((WIRE_KEY, WIRE), *known)
-        # The id of a call: of this channel, and a number.
+        # The id of a call is that of this channel, and a number.
         self._id = os.urandom(8)
         self._numbers = itertools.count()
         self._is_closed = False
 
-    @property
-    def address(self) -> str:
-        """The address of the other task."""
-        return self._address
-
     @called("Channel.call")
     def call(self, message: Message, seconds: float | None = None) -> Message:
         """Call a method of the other task; see `Channel.call`."""
-        seconds = get_seconds(seconds)
-        check_message(message)
         request = Outgoing(message, self._limits)
-        return self._exchange(message.method, request, self._receive_all, seconds)
+        return self._exchange(message.method, request, self._receive_all, get_seconds(seconds))
 
     @called("Channel.call")
     def call_briefly(self, message: Message, seconds: float | None = None) -> Message | None:
         """Call a method; see `Channel.call_briefly`."""
-        seconds = get_seconds(seconds)
-        check_message(message)
         request = Outgoing(message, self._limits)
-        if not request.is_one_chunk:
-            return self._exchange(message.method, request, self._receive_all, seconds)
+        receive = self._receive_one if request.is_one_chunk else self._receive_all
         try:
-            return self._exchange(message.method, request, self._receive_one, seconds)
+            return self._exchange(message.method, request, receive, get_seconds(seconds))
         except _LongReplyError:
             self._peer.note_answer()
             return None
@@ -174,7 +164,7 @@ class GrpcChannel:
         try:
             self._run(lambda: receive(request, call, incoming, options), method, seconds)
         except JaxdistError:
-            # The reply has come, and what was lost is the end of the stream.
+            # The reply is complete; only the end of the stream was lost.
             if not incoming.is_complete:
                 raise
         try:
@@ -189,7 +179,7 @@ class GrpcChannel:
     def _receive_all(
         self, request: Outgoing, call: bytes, incoming: Incoming, options: dict[str, Any]
     ) -> None:
-        # A stream of requests needs a thread of gRPC, and one chunk does not.
+        # A stream of requests needs a thread of gRPC; a single chunk does not.
         chunks = request.make_chunks(call, REQUEST)
         start, sent = (self._call, next(chunks)) if request.is_one_chunk else (self._stream, chunks)
         for chunk in start(sent, **options):
@@ -222,7 +212,7 @@ class GrpcChannel:
             try:
                 status = self._check(request, timeout=left, wait_for_ready=True).status
             except self._grpc.RpcError as error:
-                # A proxy answers so while the task behind it starts; HTTP's 502 to 504 as well.
+                # A proxy answers like this while its task starts; also with HTTP's 502 to 504.
                 if said and error.code() is self._grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise self._peer.make_deadline("wait_until_ready", seconds, said) from None
                 if error.code() is not self._grpc.StatusCode.UNAVAILABLE:
@@ -256,7 +246,7 @@ class GrpcChannel:
         except (DamagedError, RefusedError) as error:
             raise self._make_damaged(method, error) from None
         except ValueError as error:
-            # gRPC's error for a channel that another thread has closed just now.
+            # gRPC's error for a channel that another thread has just closed.
             raise self._peer.make_unavailable(method, str(error)) from None
 
     def _make_damaged(self, method: str, error: Exception) -> JaxdistError:
@@ -288,5 +278,5 @@ class GrpcChannel:
                 "Send several messages, or an array in shards."
             )
         if code is status.UNIMPLEMENTED:
-            text = f"what listens there is no task of jaxdist ({text})"
+            text = f"what listens there is not a task of jaxdist ({text})"
         return self._peer.make_unavailable(method, text)

@@ -32,23 +32,24 @@ from jaxdist._parameter_server.transport.stream import (
     Outgoing,
     RefusedError,
 )
+from jaxdist._processes import format_address
 from jaxdist.errors import ClusterError, JaxdistError
 
-# Says only that a task is there, and is asked by those who start tasks.
+# Launchers call it, also without a secret: it says only that the task is alive.
 _HEALTH = "/grpc.health.v1.Health/Check"
 _SECONDS_TO_STOP = 5.0
-# gRPC reports a deadline in some hundred years where the caller gave none.
+# Without a deadline of the caller, gRPC reports one in some hundred years.
 _LONGEST = 1e9
 _OPTIONS = (
     # Otherwise two servers could have one port, and each would get a part of the calls.
     ("grpc.so_reuseport", 0),
-    # Who connects and says nothing is sent away. The default is two minutes.
+    # A caller that connects and sends nothing is disconnected. The default is two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
 )
 
 
 class Watch:
-    """One thread that looks after all calls of a listener.
+    """One thread that cancels slow calls of a listener.
 
     Args:
         seconds: How long a call may take to send a message, or to receive one.
@@ -78,7 +79,7 @@ class Watch:
         try:
             yield
         finally:
-            # No notification: the thread wakes up at its time, and finds nothing.
+            # Without a notification: the thread wakes up at its time and finds nothing to do.
             with self._changed:
                 self._cancels.pop(key, None)
 
@@ -104,13 +105,13 @@ class Watch:
 
 
 def make_guard(secret: str | None) -> Any:
-    """Return a server interceptor that lets callers through who know the secret."""
+    """Return a server interceptor that accepts only callers who know the secret."""
     grpc = load_grpc()
     code = grpc.StatusCode
     expected = None if secret is None else secret.encode()
 
     def refuse(status: Any, text: str) -> Any:
-        # It reads nothing of the stream.
+        # It reads nothing from the stream.
         def abort(_: Any, context: Any) -> None:
             context.abort(status, text)
 
@@ -123,7 +124,7 @@ def make_guard(secret: str | None) -> Any:
             metadata = dict(details.invocation_metadata)
             if expected is not None and SECRET_KEY not in metadata:
                 return refuse(code.UNAUTHENTICATED, "it has a secret, and the caller gave none")
-            # In the same time for every secret: it does not tell how much of it was right.
+            # In constant time, so that it does not reveal how much of the secret was right.
             given = metadata.get(SECRET_KEY, b"")
             if expected is not None and not hmac.compare_digest(given, expected):
                 return refuse(code.UNAUTHENTICATED, "it has another secret than the caller")
@@ -147,11 +148,11 @@ class GrpcListener:
         host: Where it listens.
         port: 0 for a free one.
         handlers: A function for each method.
-        limits: The most that it takes in.
+        limits: The largest messages, and how many calls, it accepts.
         security: Who may call.
 
     Raises:
-        ClusterError: The address is in use, or is none of this machine.
+        ClusterError: The address is in use, or belongs to another machine.
         UnauthenticatedError: Other machines reach the address, and anybody could call.
         MissingExtraError: grpcio is not installed.
     """
@@ -188,19 +189,13 @@ class GrpcListener:
         self._server.add_generic_rpc_handlers((handlers_of_grpc,))
         self._health = health.HealthServicer()
         added.add_HealthServicer_to_server(self._health, self._server)
-        shown = f"[{host}]" if ":" in host else host
         _check_free(host, int(port))
-        bound = self._bind(f"{shown}:{port}", security)
-        self._address = f"{shown}:{bound}"
+        bound = self._bind(format_address(host, port), security)
+        self.address = format_address(host, bound)
         self._server.start()
 
-    @property
-    def address(self) -> str:
-        """The address that it listens on."""
-        return self._address
-
     def stop(self) -> None:
-        """Stop to answer, and free the address. Calls that wait raise `UnavailableError`."""
+        """Stop answering, and free the address. Calls that wait raise `UnavailableError`."""
         self._health.enter_graceful_shutdown()
         self._server.stop(None).wait(_SECONDS_TO_STOP)
         self._threads.shutdown()
@@ -241,7 +236,7 @@ class GrpcListener:
             yield from sent.make_chunks(call, REPLY)
 
     def _find_reply(self, call: bytes, chunks: Iterator[bytes], context: Any) -> Outgoing | None:
-        """Receive a request, and return its reply; None if the caller has gone."""
+        """Receive a request, and return its reply; None if the caller has hung up."""
         request = self._receive(call, chunks, context)
         if request is None:
             return None
@@ -279,7 +274,7 @@ class GrpcListener:
         except RefusedError as error:
             context.abort(code.INVALID_ARGUMENT, str(error))
         except self._grpc.RpcError:
-            # The caller has gone.
+            # The caller has hung up.
             return None
         finally:
             if taken:
@@ -312,5 +307,5 @@ def _make_bind_error(address: str) -> ClusterError:
         f"A task was to listen on {address}, and cannot.\n\n"
         "The address is one of this machine, the port is free, and this user may use it. "
         "Files of TLS are PEM.\n\n"
-        "See who uses the port: ss -ltnp. Or choose another address, or port 0 for a free port."
+        "See what uses the port: ss -ltnp. Or choose another address, or port 0 for a free port."
     )

@@ -8,12 +8,12 @@ import numpy as np
 
 from jaxdist._parameter_server.transport.message import get_dtypes
 
-# Arrays start at multiples of this, as JAX wants them if it is to use their memory.
+# Arrays start at multiples of this, so that JAX can use their memory.
 ALIGNMENT = 64
 # A copy of less than this takes less time than finding aligned memory.
 _SMALL = 2**16
 # A smaller array shares its memory with its neighbours: one allocation for each would cost more
-# than it saves. A larger one has its own, which is free again when nobody needs that array.
+# than it saves. A larger one has its own, which is freed when that array is no longer used.
 _OWN_MEMORY = 2**18
 _MOST_DIMS = 32
 _NOTHING = np.empty(0, np.uint8)
@@ -23,7 +23,7 @@ Spec = tuple[str, list[int]]
 
 
 class LayoutError(ValueError):
-    """Raised for dtypes and shapes that no message has."""
+    """Raised for dtypes and shapes that no message can have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Arrays:
     """Memory for the arrays of a message.
 
     Args:
-        layout: What they are.
+        layout: Their dtypes and shapes.
         blocks: Pieces of memory, in the order of the stream.
         places: The number of the block of each array, and where it begins there.
     """
@@ -80,7 +80,7 @@ class Arrays:
         """Return the arrays, which cannot be written.
 
         Raises:
-            LayoutError: The bytes are no values of their dtype.
+            LayoutError: The bytes are not values of their dtype.
         """
         dtypes = get_dtypes()
         for block in self.blocks:
@@ -101,7 +101,7 @@ def make_layout(specs: Sequence[Spec]) -> Layout:
     """Compute the bytes of arrays, without memory for them.
 
     Raises:
-        LayoutError: A dtype is unknown, or a shape is none.
+        LayoutError: A dtype is unknown, or a shape is not valid.
     """
     dtypes = get_dtypes()
     sizes = []
@@ -112,7 +112,7 @@ def make_layout(specs: Sequence[Spec]) -> Layout:
         if len(shape) > _MOST_DIMS or (shape and min(shape) < 0):
             raise LayoutError(f"no array has the shape {str(shape)[:80]}")
         size = math.prod(shape) * dtype.itemsize
-        # NumPy refuses what would be too large without the dimensions of length 0.
+        # NumPy refuses arrays that would be too large without their dimensions of length 0.
         largest = size or math.prod(max(length, 1) for length in shape) * dtype.itemsize
         if largest >= 2**62:
             raise LayoutError(f"no array has the shape {str(shape)[:80]}")

@@ -1,4 +1,4 @@
-"""What a listener takes in: the limits of all callers, and the threads that answer them."""
+"""Limits on the messages that a listener accepts, and the threads that answer callers."""
 
 import dataclasses
 import queue
@@ -10,12 +10,12 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from jaxdist._called import called, refuse
+from jaxdist._called import refuse
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The most that a listener, or the caller of a method, takes in.
+    """The most that a listener, or the caller of a method, accepts.
 
     Args:
         message_bytes: Bytes of the arrays of one message.
@@ -34,20 +34,14 @@ class Limits:
     calls: int = 128
     reading_seconds: float | None = None
 
-    @called("Limits")
-    def __post_init__(self) -> None:
-        if self.bytes_in_flight < self.message_bytes:
-            raise refuse(
-                f"bytes_in_flight={self.bytes_in_flight} and message_bytes={self.message_bytes}.",
-                "The largest message is one of those that are in flight.",
-                "Pass a larger bytes_in_flight=, or a smaller message_bytes=.",
-            )
-
     def check(self, arrays: Sequence[np.ndarray]) -> None:
         """Raise `ArgumentError` if these are too many arrays, or too many bytes."""
         compare("arrays", len(arrays), self.arrays)
         nbytes = sum(array.nbytes for array in arrays)
         compare("bytes of arrays", nbytes, self.message_bytes)
+
+
+DEFAULT = Limits()
 
 
 def compare(what: str, found: int, most: int) -> None:
@@ -74,7 +68,7 @@ class Budget:
 
     def take(self, count: int, seconds: float) -> bool:
         """Wait until so many bytes are free, and take them; False if they are not free in time."""
-        # With the bytes between its arrays a message may be a little larger than all.
+        # With its padding a message may be a little larger than the budget.
         count = min(count, self.most)
         deadline = time.monotonic() + seconds
         with self._changed:
@@ -115,8 +109,8 @@ class Threads(Executor):
         """Call a function in one of the threads; it waits while all of them are busy."""
         future: Future[_T] = Future()
         with self._lock:
-            # A thread that takes work while all are busy is counted as free and is not. Then all
-            # have been started, so nothing depends on the number.
+            # A thread that takes work while all are busy is wrongly counted as free. By then all
+            # threads have been started, so nothing depends on the number.
             if self._free:
                 self._free -= 1
             elif self._started < self._most:
@@ -136,7 +130,7 @@ class Threads(Executor):
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             future, fn, args, kwargs = work
-            # What is cancelled before it starts never runs.
+            # Work that is cancelled before it starts never runs.
             if future.set_running_or_notify_cancel():
                 try:
                     result = fn(*args, **kwargs)

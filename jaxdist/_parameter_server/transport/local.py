@@ -1,34 +1,28 @@
 """Tasks in one process: arrays are handed over, and a thread of the listener answers."""
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 
-import numpy as np
+import msgspec
 
 from jaxdist._called import called
 from jaxdist._parameter_server.transport.calls import (
     Failure,
     Peer,
     answer,
-    check_message,
     describe_failure,
     get_seconds,
     make_error,
 )
 from jaxdist._parameter_server.transport.limits import Limits, Threads
-from jaxdist._parameter_server.transport.message import (
-    Handler,
-    Message,
-    check_fields,
-    copy_fields,
-    get_plain,
-)
+from jaxdist._parameter_server.transport.message import Handler, Message, get_plain
 from jaxdist.errors import ClusterError, JaxdistError
 
 _Answer = tuple[Message, Failure | None]
-# The answer; None where none comes.
+# The answer; None if there is none.
 _Future = Future[_Answer | None]
 
 _LISTENERS: dict[str, "LocalListener"] = {}
@@ -42,7 +36,7 @@ class LocalListener:
     Args:
         address: Host and port; for port 0 a free number is taken.
         handlers: A function for each method.
-        limits: The most that it takes in.
+        limits: The largest messages, and how many calls, it accepts.
 
     Raises:
         ClusterError: Another listener of this process has the address.
@@ -52,7 +46,6 @@ class LocalListener:
         self._handlers, self._limits = dict(handlers), limits
         self._threads = Threads(limits.calls, f"answers at {address}")
         self._waiting: set[_Future] = set()
-        self._lock = threading.Lock()
         self._is_stopped = False
         with _CHANGE:
             if address.endswith(":0"):
@@ -64,25 +57,17 @@ class LocalListener:
                     "An address belongs to one task.\n\n"
                     "Choose another one, or stop the other task first."
                 )
-            self._address = address
+            self.address = address
             _LISTENERS[address] = self
             _CHANGE.notify_all()
 
-    @property
-    def address(self) -> str:
-        """The address that it listens on."""
-        return self._address
-
     def stop(self) -> None:
-        """Stop to answer, and free the address. Calls that wait raise `UnavailableError`."""
+        """Stop answering, and free the address. Calls that wait raise `UnavailableError`."""
         with _CHANGE:
-            if _LISTENERS.get(self._address) is self:
-                del _LISTENERS[self._address]
-        with self._lock:
-            self._is_stopped = True
-            waiting, self._waiting = self._waiting, set()
-        for future in waiting:
-            _settle(future, None)
+            if _LISTENERS.get(self.address) is self:
+                del _LISTENERS[self.address]
+        self._is_stopped = True
+        _settle_all(self._waiting)
         self._threads.shutdown()
 
     @called("Channel.call")
@@ -90,23 +75,15 @@ class LocalListener:
         """Start to answer; the result is None if the listener stops before."""
         self._limits.check(request.arrays)
         future: _Future = Future()
-        with self._lock:
-            if self._is_stopped:
-                future.set_result(None)
-                return future
-            self._waiting.add(future)
+        _keep_until_done(self._waiting, future)
+        if self._is_stopped:
+            _settle(future, None)
         self._threads.submit(self._answer, request, future)
         return future
 
-    def forget(self, future: _Future) -> None:
-        """Answer no longer: nobody waits."""
-        with self._lock:
-            self._waiting.discard(future)
-        _settle(future, None)
-
     @called(lambda request: f"The reply of {request.method}")
     def _answer(self, request: Message, future: _Future) -> None:
-        # The caller gave up, or the listener was stopped, before a thread was free.
+        # Before a thread was free, the caller gave up or the listener was stopped.
         if future.done():
             return
         reply, failure = answer(self._handlers, request)
@@ -115,8 +92,6 @@ class LocalListener:
                 reply = receive(reply, self._limits)
             except JaxdistError as error:
                 reply, failure = Message(request.method), describe_failure(error, request.method)
-        with self._lock:
-            self._waiting.discard(future)
         _settle(future, (reply, failure))
 
 
@@ -130,41 +105,32 @@ class LocalChannel:
     """
 
     def __init__(self, address: str, name: str, limits: Limits) -> None:
-        self._address, self._limits = address, limits
+        self.address, self._limits = address, limits
         self._peer = Peer(name, address)
-        self._waiting: dict[_Future, LocalListener] = {}
-        self._lock = threading.Lock()
+        self._waiting: set[_Future] = set()
         self._is_closed = False
-
-    @property
-    def address(self) -> str:
-        """The address of the other task."""
-        return self._address
 
     @called("Channel.call")
     def call(self, message: Message, seconds: float | None = None) -> Message:
         """Call a method of the other task; see `Channel.call`."""
         seconds = get_seconds(seconds)
-        check_message(message)
         method = message.method
         request = receive(message, self._limits)
-        listener = _LISTENERS.get(self._address)
+        listener = _LISTENERS.get(self.address)
         if self._is_closed or listener is None:
             why = "this channel is closed" if self._is_closed else "nobody listens there"
             raise self._peer.make_unavailable(method, why)
         future = listener.take(request)
-        with self._lock:
-            self._waiting[future] = listener
+        _keep_until_done(self._waiting, future)
         if self._is_closed:
-            listener.forget(future)
+            _settle(future, None)
         try:
             found = future.result(max(seconds, 0))
         except TimeoutError:
             raise self._peer.make_deadline(method, seconds) from None
         finally:
-            with self._lock:
-                self._waiting.pop(future, None)
-            listener.forget(future)
+            # The caller waits no longer.
+            _settle(future, None)
         if found is None:
             why = "this channel was closed" if self._is_closed else "it was stopped"
             raise self._peer.make_unavailable(method, why)
@@ -183,7 +149,7 @@ class LocalChannel:
         seconds = get_seconds(seconds)
         with _CHANGE:
             came = _CHANGE.wait_for(
-                lambda: self._is_closed or self._address in _LISTENERS, max(seconds, 0)
+                lambda: self._is_closed or self.address in _LISTENERS, max(seconds, 0)
             )
         if self._is_closed:
             raise self._peer.make_unavailable("wait_until_ready", "this channel is closed")
@@ -192,33 +158,35 @@ class LocalChannel:
 
     def close(self) -> None:
         """Close the connection; calls that wait raise `UnavailableError`."""
-        with self._lock:
-            self._is_closed = True
-            waiting = dict(self._waiting)
-        for future, listener in waiting.items():
-            listener.forget(future)
+        self._is_closed = True
+        _settle_all(self._waiting)
         with _CHANGE:
             _CHANGE.notify_all()
 
 
 def receive(message: Message, limits: Limits) -> Message:
     """Return a message as its receiver gets it: other fields, the same arrays without copies."""
-    if not message.is_plain:
-        check_fields(message.fields)
-    arrays = tuple(_make_view(get_plain(array)) for array in message.arrays)
+    arrays = tuple(get_plain(array).view() for array in message.arrays)
+    for array in arrays:
+        array.flags.writeable = False
     limits.check(arrays)
-    return Message(message.method, copy_fields(message.fields), arrays)
-
-
-def _make_view(array: np.ndarray) -> np.ndarray:
-    view = array.view()
-    view.flags.writeable = False
-    return view
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(message.fields))
+    return Message(message.method, fields, arrays)
 
 
 def _settle(future: _Future, result: _Answer | None) -> None:
-    # The reply, the end of the listener and the end of the caller's patience may meet.
-    try:
+    # The reply, the end of the listener and the caller's deadline may come at the same time.
+    with contextlib.suppress(InvalidStateError):
         future.set_result(result)
-    except InvalidStateError:
-        pass
+
+
+def _settle_all(waiting: set[_Future]) -> None:
+    for future in list(waiting):
+        _settle(future, None)
+
+
+def _keep_until_done(waiting: set[_Future], future: _Future) -> None:
+    # Each of these operations on a set is atomic. The caller checks for the end after it has added
+    # the future, and the end settles all futures that were added before.
+    waiting.add(future)
+    future.add_done_callback(waiting.discard)

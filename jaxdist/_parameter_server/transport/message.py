@@ -3,14 +3,12 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import ml_dtypes
-import msgspec
 import numpy as np
 
-from jaxdist._called import refuse, refuse_type
-from jaxdist._validate import show
+from jaxdist._called import refuse_type
 
 # A reply repeats the name, also beside the text of an error.
 LONGEST_METHOD = 500
@@ -18,10 +16,6 @@ _OF_NUMPY = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
-_PLAIN = (str, int, float, bool, type(None))
-# Values that are always right. Of a hundred names, their places would take the most time.
-_QUICK = frozenset((str, float, bool, type(None)))
-_DEEPEST = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,16 +27,13 @@ class Message:
 
     Args:
         method: The name of the method that is called; a reply repeats it.
-        fields: Numbers, texts, None, lists and dicts with texts as keys.
+        fields: Numbers, strings, None, lists and dicts with strings as keys.
         arrays: NumPy arrays of fixed-size dtypes, bfloat16 and its like included.
-        is_plain: Whether the fields are known to hold only these: a request or a reply was written
-            into them. To look at each of hundreds of names takes longer than to send them.
     """
 
     method: str
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     arrays: tuple[np.ndarray, ...] = ()
-    is_plain: bool = dataclasses.field(default=False, compare=False, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -63,7 +54,7 @@ def get_dtypes() -> dict[str, np.dtype]:
 
 @functools.cache
 def get_names() -> dict[np.dtype, str]:
-    """Return the names of these dtypes. A dtype of the other byte order is none of them."""
+    """Return the names of these dtypes. A dtype of the other byte order is not one of them."""
     return {dtype: name for name, dtype in get_dtypes().items()}
 
 
@@ -71,17 +62,11 @@ def get_plain(array: np.ndarray) -> np.ndarray:
     """Return an array as a message holds it: contiguous, and little-endian.
 
     Raises:
-        ArgumentTypeError: It is no NumPy array, or its dtype is none of `get_dtypes`.
+        ArgumentTypeError: Its dtype is not one of `get_dtypes`.
     """
-    # Of a hundred small arrays, the names of their dtypes would take the most time.
+    # For a hundred small arrays, looking up the names of their dtypes would take the most time.
     if type(array) is np.ndarray and array.dtype in get_names() and array.flags.c_contiguous:
         return array
-    if not isinstance(array, np.ndarray):
-        raise refuse_type(
-            f"a message with the array {show(array)}.",
-            "Arrays of a message are NumPy arrays.",
-            "Pass np.asarray(value).",
-        )
     native = array.dtype.newbyteorder("=")
     if native not in get_names():
         raise refuse_type(
@@ -90,72 +75,11 @@ def get_plain(array: np.ndarray) -> np.ndarray:
             "floats up to 64 bits, complex numbers of two of those, and the dtypes of ml_dtypes.",
             "Convert it, for instance by array.astype('float32').",
         )
-    # Also a subclass, such as a matrix, becomes a plain array. A 0-d array stays one.
+    # A subclass, such as a matrix, becomes a plain array. A 0-d array stays one.
     return np.asarray(array, dtype=native, order="C")
 
 
-def check_fields(fields: Mapping[str, Any]) -> None:
-    """Raise if fields hold anything that would arrive as something else, or not at all.
-
-    Raises:
-        ArgumentTypeError: A value is none of the types that a message takes, or a key is no text.
-        ArgumentError: An integer has more than 64 bits, or values are nested too deeply.
-    """
-    if type(fields) is not dict:
-        _refuse("fields", fields)
-    _check("fields", fields, 0)
-
-
-def copy_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the receiver of these fields gets, where no bytes are sent."""
-    copied: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(fields))
-    return copied
-
-
-def _check(name: str, value: Any, depth: int) -> None:
-    # Exact types: a subclass of int or str would arrive as the plain one.
-    kind = type(value)
-    if kind in _PLAIN:
-        if kind is int and not -(2**63) <= value < 2**64:
-            raise refuse(
-                f"a message with {name}={show(value)}.",
-                "An integer of a message has at most 64 bits.",
-                "Pass it as a text: str(value).",
-            )
-        return
-    if depth == _DEEPEST:
-        raise refuse(
-            f"a message with {name}, which is {depth + 1} levels deep.",
-            f"Fields have at most {_DEEPEST} levels.",
-            "Pass flatter lists and dicts.",
-        )
-    if kind is dict:
-        for key, item in value.items():
-            if type(key) is not str:
-                raise refuse_type(
-                    f"a message with the key {show(key)} in {name}.",
-                    "Keys of a message are texts.",
-                    "Pass for instance {'step': 1}.",
-                )
-            if type(item) not in _QUICK:
-                _check(f"{name}[{key!r}]", item, depth + 1)
-    elif kind is list:
-        for number, item in enumerate(value):
-            if type(item) not in _QUICK:
-                _check(f"{name}[{number}]", item, depth + 1)
-    else:
-        _refuse(name, value)
-
-
-def _refuse(name: str, value: Any) -> NoReturn:
-    raise refuse_type(
-        f"a message with {name}={show(value)}.",
-        "Fields of a message are a dict of texts, numbers, True, False, None, lists and dicts.",
-        "Pass arrays in arrays, a tuple as a list, and a number of NumPy as value.item().",
-    )
-
-
-# Called in a thread of the server, several at a time.
+# Called in threads of the server, several at a time.
 Handler = Callable[[Message], Message]
 
 
@@ -175,10 +99,10 @@ class Channel(Protocol):
             seconds: How long to wait for the reply; None means `JAXDIST_RPC_SECONDS` (60).
 
         Raises:
-            DeadlineExceededError: No reply came in time. The other task may have done the work.
+            DeadlineExceededError: No reply arrived in time. The other task may have done the work.
             UnavailableError: Nobody listens there, or the connection was lost.
             UnauthenticatedError: The other task has another secret.
-            ProgramMismatchError: The other task is of a version of jaxdist with other messages.
+            ProgramMismatchError: The other task has a version of jaxdist with other messages.
             ArgumentError, ArgumentTypeError: A message cannot hold this, or is too large.
             JaxdistError: What the other task raised. `UnknownError` for any other error.
         """
@@ -218,9 +142,9 @@ class Listener(Protocol):
 
     @property
     def address(self) -> str:
-        """The address that it listens on, with the real port where port 0 was asked for."""
+        """The address that it listens on, with the real port if port 0 was requested."""
         ...
 
     def stop(self) -> None:
-        """Stop to answer, and free the address."""
+        """Stop answering, and free the address."""
         ...

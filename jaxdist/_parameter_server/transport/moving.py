@@ -1,11 +1,11 @@
 """`MovingChannel`: a channel to a task whose address may change while it is used.
 
 Note [Addresses that change]
-The address of a task in TF_CONFIG is what the task is called by, and stays the same for the whole
-job. Where a task can be started again on another machine (on Ray), JAXDIST_ADDRESSES is the path of
-a JSON file with the present address of each task, by that name:
-{"10.0.0.1:5000": "10.0.0.2:6000"}. The launcher writes it, new at each change and each time whole.
-Who connects or listens looks there first; an address that is not in the file is used as it is.
+The address of a task in TF_CONFIG is the name of the task, and stays the same for the whole job.
+Where a task can be started again on another machine (on Ray), JAXDIST_ADDRESSES is the path of a
+JSON file with the present address of each task, by that name:
+{"10.0.0.1:5000": "10.0.0.2:6000"}. The launcher replaces the whole file at each change. Tasks that
+connect or listen look there first; an address that is not in the file is used as it is.
 """
 
 import json
@@ -20,7 +20,7 @@ from jaxdist._parameter_server.transport.message import Channel, Message
 from jaxdist.errors import ClusterError, DeadlineExceededError, UnavailableError
 
 _VARIABLE = "JAXDIST_ADDRESSES"
-# How long one try waits for an address at which perhaps nobody will be again.
+# How long one attempt waits for an address that the task may have left for good.
 _TRY_SECONDS = 1.0
 
 
@@ -38,10 +38,10 @@ class Addresses:
         self._lock = threading.Lock()
 
     def find(self, address: str) -> str:
-        """Return the present address of the task that is called by an address.
+        """Return the present address of the task whose name is an address.
 
         Raises:
-            ClusterError: The file is not there, or is none of addresses.
+            ClusterError: The file does not exist, or does not hold addresses.
         """
         try:
             status = self._path.stat()
@@ -55,7 +55,7 @@ class Addresses:
         except (OSError, ValueError, AttributeError) as error:
             raise ClusterError(
                 f"The environment variable {_VARIABLE} is {str(self._path)!r}, which has no "
-                f"addresses: {error}.\n\nThe launcher writes there where each task is.\n\n"
+                f"addresses: {error}.\n\nThe launcher writes into this file where each task is.\n\n"
                 f"Start the tasks with jaxdist launch, or unset {_VARIABLE}."
             ) from None
 
@@ -70,7 +70,7 @@ class MovingChannel:
     """A channel that follows its task to another address; see Note [Addresses that change].
 
     Args:
-        address: What the task is called by.
+        address: The name of the task: its first address.
         addresses: Where it is.
         make: Makes a channel to an address.
     """
@@ -123,7 +123,7 @@ class MovingChannel:
         now = self._addresses.find(self._name)
         with self._lock:
             if now != self._now and not self._is_closed:
-                # Calls that still wait there wait for nobody: closing ends them.
+                # Calls that still wait there would wait in vain: closing ends them.
                 old, self._channel, self._now = self._channel, self._make(now), now
                 old.close()
             return self._channel

@@ -1,13 +1,14 @@
 """Requests and replies as values: a `msgspec.Struct` of each kind, whose arrays are marked by type.
 
-A request knows the name of its method and the type of its reply. So who calls, who answers, and
-the message between them need no list of its fields: `make_message` and `read_message` go by the
-types. An array is a field of the type `Array`, at any depth; in the fields of the message there is
-its number among the arrays of the message, which travel as they are.
+A request knows the name of its method and the type of its reply. So neither the caller, nor the
+other task, nor the message needs a list of its fields: `make_message` and `read_message` use the
+types. An array is a field of the type `Array`, at any depth. The fields of the message hold its
+number among the arrays of the message, which travel as they are.
 """
 
 import functools
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import msgspec
@@ -21,17 +22,18 @@ Array = np.ndarray
 
 
 class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What answers a request."""
+    """The answer to a request."""
 
 
 R = TypeVar("R", bound=Reply)
 S = TypeVar("S", bound=msgspec.Struct)
+T = TypeVar("T")
 
 
 class Request(
     msgspec.Struct, Generic[R], frozen=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """What one task asks of another; the reply is of the type in brackets.
+    """A request of one task to another; the reply has the type in brackets.
 
     Attributes:
         method: Its name in messages.
@@ -60,7 +62,7 @@ def make_message(method: str, value: msgspec.Struct) -> Message:
         return len(arrays) - 1
 
     fields = msgspec.to_builtins(value, enc_hook=place, str_keys=True)
-    return Message(method, fields, tuple(arrays), is_plain=True)
+    return Message(method, fields, tuple(arrays))
 
 
 @called(lambda message: message.method)
@@ -117,6 +119,15 @@ def call(channel: Channel, request: Request[R], seconds: float | None = None) ->
     return read_reply(
         get_reply_kind(type(request)), channel.call(make_message(request.method, request), seconds)
     )
+
+
+def find_result(future: "Future[T]", seconds: float, if_not: T) -> T:
+    """Return the result of a future; if it has none after some seconds, return `if_not`."""
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        # The work may have raised one, too.
+        return future.result() if future.done() else if_not
 
 
 def make_handlers(

@@ -1,4 +1,4 @@
-"""`Security`: who may call a task, and who may read what is said."""
+"""`Security`: who may call a task, and who may read the messages."""
 
 import dataclasses
 import logging
@@ -24,11 +24,12 @@ class Security:
     """The secret and the files of TLS of a task. The values of files are PEM.
 
     Args:
-        secret: What a caller must know; None if anybody may call.
+        secret: Callers must know it; None if anybody may call.
         certificate: The certificate of this task.
         key: The private key of the certificate.
-        authority: Certificates of who has signed the other side's. A server with it refuses callers
-            without a signed certificate. A caller with it uses TLS, and refuses other servers.
+        authority: Certificates of those who signed the certificate of the other side. A server
+            with it refuses callers without a signed certificate. A caller with it uses TLS, and
+            refuses other servers.
     """
 
     secret: str | None = dataclasses.field(default=None, repr=False)
@@ -48,7 +49,7 @@ class Security:
         if self.secret is not None and len(self.secret) < _SHORTEST_SECRET:
             raise refuse(
                 f"a secret of {len(self.secret)} characters.",
-                f"It has {_SHORTEST_SECRET} or more, so that nobody finds it by trying.",
+                f"It has {_SHORTEST_SECRET} or more, so that nobody can guess it.",
                 "Make one: python -c 'import secrets; print(secrets.token_urlsafe())'",
             )
 
@@ -63,14 +64,14 @@ class Security:
         if self.certificate is None and self.secret is None:
             raise UnauthenticatedError(
                 f"A server was to listen on {host or 'all addresses'}, without TLS and without a "
-                "secret.\n\nWhoever reaches this address could read and change the variables, and "
-                "run programs.\n\nWrite a secret into a file that only you can read, and set "
+                "secret.\n\nAnybody who reaches this address could read and change the variables, "
+                "and run programs.\n\nWrite a secret into a file that only you can read, and set "
                 "JAXDIST_SECRET_FILE to its path for all tasks; or set JAXDIST_TLS_CERTIFICATE and "
                 "JAXDIST_TLS_KEY; or listen on 127.0.0.1."
             )
         if self.certificate is None:
             _LOG.warning(
-                "A server listens on %s without TLS: whoever can read the network can read the "
+                "A server listens on %s without TLS: anybody who can read the network can read the "
                 "variables and the secret. Set JAXDIST_TLS_CERTIFICATE and JAXDIST_TLS_KEY.",
                 host or "all addresses",
             )
@@ -89,7 +90,7 @@ def read_security(environment: Mapping[str, str] = os.environ) -> Security:
     `JAXDIST_TLS_KEY` and `JAXDIST_TLS_AUTHORITY` are paths of PEM files.
 
     Raises:
-        ArgumentError: A file cannot be read, or only one of certificate and key is there.
+        ArgumentError: A file cannot be read, or only one of certificate and key is set.
     """
     path = environment.get("JAXDIST_SECRET_FILE")
     secret = environment.get("JAXDIST_SECRET") or None
@@ -99,7 +100,7 @@ def read_security(environment: Mapping[str, str] = os.environ) -> Security:
             secret = read.decode().strip()
         except UnicodeDecodeError:
             raise ArgumentError(
-                f"The environment variable JAXDIST_SECRET_FILE is {path!r}, which is no text.\n\n"
+                f"The environment variable JAXDIST_SECRET_FILE is {path!r}, which is not text.\n\n"
                 "A secret is one line of text.\n\n"
                 "Make one: python -c 'import secrets; print(secrets.token_urlsafe())'"
             ) from None

@@ -29,14 +29,13 @@ from jaxdist._parameter_server.transport.limits import Limits, compare
 from jaxdist._parameter_server.transport.message import (
     LONGEST_METHOD,
     Message,
-    check_fields,
     get_names,
     get_plain,
 )
 
 try:
     from zlib_ng.zlib_ng import crc32
-except ImportError:  # The same checksum, slower, where zlib-ng is not installed.
+except ImportError:  # The same checksum, but slower.
     from zlib import crc32
 
 CHUNK = 2**19
@@ -52,11 +51,11 @@ class DamagedError(ValueError):
 
 
 class RefusedError(ValueError):
-    """Raised for a message that was sent so, and that a receiver does not take."""
+    """Raised for a message that arrived as it was sent, and that a receiver does not accept."""
 
 
 class Header(msgspec.Struct, array_like=True):
-    """What a message is, without the values of its arrays."""
+    """A message without the values of its arrays."""
 
     method: str
     fields: dict[str, Any]
@@ -71,19 +70,16 @@ class Outgoing:
     """A message that is sent.
 
     Args:
-        caller: What is called, for errors.
         message: The message. Its arrays must not change until it is sent.
-        limits: What the other side would take.
+        limits: The largest message that the other side accepts.
         failure: The error that a reply reports.
 
     Raises:
         ArgumentError: The message is larger than the limits.
-        ArgumentTypeError: It holds what no message can.
+        ArgumentTypeError: The dtype of an array is not one that messages have.
     """
 
     def __init__(self, message: Message, limits: Limits, failure: Failure | None = None) -> None:
-        if not message.is_plain:
-            check_fields(message.fields)
         self._arrays = [get_plain(array) for array in message.arrays]
         limits.check(self._arrays)
         names = get_names()
@@ -99,7 +95,7 @@ class Outgoing:
         return _LENGTH.size + len(self._header) + size <= CHUNK
 
     def make_chunks(self, call: bytes, direction: int) -> Iterator[bytes]:
-        """Return the chunks, each made when it is asked for."""
+        """Yield the chunks."""
         number, free = 0, CHUNK
         held: list[memoryview] = []
         for piece in self._list_pieces():
@@ -144,7 +140,7 @@ class Incoming:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of the message is there."""
+        """Whether the whole message has arrived."""
         return self._header is not None and not self._left
 
     @property
@@ -157,7 +153,7 @@ class Incoming:
 
         Raises:
             DamagedError: It is not the chunk that was sent as the next one.
-            RefusedError: The message is none, or larger than the limits.
+            RefusedError: It is not a message, or is larger than the limits.
         """
         view = memoryview(chunk)
         content = view[_CHECKSUM.size :]
@@ -172,7 +168,7 @@ class Incoming:
         elif not len(content):
             raise RefusedError("a chunk is empty")
         if len(content) > self._left:
-            raise RefusedError("the stream goes on after the end of its arrays")
+            raise RefusedError("the stream continues after the end of its arrays")
         self._pending = content
         if self._arrays is not None:
             self._copy()
@@ -188,7 +184,7 @@ class Incoming:
 
         Raises:
             DamagedError: It is not complete.
-            RefusedError: The bytes of an array are no values of its dtype.
+            RefusedError: The bytes of an array are not values of its dtype.
         """
         if self._header is None or self._arrays is None or self._left:
             raise DamagedError(f"the stream ended after chunk {self._number}, in its middle")

@@ -46,7 +46,7 @@ def make_input_error(
         dataset: What `name_dataset` returns.
         error: What the dataset raised.
     """
-    # What another process raised has a class and a text already.
+    # An error of another process already has the name of its class in its text.
     is_told = isinstance(error, UnknownError)
     text = str(error) if is_told else f"{type(error).__name__}: {error}"
     line = "its log has the traceback" if is_told else find_line(error)
@@ -72,7 +72,7 @@ def read_elements(dataset: Iterable[Any]) -> Iterator[PyTree]:
     """Return the elements of a dataset; numbers in them become arrays of NumPy.
 
     Raises:
-        ArgumentTypeError: An element holds something that is no number and no array.
+        ArgumentTypeError: An element holds something that is neither a number nor an array.
         ArgumentError: It holds integers that JAX would cut off.
     """
     return map(_convert, itertools.count(), iter(dataset))
@@ -93,7 +93,7 @@ def _convert_leaf(leaf: Any) -> Any:
         raise ArgumentTypeError(
             f"A per-worker dataset has an element that contains {show(leaf)}.\n\n"
             "Functions take arrays and numbers from it.\n\n"
-            "Leave it out in dataset_fn, or replace texts by numbers."
+            "Leave it out in dataset_fn, or replace strings by numbers."
         )
     return array
 
@@ -158,14 +158,14 @@ class BatchIterator:
         except Exception as error:
             self.put_back(batches)
             if isinstance(error, OtherProcessError):
-                # It may be the server that a dataset reads: the function runs again.
+                # The dataset may read from a lost server: the function runs again.
                 raise
             self._error = make_input_error(self._worker, "read a batch", self._name, error)
             raise self._error from error
         if len(batches) == count:
             return batches
         if self._error is not None:
-            # A generator that has raised seems to have ended after that.
+            # After an error, a generator looks as if it had ended.
             self.put_back(batches)
             raise ClosureInputError(str(self._error), self._error.original_exception)
         left = f"{len(batches)} {'was' if len(batches) == 1 else 'were'} left"
@@ -187,14 +187,14 @@ def put_back(iterators: Sequence[BatchIterator], taken: Sequence[Sequence[PyTree
         iterator.put_back(batches)
 
 
-# A list of more arrays is a dataset.
+# A list with more arrays than this is a dataset.
 _MOST_LEAVES = 256
 _ARRAYS = (np.ndarray, np.generic, jax.Array)
 _KINDS = {dict: "dict", list: "list", tuple: "tuple"}
 
 
 def is_value(value: Any) -> bool:
-    """Return whether what a function has made can be an argument of closures, and is no dataset."""
+    """Return whether a value can be an argument of closures, and is not a dataset."""
     if not isinstance(value, (dict, list, tuple, *_ARRAYS)):
         return False
     leaves = jax.tree.leaves(value)
@@ -206,7 +206,7 @@ def describe_tree(what: str, tree: PyTree) -> Any:
 
     Args:
         what: What it is, for errors.
-        tree: Dicts with texts as keys, lists, tuples and None, with arrays as leaves.
+        tree: Dicts with strings as keys, lists, tuples and None, with arrays as leaves.
 
     Raises:
         UnsupportedError: It has another container.
@@ -226,7 +226,7 @@ def describe_tree(what: str, tree: PyTree) -> Any:
     if not jax.tree_util.all_leaves([tree]):
         raise UnsupportedError(
             f"{what} contains a {type(tree).__name__}.\n\n"
-            "What workers in other processes read are dicts with texts as keys, lists, tuples "
+            "Workers in other processes read dicts with strings as keys, lists, tuples "
             "and None, with arrays in them: the coordinator has to know its structure.\n\n"
             "Make a dict or a tuple of it, for instance in dataset_fn."
         )

@@ -63,7 +63,7 @@ def check_platform(name: str, platforms: Sequence[str], found: str) -> None:
         found: The platform of this worker.
 
     Raises:
-        ClusterError: It is none of them.
+        ClusterError: It is not one of them.
     """
     if found not in platforms:
         raise ClusterError(
@@ -97,12 +97,8 @@ class KeptValues:
         self._put = put
         self._kept: dict[str, _Kept] = {}
 
-    def forget(self) -> None:
-        """Forget all of them."""
-        self._kept.clear()
-
     def is_fresh(self, name: str, fence: int, since: float) -> bool:
-        """Whether a value is there that came after the fence, and not before a time."""
+        """Whether a kept value came after the fence, and not before a time."""
         kept = self._kept.get(name)
         return kept is not None and kept.fence >= fence and kept.since >= since
 
@@ -111,7 +107,7 @@ class KeptValues:
         return self._kept[name].value
 
     def find_version(self, name: str) -> int | None:
-        """Return the version of a value; None if it is not there."""
+        """Return the version of a value; None if it is not kept."""
         kept = self._kept.get(name)
         return None if kept is None else kept.version
 

@@ -52,10 +52,10 @@ def list_names(function: Any) -> list[str]:
 
 
 def check_modules(modules: Sequence[str]) -> None:
-    """Check that the modules of dataset functions are there; none is imported that has no package.
+    """Check that the modules of dataset functions exist; only packages around them are imported.
 
     Raises:
-        ArgumentError: One is not there, or its package cannot be imported.
+        ArgumentError: One does not exist, or its package cannot be imported.
     """
     for name in modules:
         reason = _find_fault(name)
@@ -63,17 +63,17 @@ def check_modules(modules: Sequence[str]) -> None:
             raise refuse(
                 f"the module {name!r}, and {reason}.",
                 "A worker imports the modules whose dataset functions it may call.",
-                "Look at the name, as `import` takes it: my_package.my_data. Install the package, "
-                "or set PYTHONPATH to the folder that has it, where the worker is started.",
+                "Check the name; it is written as in `import`: my_package.my_data. Install the "
+                "package, or set PYTHONPATH to the folder that has it, where the worker starts.",
             )
 
 
 def _find_fault(module: str) -> str | None:
-    """Return why a module cannot be imported; None if it is there."""
+    """Return why a module cannot be imported; None if it can."""
     if module in sys.modules:
         return None
     try:
-        # Imports the packages that it is in.
+        # This imports the packages that contain it.
         found = importlib.util.find_spec(module)
     except ImportError as error:
         return f"this process cannot import it: {error}"

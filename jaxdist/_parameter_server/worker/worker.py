@@ -11,14 +11,8 @@ import numpy as np
 from jax import export
 
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._parameter_server import protocol
 from jaxdist._parameter_server.closures.traced import Recent
-from jaxdist._parameter_server.protocol import (
-    Change,
-    Changed,
-    ChangeVariables,
-    Read,
-    Release,
-)
 from jaxdist._parameter_server.server import TOO_STALE
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.shard_rows import NO_ROW
@@ -28,23 +22,29 @@ from jaxdist._parameter_server.worker.devices import (
     check_platform,
     find_platform,
 )
-from jaxdist._parameter_server.worker_protocol import Input, Source, TracedClosure, Update
+from jaxdist._parameter_server.worker_protocol import (
+    Answer,
+    Input,
+    Source,
+    TracedClosure,
+    Update,
+)
 from jaxdist.errors import ContextError, DeadlineExceededError, OtherProcessError, RowIndexError
 
 _TRIES = 100
 
 
 def check_rows(closure: TracedClosure, what: str, name: str, ids: np.ndarray) -> None:
-    """Check rows of a shard before any server is asked: it knows the shard, and not the table.
+    """Check rows of a shard before any request: a server knows the shard, and not the table.
 
     Args:
         closure: The closure.
-        what: What it does with the rows, such as `reads`.
+        what: What the closure does with the rows, such as `reads`.
         name: The name of the shard on the servers. Other variables are checked there.
         ids: The numbers of the rows, counted from the first row of the shard.
 
     Raises:
-        RowIndexError: One of them is no row of the table.
+        RowIndexError: One of them is not a row of the table.
     """
     part = closure.parts.get(name)
     if part is None:
@@ -82,21 +82,6 @@ class ClosureRun:
     client: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Finished:
-    """What a run of a closure returns.
-
-    Args:
-        results: The results.
-        counted: The servers that have counted the closure, by number, with their incarnation.
-        read: The servers that it only reads, likewise.
-    """
-
-    results: Sequence[Any]
-    counted: dict[int, str]
-    read: dict[int, str] = dataclasses.field(default_factory=dict)
-
-
 class Worker:
     """Runs closures on the devices of one worker.
 
@@ -112,10 +97,7 @@ class Worker:
     """
 
     def __init__(
-        self,
-        servers: Servers,
-        layout: ReplicaMesh,
-        max_staleness: int | None = None,
+        self, servers: Servers, layout: ReplicaMesh, max_staleness: int | None = None
     ) -> None:
         self._servers, self._put = servers, PutOn(layout)
         self._platform = find_platform(layout)
@@ -129,10 +111,13 @@ class Worker:
         self._reads: Recent[str, dict[int, list[str]]] = Recent(256)
         self._used: Recent[str, list[int]] = Recent(256)
 
-    def run(self, request: ClosureRun) -> Finished:
-        """Run a closure, send its changes, and return its results."""
+    def run(self, request: ClosureRun) -> Answer:
+        """Run a closure, send its changes, and return its results.
+
+        Those of several replicas are arrays of JAX, which a worker of this process returns.
+        """
         closure = request.closure
-        # Before the read: values that are read before a program is compiled are old when it runs.
+        # Compile before the read: otherwise the values would be old when the program runs.
         programs = self._programs.find(closure.digest, lambda: self._compile(closure))
         began = time.monotonic()
         for _ in range(_TRIES):
@@ -149,21 +134,17 @@ class Worker:
                 "Make max_staleness larger, or do less work in the function."
             )
         self._seconds = time.monotonic() - began
-        # The values of several replicas stay on their devices.
-        is_one = closure.num_replicas == 1
         results = outputs[len(outputs) - closure.num_results :]
+        if closure.num_replicas == 1:
+            results = [np.asarray(x) for x in results]
         counted = {place: found.incarnation for place, found in changed.items()}
-        read = self._find_read(closure, counted)
-        return Finished([np.asarray(x) for x in results] if is_one else results, counted, read)
-
-    def _find_read(self, closure: TracedClosure, counted: Mapping[int, str]) -> dict[int, str]:
-        """Return the incarnations of the servers that the closure uses and has not changed."""
         used = self._used.find(closure.digest, lambda: list(self._servers.group(closure.variables)))
-        return {n: self._servers.links[n].incarnation for n in used if n not in counted}
+        read = {n: self._servers.links[n].incarnation for n in used if n not in counted}
+        return Answer(state="done", counted=counted, read=read, results=results)
 
     def _run_once(
         self, request: ClosureRun, programs: Sequence[Any], began: float
-    ) -> tuple[Sequence[Any], dict[int, Changed]]:
+    ) -> tuple[Sequence[Any], dict[int, protocol.Changed]]:
         """Read, compute and send the changes; return the outputs, and the replies of servers."""
         closure = request.closure
         registered: set[int] = set()
@@ -178,12 +159,8 @@ class Worker:
             # Others wait for the changes of a closure that is registered.
             for link in (self._servers.links[place] for place in registered):
                 with contextlib.suppress(OtherProcessError):
-                    link.call(Release(request.client, request.number))
+                    link.call(protocol.Release(request.client, request.number))
         return outputs, changed
-
-    def forget(self) -> None:
-        """Forget all kept values."""
-        self._kept.forget()
 
     # Reading
 
@@ -208,7 +185,7 @@ class Worker:
                 registered.add(place)
                 # In the order of the servers; see the page on parameter servers.
                 options |= {"closure": request.number, "register": changed[place]}
-            asked = Read(names, client=request.client, **options)
+            asked = protocol.Read(names, client=request.client, **options)
             found = self._servers.links[place].call(asked)
             self._kept.keep(place, found, request.fence)
 
@@ -224,7 +201,7 @@ class Worker:
         names = {i.index[0]: i.name for i in request.closure.inputs if i.source is Source.ROWS}
         found = []
         for number, wanted in enumerate(ids):
-            # A lookup whose rows the program does not use.
+            # The program does not use the rows of this lookup.
             name = names.get(number)
             if name is None:
                 found.append(None)
@@ -243,8 +220,8 @@ class Worker:
         check_platform(closure.name, loaded[0].platforms, self._platform)
         programs = []
         for one in loaded:
-            # The zeros have the devices. The program is not run with them: a loop of a user may end
-            # only for other values.
+            # The zeros determine the devices. The program is never run with them: a loop of a user
+            # may end only for other values.
             zeros = self._put([np.zeros(a.shape, a.dtype) for a in one.in_avals])
             program = jax.jit(one.call)
             if one.nr_devices > 1:
@@ -293,12 +270,12 @@ class Worker:
 
     def _send(
         self, request: ClosureRun, updates: Sequence[Update], outputs: Sequence[np.ndarray]
-    ) -> dict[int, Changed]:
+    ) -> dict[int, protocol.Changed]:
         """Send the changes, keep the new values that come back, and return the replies."""
         if not updates:
             return {}
         reads = set(request.closure.reads)
-        by_server: dict[int, list[Change]] = {}
+        by_server: dict[int, list[protocol.Change]] = {}
         for update in updates:
             version = self._kept.find_version(update.name) if update.name in reads else None
             operands = [outputs[n] for n in update.operands]
@@ -307,7 +284,7 @@ class Worker:
                 is_own = operands[0] != NO_ROW
                 operands = [x[is_own] for x in operands] if not is_own.all() else operands
                 check_rows(request.closure, f"calls {update.op} of", update.name, operands[0])
-            change = Change(update.op, update.name, operands, version)
+            change = protocol.Change(update.op, update.name, operands, version)
             by_server.setdefault(self._servers.find_server(update.name), []).append(change)
         wanted = {} if self._max_staleness is not None else self._group_reads(request.closure)
         found = self._servers.call_each(
@@ -321,13 +298,13 @@ class Worker:
         return found
 
     def _make_request(
-        self, request: ClosureRun, changes: Sequence[Change], wanted: Sequence[str]
-    ) -> ChangeVariables:
+        self, request: ClosureRun, changes: Sequence[protocol.Change], wanted: Sequence[str]
+    ) -> protocol.ChangeVariables:
         """Return the request that sends changes to one server, and asks it for new values."""
         names = [c.name for c in changes if c.version is not None]
         incarnation = self._kept.get_incarnation(names[0]) if names else None
         options: dict[str, Any] = {"incarnation": incarnation, **self._kept.describe(wanted)}
-        return ChangeVariables(
+        return protocol.ChangeVariables(
             changes,
             client=request.client,
             closure=request.number,

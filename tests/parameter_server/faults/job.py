@@ -17,7 +17,7 @@ import jaxdist
 from jaxdist._parameter_server.protocol import ChangeVariables, GetStatistics, WriteSnapshot
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.server.changing import StagedRequest
-from jaxdist._parameter_server.server.snapshots import Checkpoints, Snapshots
+from jaxdist._parameter_server.server.snapshots import Checkpoints, SnapshotKeeper
 from jaxdist._parameter_server.strategy.links import RemoteWorkerLink
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist._parameter_server.worker.worker import Worker
@@ -104,7 +104,7 @@ def run_server(resolver: TFConfigClusterResolver, name: str) -> None:
         # Some of the files are written. The first snapshot is complete.
         snapshot = Moment(name, "snapshot", times=2)
         insert(Checkpoints, "wait_until_finished", snapshot, after=False)
-        insert(Snapshots, "load", Moment(name, "restarting", start=2), after=False)
+        insert(SnapshotKeeper, "load", Moment(name, "restarting", start=2), after=False)
     server = jaxdist.Server(
         resolver.cluster_spec(),
         resolver.task_type,

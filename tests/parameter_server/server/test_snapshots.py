@@ -150,12 +150,12 @@ def test_a_snapshot_that_cannot_be_written_is_an_error_and_is_reported(
         raise CheckpointError("planted")
 
     with monkeypatch.context() as patch:
-        patch.setattr(server._keeper._snapshots, "save", fail)  # type: ignore[union-attr]
+        patch.setattr(server._keeper._checkpoints, "save", fail)  # type: ignore[union-attr]
         server.call(Create([Creation("w", np.zeros(3))]))
         with pytest.raises(CheckpointError, match="planted"):
             server.call(WriteSnapshot())
         deadline = time.monotonic() + 30
-        while "A snapshot of ps:0 is missing: planted" not in caplog.text:
+        while "A snapshot of ps:0 could not be written: planted" not in caplog.text:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert _describe(server)["failure"] == "planted"

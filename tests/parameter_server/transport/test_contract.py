@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -208,22 +207,12 @@ def test_a_method_that_is_not_there_is_named(start: Serve, dial: Connect) -> Non
         dial(start({"echo": echo}).address).call(Message("push"))
 
 
-_LOOP: list[Any] = []
-_LOOP.append(_LOOP)
-BAD: dict[str, tuple[Any, Any]] = {
-    "an object": ({"x": object()}, ()),
-    "a tuple": ({"x": (1, 2)}, ()),
-    "a number of NumPy": ({"x": [np.float64(1)]}, ()),
-    "a number as a key": ({1: 2}, ()),
-    "a list as fields": ([1], ()),
-    "65 bits": ({"x": 2**64}, ()),
-    "a list in itself": ({"x": _LOOP}, ()),
-    "objects in an array": ({}, (np.array([object()]),)),
-    "texts in an array": ({}, (np.array(["a"]),)),
-    "dates": ({}, (np.array(["2020-01-01"], "M8[D]"),)),
-    "records": ({}, (np.zeros(2, [("a", "i4")]),)),
-    "long doubles": ({}, (np.zeros(2, np.longdouble),)),
-    "a list as an array": ({}, ([1, 2],)),
+BAD: dict[str, np.ndarray] = {
+    "objects in an array": np.array([object()]),
+    "texts in an array": np.array(["a"]),
+    "dates": np.array(["2020-01-01"], "M8[D]"),
+    "records": np.zeros(2, [("a", "i4")]),
+    "long doubles": np.zeros(2, np.longdouble),
 }
 
 
@@ -231,8 +220,7 @@ BAD: dict[str, tuple[Any, Any]] = {
 def test_what_cannot_be_sent_is_refused_on_both_ways(
     start: Serve, dial: Connect, name: str
 ) -> None:
-    fields, arrays = BAD[name]
-    wrong = Message("reply", fields, arrays)
+    wrong = Message("reply", {}, (BAD[name],))
     channel = dial(start({"reply": lambda _: wrong, "echo": echo}).address)
     refused = (errors.ArgumentTypeError, errors.ArgumentError)
     with pytest.raises(refused, match=r"Channel\.call"):
@@ -240,11 +228,6 @@ def test_what_cannot_be_sent_is_refused_on_both_ways(
     with pytest.raises(refused, match="The reply of reply"):
         channel.call(Message("reply"))
     channel.call(Message("echo"))
-
-
-def test_a_reply_that_is_no_message_is_refused(start: Serve, dial: Connect) -> None:
-    with pytest.raises(errors.ArgumentTypeError, match="The reply of none was given message=None"):
-        dial(start({"none": lambda _: None}).address).call(Message("none"))
 
 
 def test_a_message_above_the_limits_is_refused(start: Serve, dial: Connect) -> None:
@@ -293,27 +276,10 @@ def test_the_deadline_of_a_call_is_a_setting(
     release.set()
 
 
-@pytest.mark.parametrize("seconds", ["1", float("nan"), True])
-def test_a_time_that_is_none_is_refused(start: Serve, dial: Connect, seconds) -> None:
-    with pytest.raises((errors.ArgumentTypeError, errors.ArgumentError), match="seconds="):
-        dial(start({"echo": echo}).address).call(Message("echo"), seconds)
-
-
 def test_the_longest_time_is_infinite(start: Serve, dial: Connect) -> None:
     channel = dial(start({"echo": echo}).address)
     assert channel.call(Message("echo"), float("inf")).method == "echo"
     assert channel.call(Message("echo"), 60).method == "echo"
-
-
-@pytest.mark.parametrize("message", [None, {"method": "echo"}, Message(3)])  # type: ignore[arg-type]
-def test_what_is_no_message_is_refused(start: Serve, dial: Connect, message) -> None:
-    with pytest.raises(errors.ArgumentTypeError, match=r"Channel\.call was given message="):
-        dial(start({"echo": echo}).address).call(message)
-
-
-def test_a_method_with_a_long_name_is_refused(start: Serve, dial: Connect) -> None:
-    with pytest.raises(errors.ArgumentError, match="a name of 501 characters"):
-        dial(start({"echo": echo}).address).call(Message("m" * 501))
 
 
 def test_nobody_there_is_an_error_at_once(start: Serve, dial: Connect) -> None:
@@ -470,13 +436,6 @@ def test_an_address_that_is_none_is_refused(layer: str, address) -> None:
 def test_nobody_connects_to_port_0(layer: str) -> None:
     with pytest.raises(errors.ArgumentError, match="a port from 1"):
         connect("127.0.0.1:0", layer=layer)
-
-
-def test_a_layer_that_is_none_is_refused() -> None:
-    with pytest.raises(errors.ArgumentError, match=r"layer='http'(.|\n)*'local'"):
-        serve("127.0.0.1:0", {}, layer="http")
-    with pytest.raises(errors.ArgumentError, match="layer='http'"):
-        connect("127.0.0.1:1", layer="http")
 
 
 def test_without_a_host_an_address_is_loopback(start: Serve) -> None:

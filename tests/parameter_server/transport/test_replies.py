@@ -19,6 +19,7 @@ from jaxdist._parameter_server.transport.grpc_channel import (
     GrpcChannel,
     load_grpc,
 )
+from jaxdist._parameter_server.transport.limits import DEFAULT
 from jaxdist._parameter_server.transport.stream import REPLY, REQUEST, Outgoing
 from jaxdist.errors import UnavailableError, UnknownError
 
@@ -44,7 +45,7 @@ def _start(reply: Reply) -> Iterator[str]:
         server.stop(None).wait(10)
 
 
-def _call(reply: Reply, limits: Limits | None = None) -> Message:
+def _call(reply: Reply, limits: Limits = DEFAULT) -> Message:
     with _start(reply) as address:
         channel = connect(address, layer="grpc", name="ps 0", security=Security(), limits=limits)
         try:

@@ -207,14 +207,6 @@ def test_secrets_of_the_environment_are_used_on_both_sides(
         _call(address, None)
 
 
-def test_in_one_process_there_is_no_security() -> None:
-    for call in (serve, connect):
-        with pytest.raises(ArgumentError, match="security= with layer='local'"):
-            call(
-                "127.0.0.1:1", *([{}] if call is serve else []), layer="local", security=Security()
-            )
-
-
 def test_without_grpc_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str) -> None:
         raise ImportError(name)
