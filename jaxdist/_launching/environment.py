@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 from collections.abc import Mapping, Sequence
 
 from jaxdist._called import name_call
@@ -27,7 +26,6 @@ def make_environments(
     devices: int | None,
     ports: Sequence[int],
     service: str,
-    folder: pathlib.Path,
     attempt: int,
 ) -> list[dict[str, str]]:
     """Return the environment of each process.
@@ -37,7 +35,6 @@ def make_environments(
         devices: Number of GPUs of each process, or of CPU devices without GPUs; None for one.
         ports: One for each process.
         service: Address of the coordination service.
-        folder: Where the launcher writes how each process ended.
         attempt: Number of the attempt, from 1.
 
     Raises:
@@ -51,7 +48,6 @@ def make_environments(
             index,
             addresses,
             service,
-            folder,
             attempt,
             devices=None if gpus is not None else devices or 1,
             gpus=None if gpus is None else gpus[place],
@@ -64,7 +60,6 @@ def make_environment(
     index: int,
     addresses: Sequence[str],
     service: str,
-    folder: pathlib.Path,
     attempt: int,
     *,
     devices: int | None,
@@ -76,7 +71,6 @@ def make_environment(
         index: Number of the process.
         addresses: The addresses of all processes.
         service: Address of the coordination service.
-        folder: Where the launcher writes how each process ended.
         attempt: Number of the attempt, from 1.
         devices: Number of CPU devices of the process; None if it has GPUs.
         gpus: Its `CUDA_VISIBLE_DEVICES`; None leaves the variable as it is.
@@ -85,7 +79,6 @@ def make_environment(
     own = {
         "TF_CONFIG": json.dumps(config),
         "JAXDIST_SERVICE": service,
-        "JAXDIST_LAUNCHER": str(folder),
         "JAXDIST_ATTEMPT": str(attempt),
         # Lines appear when they are printed, and are not lost when the process is killed.
         "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),

@@ -126,13 +126,11 @@ def test_too_few_are_left_without_restarts(tmp_path: pathlib.Path) -> None:
 
 
 @called("jaxdist launch")
-def test_the_processes_that_are_left_keep_their_gpus(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_processes_that_are_left_keep_their_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "find_device_files", lambda _: ["0", "1", "2", "3"])
     monkeypatch.setattr(gpus, "_PLUGINS", ("jax",))
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-    made = make_environments([0, 2, 3], 1, [1, 2, 3], "a:1", tmp_path, 2)
+    made = make_environments([0, 2, 3], 1, [1, 2, 3], "a:1", 2)
     assert [own["CUDA_VISIBLE_DEVICES"] for own in made] == ["0", "2", "3"]
 
 

@@ -93,7 +93,7 @@ def _run(ray: _Ray, places: Places, starts: int = 2, only: str | None = None) ->
 
 
 def _wait(child: RayTask) -> End:
-    wait_until(lambda: child.collect(pathlib.Path()) is not None)
+    wait_until(lambda: child.collect() is not None)
     assert child.end is not None
     return child.end
 
@@ -180,10 +180,8 @@ def test_servers_on_another_node_need_a_shared_folder(monkeypatch: pytest.Monkey
     ray: Any = _Ray(_Actor())
     ray.util = types.SimpleNamespace(get_node_ip_address=lambda: "1.1.1.9")
     tasks = "jaxdist._launching.on_ray.task."
-    monkeypatch.setattr(tasks + "reserve", lambda *args: "group")
-    monkeypatch.setattr(tasks + "start_actor", lambda *args, **options: _Actor())
     found = ["1.1.1.1:10", "1.1.1.2:20", "1.1.1.9:30"]
-    monkeypatch.setattr(tasks + "find_addresses", lambda *args: found)
+    monkeypatch.setattr(tasks + "start_actors", lambda *args: ([_Actor()] * 3, found))
     job = ClusterJob(["python", "a.py"], ["python", "a.py"], 1, 1)
     with refused(LaunchError, "--snapshot-directory", "ps 0 is at 1.1.1.1:10", "(1.1.1.9)"):
         run_tasks_on_ray(ray, job, 0, (print, print), Signals(0))
