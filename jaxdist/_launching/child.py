@@ -91,8 +91,8 @@ def record_error(error: Exception) -> None:
     index = int(json.loads(config)["task"]["index"])
     about = isinstance(error, OtherProcessError)
     processes = error.processes if isinstance(error, OtherProcessError) else ()
-    content = {"is_about_others": about, "processes": processes, "text": str(error)}
-    write_whole(pathlib.Path(folder) / f"{index}.error", json.dumps(content))
+    record = dataclasses.asdict(Record(about, tuple(processes), str(error)))
+    write_whole(pathlib.Path(folder) / f"{index}.error", json.dumps(record))
 
 
 def read_record(folder: pathlib.Path, index: int) -> Record | None:

@@ -21,6 +21,14 @@ def check_devices(devices: int | None, environment: Mapping[str, str]) -> None:
         )
 
 
+def list_device_variables(devices: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for CPU devices of a process; none if XLA_FLAGS gives their number."""
+    if FORCED in environment.get("XLA_FLAGS", ""):
+        return {}
+    # The second is JAX's own, for programs that use JAX without joining.
+    return {"JAXDIST_DEVICES_PER_PROCESS": str(devices), "JAX_NUM_CPU_DEVICES": str(devices)}
+
+
 def make_environments(
     places: Sequence[int],
     devices: int | None,
@@ -85,10 +93,8 @@ def make_environment(
     }
     if gpus is not None:
         own["CUDA_VISIBLE_DEVICES"] = gpus
-    # The second is JAX's own, for programs that use JAX without joining.
-    if devices is not None and FORCED not in os.environ.get("XLA_FLAGS", ""):
-        own["JAXDIST_DEVICES_PER_PROCESS"] = str(devices)
-        own["JAX_NUM_CPU_DEVICES"] = str(devices)
+    if devices is not None:
+        own |= list_device_variables(devices, os.environ)
     # The processes find each other by TF_CONFIG, even if the launcher runs in a job of Slurm.
     inherited = {name: value for name, value in os.environ.items() if name != "JAXDIST_CLUSTER"}
     return {**inherited, **own}

@@ -26,6 +26,13 @@ MOST_PROCESSES = 512
 MOST_DEVICES = 4096
 
 
+def check_numbers(devices: int | None, restarts: int) -> None:
+    """Check the numbers that every job has."""
+    if devices is not None:
+        as_integer("devices_per_process", devices, least=1, most=MOST_DEVICES, example=1)
+    as_integer("restarts", restarts, least=0)
+
+
 @dataclasses.dataclass(frozen=True)
 class Job:
     """A command that runs in several processes of this machine.
@@ -62,15 +69,7 @@ class Job:
         if self.least is not None:
             first = "the first number of --elastic"
             as_integer(first, self.least, least=1, most=self.count, example=1)
-        if self.devices_per_process is not None:
-            as_integer(
-                "devices_per_process",
-                self.devices_per_process,
-                least=1,
-                most=MOST_DEVICES,
-                example=1,
-            )
-        as_integer("restarts", self.restarts, least=0)
+        check_numbers(self.devices_per_process, self.restarts)
         for part in ("report", "grace"):
             as_number(f"{part}_seconds", getattr(self.patience, part), least=0)
 

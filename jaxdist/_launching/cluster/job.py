@@ -19,7 +19,7 @@ from jaxdist._launching.cluster.environment import (
 from jaxdist._launching.cluster.supervisor import Supervisor, Task
 from jaxdist._launching.environment import check_devices
 from jaxdist._launching.gpus import divide_gpus, list_gpus
-from jaxdist._launching.job import MOST_DEVICES, MOST_PROCESSES
+from jaxdist._launching.job import MOST_PROCESSES, check_numbers
 from jaxdist._launching.output import say, write_to
 from jaxdist._launching.ports import find_free_ports
 from jaxdist._launching.processes import Patience
@@ -65,15 +65,7 @@ class ClusterJob:
         for name in ("ps", "workers"):
             count = getattr(self, name)
             as_integer(f"--{name}", count, least=1, most=MOST_PROCESSES, example=2)
-        if self.devices_per_process is not None:
-            as_integer(
-                "devices_per_process",
-                self.devices_per_process,
-                least=1,
-                most=MOST_DEVICES,
-                example=1,
-            )
-        as_integer("restarts", self.restarts, least=0)
+        check_numbers(self.devices_per_process, self.restarts)
         as_integer("--evaluator", self.evaluators, least=0, most=1)
         as_number("grace_seconds", self.patience.grace, least=0)
 

@@ -16,6 +16,7 @@ from jaxdist._launching.child import Child, End, write_end, write_whole
 from jaxdist._launching.ports import find_free_ports, is_free
 from jaxdist._launching.processes import Patience, Processes
 from jaxdist._launching.signals import collect_signals
+from jaxdist._processes import format_address
 
 _PATIENCE = 1.0  # how long one call of `read` waits for news
 _ADDRESSES = "addresses.json"
@@ -49,14 +50,14 @@ class ProcessOnNode:
         """
         util: Any = importlib.import_module("ray.util")
         host = str(util.get_node_ip_address())
-        shown = f"[{host}]" if ":" in host else host
-        before, _, port = wanted.rpartition(":")
-        if before == shown and is_free(int(port), host):
+        port = wanted.rpartition(":")[2]
+        if port and wanted == format_address(host, int(port)) and is_free(int(port), host):
             return wanted
         while True:
             (found,) = find_free_ports(1, host)
-            if f"{shown}:{found}" not in taken:
-                return f"{shown}:{found}"
+            address = format_address(host, found)
+            if address not in taken:
+                return address
 
     def start(
         self,

@@ -15,10 +15,11 @@ from jaxdist._launching.environment import check_devices, make_environment
 from jaxdist._launching.gpus import uses_gpus
 from jaxdist._launching.job import Job, Outcome, run_together
 from jaxdist._launching.on_ray.child import RayChild
-from jaxdist._launching.on_ray.placement import join_address, make_bundle, start_actors
+from jaxdist._launching.on_ray.placement import make_bundle, start_actors
 from jaxdist._launching.on_ray.task import run_tasks_on_ray
 from jaxdist._launching.ports import find_free_ports
 from jaxdist._launching.signals import Signals
+from jaxdist._processes import format_address
 from jaxdist.errors import LaunchError, MissingExtraError
 
 
@@ -125,7 +126,7 @@ class RayCluster:
             actors, addresses = started
             host = self._ray.util.get_node_ip_address()
             (port,) = find_free_ports(1, host)
-            service = join_address(host, port)
+            service = format_address(host, port)
 
             def start(index: int, folder: pathlib.Path) -> RayChild:
                 devices = None if gpus else job.devices_per_process or 1

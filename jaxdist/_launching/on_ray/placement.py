@@ -22,11 +22,6 @@ def make_bundle(gpus: int) -> dict[str, int]:
     return {"CPU": 1, **({"GPU": gpus} if gpus else {})}
 
 
-def join_address(host: str, port: int) -> str:
-    """Return `host:port`, with an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def start_actors(
     ray: Any,
     bundles: Sequence[Mapping[str, int]],
