@@ -143,11 +143,7 @@ class TFConfigClusterResolver(ClusterResolver):
         """The environment of the cluster, as given."""
         return self._environment
 
-    @property
-    def task_type(self) -> str | None:
-        """The job of this process."""
-        if self._task_type is not None:
-            return self._task_type
+    def _find_task_type(self) -> str | None:
         task = self._read_task()
         if "type" not in task:
             return None
@@ -157,15 +153,7 @@ class TFConfigClusterResolver(ClusterResolver):
             )
         return str(task["type"])
 
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
-
-    @property
-    def task_id(self) -> int | None:
-        """The number of this process in its job."""
-        if self._task_id is not None:
-            return self._task_id
+    def _find_task_id(self) -> int | None:
         task = self._read_task()
         if "index" not in task:
             return None
@@ -178,10 +166,6 @@ class TFConfigClusterResolver(ClusterResolver):
                 not isinstance(index, (str, int)),
             )
         return int(index)
-
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
 
     @property
     def rpc_layer(self) -> str | None:

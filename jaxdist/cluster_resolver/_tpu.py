@@ -85,16 +85,15 @@ class TPUClusterResolver(ClusterResolver):
         service: Any = None,
         discovery_url: str | None = None,
     ) -> None:
-        for key, text in (
-            ("zone", zone),
-            ("project", project),
-            ("coordinator_name", coordinator_name),
-            ("coordinator_address", coordinator_address),
-            ("discovery_url", discovery_url),
-        ):
-            if text is not None:
-                remedy = f"Leave {key} out."
-                check_instance(key, text, str, "a text or None", remedy)
+        names = {
+            "zone": zone,
+            "project": project,
+            "coordinator_name": coordinator_name,
+            "coordinator_address": coordinator_address,
+            "discovery_url": discovery_url,
+        }
+        for key, text in names.items():
+            check_instance(key, text, (str, type(None)), "a text or None", f"Leave {key} out.")
         check_text("job_name", job_name, "worker")
         if coordinator_name and not coordinator_address:
             raise refuse(
@@ -104,11 +103,12 @@ class TPUClusterResolver(ClusterResolver):
             )
         asked = {"zone": zone, "project": project, "service": service}
         asked |= {"discovery_url": discovery_url}
-        asked |= {"credentials": None if _is_default(credentials) else credentials}
-        without_effect = [name for name, value in asked.items() if value is not None]
-        for name in without_effect:
-            why = "the TPU is that of this machine, and no Cloud service is asked"
-            log_without_effect(name, why)
+        is_default = isinstance(credentials, str) and credentials == "default"
+        asked |= {"credentials": None if is_default else credentials}
+        for name, value in asked.items():
+            if value is not None:
+                why = "the TPU is that of this machine, and no Cloud service is asked"
+                log_without_effect(name, why)
         self._name = _resolve_name(tpu, os.environ)
         self._task_type = job_name
         self._task_id = _find_task_id(os.environ)
@@ -141,11 +141,8 @@ class TPUClusterResolver(ClusterResolver):
         Source:
             `tf.distribute.cluster_resolver.TPUClusterResolver.connect`.
         """
-        caller = "TPUClusterResolver.connect"
         inner = "No TPU was found for initialize_tpu_system(cluster_resolver=...)"
-        with (
-            CallerRename(inner, f"No TPU was found for {caller}(tpu={tpu!r})"),
-        ):
+        with CallerRename(inner, f"No TPU was found for TPUClusterResolver.connect(tpu={tpu!r})"):
             resolver = TPUClusterResolver(tpu, zone, project)
             experimental_connect_to_cluster(resolver)
             initialize_tpu_system(resolver)
@@ -255,10 +252,6 @@ class TPUClusterResolver(ClusterResolver):
 
     def __repr__(self) -> str:
         return f"TPUClusterResolver({self._name!r})"
-
-
-def _is_default(credentials: Any) -> bool:
-    return isinstance(credentials, str) and credentials == "default"
 
 
 def _resolve_name(tpu: Any, environ: Mapping[str, str]) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxdist._called import called, name_call
-from jaxdist._processes.joining.claims import Claim, Silence, ask
+from jaxdist._processes.joining.claims import Answers, Silence, ask
 from jaxdist.errors import ClusterError, DuplicateTaskError
 
 _LOG = logging.getLogger("jaxdist")
@@ -41,7 +41,7 @@ class RollCall:
         self,
         addresses: Sequence[str],
         me: Mapping[str, Any],
-        claim: Claim,
+        claim: Answers,
         seconds: float,
     ) -> None:
         self._caller, self._addresses, self._me = name_call(), addresses, me

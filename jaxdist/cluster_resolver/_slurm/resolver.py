@@ -11,9 +11,8 @@ from jaxdist._gpu_settings import list_visible_gpus
 from jaxdist._validate import as_flag, as_integer, check_instance
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._resolver import (
-    ClusterResolver,
+    ListingResolver,
     check_task,
-    find_own_master,
     log_unused_arguments,
 )
 from jaxdist.cluster_resolver._slurm.step import count_tasks, read_step
@@ -26,7 +25,7 @@ _MOST = 65535
 
 
 @final
-class SlurmClusterResolver(ClusterResolver):
+class SlurmClusterResolver(ListingResolver):
     """A resolver for the processes that one `srun` of the Slurm workload manager starts.
 
     The jobs, sorted by name, get the tasks of the step in the order of `SLURM_PROCID`. Hosts are in
@@ -125,16 +124,6 @@ class SlurmClusterResolver(ClusterResolver):
     def get_task_info(self) -> tuple[str | None, int | None]:
         """Return the job and the number of this process; None before `cluster_spec` is called."""
         return self.task_type, self.task_id
-
-    @called(f"{_CALLER}.master")
-    def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-    ) -> str:
-        """Return the address of a task, by default of this process; empty if it is unknown."""
-        return find_own_master(self, task_type, task_id, rpc_layer)
 
     @called(f"{_CALLER}.num_accelerators")
     def num_accelerators(
