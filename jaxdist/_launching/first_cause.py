@@ -150,8 +150,8 @@ def _find_silent_cause(failed: Sequence[tuple[End, Record]], ends: Sequence[End]
             left.index,
             1,
             f"process {left.index} ended with exit code 0 in the middle of the job.\n"
-            f"Still at work, and in need of it: {waited}. Look for an early return, a loop "
-            "with fewer steps than elsewhere, or sys.exit().",
+            f"Processes that still needed it: {waited}. Look for an early return, a loop with "
+            "fewer steps than elsewhere, or sys.exit().",
         )
     if hung is not None:
         return Cause(

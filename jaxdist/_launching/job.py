@@ -124,8 +124,8 @@ def launch(job: Job, run: Run | None = None) -> int:
             goes_on = job.least is not None and len(left) >= job.least
             if job.least is not None and not goes_on:
                 say(
-                    f"The job needs {_count(job.least)} or more, and {len(left) or 'none'} "
-                    f"{'is' if len(left) < 2 else 'are'} left of {len(places)}."
+                    f"The job needs at least {_count(job.least)}, and {len(left) or 'none'} of "
+                    f"{len(places)} {'is' if len(left) < 2 else 'are'} left."
                 )
             _report(outcome, outcome.cause)
             if goes_on:
@@ -219,7 +219,7 @@ def _report_loss(before: int, lost: Sequence[int], left: int) -> None:
     numbers = ", ".join(map(str, lost))
     were = f"process {numbers} was" if len(lost) == 1 else f"processes {numbers} were"
     say(
-        f"{were} lost. The job goes on with {left} of {before}: {_count(left)} "
+        f"{were} lost. The job continues with {left} of {before}: {_count(left)} "
         f"{'starts' if left == 1 else 'start'} again, with new numbers."
     )
 

@@ -123,9 +123,9 @@ class GCEClusterResolver(ListingResolver):
         listed = list(addresses) if isinstance(addresses, list) else []
         if f"{own}:{self._port}" not in listed:
             raise ClusterError(
-                f"{_CALLER} has task_id=None, and this machine, {own}, is none of the "
-                f"{len(listed)} machines of {self._group!r}: {listed[:8]}.\n\n"
-                "task_id=None takes the place of this machine among those of the group.\n\n"
+                f"{_CALLER} has task_id=None, and this machine, {own}, is not one of "
+                f"the {len(listed)} machines of {self._group!r}: {listed[:8]}.\n\n"
+                "task_id=None uses the position of this machine in the group.\n\n"
                 "Pass task_id, or start the program on the machines of the group."
             )
         self._task_id = listed.index(f"{own}:{self._port}")

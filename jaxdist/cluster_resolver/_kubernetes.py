@@ -82,7 +82,7 @@ def read_indexed_job(
         raise _miss(
             environ,
             missing,
-            "Kubernetes tells a pod its own number, and not how many pods there are.",
+            "Kubernetes tells a pod its own number, but not how many pods exist.",
             f"Set {missing} in the pod's `env` to the number of "
             f"{'all pods' if missing == _TOTAL else 'pods of a Job (`completions`)'}, or pass "
             f"{'processes' if missing == _TOTAL else 'processes_in_job'}.",

@@ -114,7 +114,7 @@ def read_environ(environ: Any) -> Mapping[str, str]:
     if environ is None:
         return os.environ
     remedy = "Leave environ out: then it is the environment of this process."
-    check_instance("environ", environ, Mapping, "a dict from texts to texts", remedy)
+    check_instance("environ", environ, Mapping, "a dict from strings to strings", remedy)
     return environ
 
 
@@ -162,7 +162,7 @@ def check_task(task_type: Any, task_id: Any, rpc_layer: Any = None) -> None:
     for name, value in (("task_type", task_type), ("rpc_layer", rpc_layer)):
         if value is not None:
             remedy = f"Pass for instance {name}={'worker' if name == 'task_type' else 'grpc'!r}."
-            check_instance(name, value, str, "a text or None", remedy)
+            check_instance(name, value, str, "a string or None", remedy)
     if task_id is not None:
         as_integer("task_id", task_id, least=0)
 

@@ -64,7 +64,7 @@ class TFConfigClusterResolver(ClusterResolver):
         check_task(task_type, task_id, rpc_layer)
         if environment is not None:
             remedy = "Leave environment out."
-            check_instance("environment", environment, str, "a text or None", remedy)
+            check_instance("environment", environment, str, "a string or None", remedy)
         self._environ = read_environ(environ)
         self._task_type = task_type
         self._task_id = task_id
@@ -186,11 +186,11 @@ class TFConfigClusterResolver(ClusterResolver):
             config = json.loads(text)
         except (json.JSONDecodeError, RecursionError) as error:
             raise self._fault(
-                f"which is no JSON: {error}", "TF_CONFIG is one object of JSON."
+                f"which is not valid JSON: {error}", "TF_CONFIG is a JSON object."
             ) from None
         if not isinstance(config, dict):
             raise self._fault(
-                f"which is {type(config).__name__} and no object", "TF_CONFIG is one object."
+                f"which is a {type(config).__name__}, not an object", "TF_CONFIG is a JSON object."
             )
         return config
 
@@ -205,7 +205,7 @@ class TFConfigClusterResolver(ClusterResolver):
     def _read_text(self, key: str) -> str | None:
         value = self._read().get(key)
         if value is not None and not isinstance(value, str):
-            raise self._fault(f"in which {key!r} is {show(value)}", f"{key!r} is a text.")
+            raise self._fault(f"in which {key!r} is {show(value)}", f"{key!r} is a string.")
         return value
 
     def _fault(self, found: str, rule: str, is_type: bool = False) -> Exception:

@@ -93,7 +93,7 @@ class TPUClusterResolver(ClusterResolver):
             "discovery_url": discovery_url,
         }
         for key, text in names.items():
-            check_instance(key, text, (str, type(None)), "a text or None", f"Leave {key} out.")
+            check_instance(key, text, (str, type(None)), "a string or None", f"Leave {key} out.")
         check_text("job_name", job_name, "worker")
         if coordinator_name and not coordinator_address:
             raise refuse(
@@ -107,7 +107,7 @@ class TPUClusterResolver(ClusterResolver):
         asked |= {"credentials": None if is_default else credentials}
         for name, value in asked.items():
             if value is not None:
-                why = "the TPU is that of this machine, and no Cloud service is asked"
+                why = "the TPU is that of this machine, and no Cloud service is queried"
                 log_without_effect(name, why)
         self._name = _resolve_name(tpu, os.environ)
         self._task_type = job_name
@@ -257,7 +257,7 @@ class TPUClusterResolver(ClusterResolver):
 def _resolve_name(tpu: Any, environ: Mapping[str, str]) -> str:
     if tpu is not None and not isinstance(tpu, str):
         raise refuse_type(
-            f"tpu={show(tpu)}.", "tpu is a text or None.", "Pass '' for the TPUs of this machine."
+            f"tpu={show(tpu)}.", "tpu is a string or None.", "Pass '' for the TPUs of this machine."
         )
     if not tpu or tpu == "local" or tpu == environ.get("TPU_NAME"):
         return "local"
@@ -266,7 +266,7 @@ def _resolve_name(tpu: Any, environ: Mapping[str, str]) -> str:
         if not rest:
             raise refuse(
                 f"tpu={tpu!r}, without the name of a slice.",
-                f"After '{prefix}:' the name of a slice follows.",
+                f"The name of a slice follows '{prefix}:'.",
                 f"Pass for instance tpu='{prefix}:v5e:2x4'.",
             )
         # Only the name is validated: devices are searched at their first use.
@@ -277,8 +277,8 @@ def _resolve_name(tpu: Any, environ: Mapping[str, str]) -> str:
     named = environ.get("TPU_NAME")
     own = f"is {named!r}" if named else "is not set"
     raise refuse(
-        f"tpu={tpu!r}, which was not found. What was looked for: a TPU VM of that name, and this "
-        f"must be it; where: TPU_NAME of the environment, which {own}.",
+        f"tpu={tpu!r}, which was not found. What was looked for: a TPU VM of that name, which "
+        f"must be this machine; where: the environment variable TPU_NAME, which {own}.",
         "A program for TPUs runs on the TPU VM itself: TPUs of other machines, by name or by grpc "
         "address, cannot be reached from here.",
         "Start the program on that TPU VM and pass tpu='' there. Without a TPU pass "

@@ -140,7 +140,7 @@ class UnionResolver(ClusterResolver):
                     f"{_CALLER}.cluster_spec found task {twice[0]} of job {job!r} twice: "
                     f"{joined[twice[0]]!r} and {tasks[twice[0]]!r}.\n\n"
                     "Where a resolver numbers the tasks of a job with gaps, the numbers of all "
-                    f"resolvers count, and each is there once.\n\nGive them other numbers: {twice}."
+                    f"resolvers count, and each occurs once.\n\nGive them other numbers: {twice}."
                 )
             joined.update(tasks)
         return joined

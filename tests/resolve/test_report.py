@@ -171,7 +171,7 @@ DEBIAN = {"h0": "127.0.1.1"}
             "warning",
             ["NCCL_SOCKET_IFNAME=eth0,ib", "10.0.0.1", "belongs to eth1"],
         ),
-        (lambda: _report(TWO, 1), "warning", ["h1, which is no address of this machine"]),
+        (lambda: _report(TWO, 1), "warning", ["h1, which is not an address of this machine"]),
         (
             lambda: _report(TWO, environ={"HTTPS_PROXY": "http://me:secret@proxy:3128"}),
             "warning",

@@ -141,7 +141,7 @@ class Supervisor:
         if end.code != 0 and task.starts <= self._restarts:
             say(
                 f"the chief ended with {end.describe()}. Restart {task.starts} of "
-                f"{self._restarts}: it is started again, and the others go on."
+                f"{self._restarts}: it is started again, and the others continue."
             )
             self._start(task)
             return

@@ -71,7 +71,7 @@ def _describe_refusal(error: ConnectionError, address: str) -> LaunchError:
             f"{found}: the cluster asks for a token, and RAY_AUTH_MODE is "
             f"{os.environ.get('RAY_AUTH_MODE') or 'not set'}.\n\n"
             "`ray start` turns tokens on where it finds ~/.ray/auth_token. Programs need the same "
-            "token, and send it only if they are told to.\n\n"
+            "token, and send it only with RAY_AUTH_MODE=token.\n\n"
             "Set RAY_AUTH_MODE=token here, with the token of the cluster in ~/.ray/auth_token, or "
             "start all nodes with RAY_AUTH_MODE=disabled."
         )
@@ -79,7 +79,7 @@ def _describe_refusal(error: ConnectionError, address: str) -> LaunchError:
         f"{found}: {error}\n\n"
         "RAY_ADDRESS is the address of the head, as HOST:PORT, and the launcher runs on a node of "
         "the cluster.\n\n"
-        "See with `ray status` whether the cluster runs. Without RAY_ADDRESS, Ray starts on this "
+        "`ray status` shows whether the cluster runs. Without RAY_ADDRESS, Ray starts on this "
         "machine."
     )
 

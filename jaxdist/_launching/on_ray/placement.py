@@ -70,7 +70,7 @@ def start_actors(
     except ray.exceptions.RayError as error:
         raise LaunchError(
             f"jaxdist launch --on ray could not start its actors: {error}\n\n"
-            "Every node of the cluster imports jaxdist, and has the same Python.\n\n"
+            "Every node of the cluster needs jaxdist, and the same Python.\n\n"
             "Install jaxdist on every node, or in the runtime environment of the Ray job."
         ) from error
     return actors, list(found)
@@ -114,8 +114,8 @@ def _compare(ray: Any, bundles: Sequence[Mapping[str, int]]) -> str:
     needed = {name: sum(bundle.get(name, 0) for bundle in bundles) for name in names}
     free, all_ = ray.available_resources(), ray.cluster_resources()
     return " and ".join(
-        f"{needed[name]} {name}s, of which {free.get(name, 0):g} are free and the cluster has "
-        f"{all_.get(name, 0):g}"
+        f"{needed[name]} {name}s ({free.get(name, 0):g} of {all_.get(name, 0):g} in the cluster "
+        "are free)"
         for name in names
     )
 

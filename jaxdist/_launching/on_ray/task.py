@@ -128,8 +128,8 @@ class RayTask(RayChild):
             if waited > get_settings().join_seconds:
                 raise LaunchError(
                     f"Ray has not started {self._task.name} again within {waited:.0f} s.\n\n"
-                    "It has the same number of CPUs and GPUs as before.\n\n"
-                    "See with `ray status` what is missing. JAXDIST_JOIN_SECONDS is how long to "
+                    "It needs as many CPUs and GPUs as before.\n\n"
+                    "`ray status` shows what is missing. JAXDIST_JOIN_SECONDS sets how long to "
                     "wait."
                 )
             if waited > SECONDS_UNTIL_NEWS and not has_said:

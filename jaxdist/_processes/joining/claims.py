@@ -137,7 +137,7 @@ def ask(address: str, seconds: float = _ANSWER_SECONDS) -> dict[str, Any] | Sile
         except TimeoutError:
             return Silence("something that does not answer listens there", is_listening=True)
         except OSError:
-            return Silence("the connection is closed at once", is_listening=False)
+            return Silence("the connection is closed immediately", is_listening=False)
 
 
 def _read(connection: socket.socket) -> dict[str, Any] | Silence:

@@ -187,7 +187,7 @@ def _meet(addresses: Sequence[str], index: int, service: str, settings: Settings
             # The address belongs to a proxy or a service in front of this process, so the others
             # cannot ask here. JAX itself then waits for them.
             _LOG.info(
-                "%s is no address of this machine; JAX waits for the others.", addresses[index]
+                "%s is not an address of this machine; JAX waits for the others.", addresses[index]
             )
         elif index == 0:
             call.wait_for_all()

@@ -163,7 +163,7 @@ class RollCall:
         return (
             f"{self._caller}: process {self._me['index']} waited {waited:.0f} s for "
             f"{len(missing)} of {len(self._addresses)} processes:\n" + "\n".join(lines) + "\n\n"
-            "A job starts when all its processes have come.\n\n"
+            "A job starts when all its processes have joined.\n\n"
             "Start the others, look for their first error, or allow more time with "
             "JAXDIST_JOIN_SECONDS. `jaxdist resolve` shows what a process would do."
         )

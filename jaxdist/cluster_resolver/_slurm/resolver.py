@@ -81,7 +81,7 @@ class SlurmClusterResolver(ListingResolver):
     ) -> None:
         if environ is not None:
             remedy = "Leave environ out: then it is the environment of this process."
-            what = "a dict from texts to texts"
+            what = "a dict from strings to strings"
             check_instance("environ", environ, MutableMapping, what, remedy)
         self._environ = os.environ if environ is None else environ
         if jobs is not None:
@@ -195,7 +195,7 @@ class SlurmClusterResolver(ListingResolver):
 
 def _check_numbers(name: str, numbers: Any, least: int) -> None:
     example = {"jobs": "{'worker': 4}", "tasks_per_node": "{'node1': 2, 'node2': 2}"}[name]
-    what = "a dict from texts to numbers of tasks, with one entry or more"
+    what = "a dict from strings to numbers of tasks, with one entry or more"
     remedy = f"Pass for instance {name}={example}."
     is_full = isinstance(numbers, Mapping) and numbers
     check_instance(name, numbers if is_full else None, Mapping, what, remedy)
