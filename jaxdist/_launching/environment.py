@@ -15,7 +15,7 @@ def check_devices(devices: int | None, environment: Mapping[str, str]) -> None:
     """Raise if the number of devices is given both here and in XLA_FLAGS."""
     if devices is not None and FORCED in environment.get("XLA_FLAGS", ""):
         raise LaunchError(
-            f"{name_call()} was asked for {devices} devices in each process, and XLA_FLAGS has "
+            f"{name_call()} was given {devices} devices for each process, and XLA_FLAGS has "
             f"{FORCED}.\n\nOnly one of the two can decide how many CPU devices a process has.\n\n"
             f"Remove {FORCED} from XLA_FLAGS."
         )

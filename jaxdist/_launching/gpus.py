@@ -43,7 +43,7 @@ def divide_gpus(
         where = "" if given is None else f" in CUDA_VISIBLE_DEVICES={given}"
         most = len(gpus) // each
         fewer = (
-            f"Start {most} process(es)" if most else f"Ask for {len(gpus)} device(s) in one process"
+            f"Start {most} process(es)" if most else f"Request {len(gpus)} device(s) in one process"
         )
         raise LaunchError(
             f"{name_call()} needs {count * each} GPUs for {count} processes, and there are "

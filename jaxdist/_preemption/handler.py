@@ -115,7 +115,7 @@ class PreemptionCheckpointHandler:
         what = "a TerminationConfig or None"
         check_instance("termination_config", termination_config, kinds, what, remedy)
         if read_metadata is not None:
-            remedy = "Leave it out: then the machine is asked."
+            remedy = "Leave it out: then jaxdist detects whether this is such a machine."
             check_callable(read_metadata, "read_metadata", remedy)
         members = find_members(cluster_resolver)
         self._saving = Saving(checkpoint_or_checkpoint_manager, checkpoint_dir)

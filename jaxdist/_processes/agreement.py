@@ -151,8 +151,8 @@ class Agreement:
                     i for i in range(self.process.count) if f"{here}/{i}" not in present
                 ] or [int(other)]
                 raise DeadlineExceededError(
-                    f"{_list_processes(missing)} did not take part in the exchange of {wait.purpose} "
-                    f"within {wait.limit:g} s.\n\n"
+                    f"{_list_processes(missing)} did not take part in the exchange of "
+                    f"{wait.purpose} within {wait.limit:g} s.\n\n"
                     "All processes of a job make the same calls in the same order.\n\n"
                     "Look at what that process does instead: it may have ended, wait elsewhere, or "
                     "run another program.",

@@ -183,8 +183,8 @@ def _check_own_address(s: Situation) -> Iterator[Finding]:
     if not s.network.is_own(host):
         yield Finding(
             WARNING,
-            f"This process would be at {host}, which is not an address of this machine. That is right "
-            "only behind a service or a proxy.",
+            f"This process would be at {host}, which is not an address of this machine. That is "
+            "right only behind a service or a proxy.",
         )
     elif s.network.is_used(host, port):
         yield Finding(

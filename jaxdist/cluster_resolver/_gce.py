@@ -174,7 +174,7 @@ def _ask_metadata_server(path: str) -> str:
             return answer.read().decode()
     except OSError as error:
         raise ClusterError(
-            f"{_CALLER} has task_id=None, and asked {_METADATA}{path}: {error}.\n\n"
-            "task_id=None asks the metadata server for the address of this machine, which only "
+            f"{_CALLER} has task_id=None, and could not read {_METADATA}{path}: {error}.\n\n"
+            "task_id=None reads the address of this machine from the metadata server, which only "
             "machines of Google Compute Engine have.\n\nPass task_id."
         ) from error

@@ -119,7 +119,7 @@ class TFConfigClusterResolver(ClusterResolver):
         task_id = self.task_id if task_id is None else task_id
         if task_type is None or task_id is None:
             raise self._fault(
-                f"and was asked for the address of {task_type!r} {task_id!r}",
+                f"and cannot find the address of {task_type!r} {task_id!r}",
                 "In a cluster of several tasks, 'task' says which one this process is.",
             )
         layer = self.rpc_layer if rpc_layer is None else rpc_layer

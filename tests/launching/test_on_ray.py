@@ -131,7 +131,7 @@ def test_a_cluster_that_is_too_small_is_an_error(tmp_path: pathlib.Path) -> None
         (outcome,) = job.wait(60)
     assert outcome.exit_code == 2, outcome.describe()
     said = "5 CPUs (3 of 3 in the cluster are free)"
-    assert f"jaxdist launch: waits for {said}." in outcome.stderr
+    assert f"jaxdist launch: waiting for {said}." in outcome.stderr
     assert f"waited 6 s for {said}." in outcome.stderr
 
 

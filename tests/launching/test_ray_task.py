@@ -136,7 +136,7 @@ def test_an_actor_that_does_not_come_back_is_an_error(
     end, out = _run(_Ray(_Actor(), is_ready=False), _make_places())
     assert end.code == 1
     assert "Ray has not started ps 0 again within 1 s" in out
-    assert "waits until Ray has started ps 0 again" in capsys.readouterr().err
+    assert "waiting until Ray has started ps 0 again" in capsys.readouterr().err
 
 
 def test_a_server_without_shared_snapshots_stays_on_its_node() -> None:

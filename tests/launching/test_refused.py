@@ -53,7 +53,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
         (["--elastic", "1:513", __file__], ["the second number of --elastic=513", "512"]),
         (["-n", "2", "no_such.py"], ["'no_such.py'", "no such file", "current folder"]),
         (["-n", "2", os.path.dirname(__file__)], ["is a folder"]),
-        (["-n", "2", "-m", "no_such.module"], ["-m no_such.module", "no module 'no_such'"]),
+        (
+            ["-n", "2", "-m", "no_such.module"],
+            ["-m no_such.module", "the module 'no_such' does not exist"],
+        ),
         (["-n", "2", "train", "no_such.toml"], ["'no_such.toml'"]),
         (["-n", "2", "train", CONFIG, "--set", "train.no_such=1"], ["no_such"]),
         (
@@ -136,7 +139,7 @@ def test_a_command_that_the_system_refuses_is_an_error(tmp_path: pathlib.Path) -
 @called("jaxdist launch")
 def test_devices_given_in_two_ways_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_foo")
-    with refused(LaunchError, "asked for 2 devices", "Remove --xla_force"):
+    with refused(LaunchError, "given 2 devices", "Remove --xla_force"):
         make_environments([0], 2, [1], "127.0.0.1:2", 1)
     (alone,) = make_environments([0], None, [1], "127.0.0.1:2", 1)
     assert "JAX_NUM_CPU_DEVICES" not in alone

@@ -126,7 +126,7 @@ def test_who_does_not_train_binds_nothing() -> None:
 def test_one_process_alone() -> None:
     resolver = make_resolver("tf_config", {})
     report = make_report("tf_config", resolver, {}, _Network())
-    assert report.lines == (("this process", "process 0 of 1: there is no cluster"),)
+    assert report.lines == (("this process", "process 0 of 1: no cluster was found"),)
     assert report.exit_code == 0
 
 

@@ -128,7 +128,7 @@ for entry in $job_tasks; do
     name=${entry%:*} addresses=
     for ((other = 0; other < ${entry#*:}; other++)); do
         until [ -e "$job_folder/$name.$other" ]; do
-            # A file system on a network is asked again.
+            # This makes a network file system look again.
             ls "$job_folder" >/dev/null
             sleep 0.2
         done

@@ -105,7 +105,7 @@ def _reserve(
             )
         if waited > SECONDS_UNTIL_NEWS and not has_said:
             has_said = True
-            say(f"waits for {_compare(ray, bundles)}.")
+            say(f"waiting for {_compare(ray, bundles)}.")
     return group
 
 

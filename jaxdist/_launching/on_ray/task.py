@@ -134,7 +134,7 @@ class RayTask(RayChild):
                 )
             if waited > SECONDS_UNTIL_NEWS and not has_said:
                 has_said = True
-                say(f"waits until Ray has started {self._task.name} again.")
+                say(f"waiting until Ray has started {self._task.name} again.")
             try:
                 if answer is None:
                     self._actor = self._ray.get_actor(self._task.actor_name)

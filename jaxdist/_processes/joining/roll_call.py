@@ -27,7 +27,7 @@ _SECONDS_UNTIL_LOG = 5.0
 
 
 class RollCall:
-    """Wait until all processes of a cluster have come.
+    """Waits until all processes of a cluster have come.
 
     Args:
         caller: Who joins, for errors.

@@ -224,7 +224,7 @@ def list_gpus(environ: Mapping[str, str]) -> list[str]:
         said = " ".join((shown.stdout + shown.stderr).split())[:200]
         raise ClusterError(
             f"SlurmClusterResolver called nvidia-smi, which ended with code {shown.returncode}: "
-            f"{said}\n\ngpus_per_node is counted by it where CUDA_VISIBLE_DEVICES is not set."
+            f"{said}\n\nWithout CUDA_VISIBLE_DEVICES, it counts the GPUs of a host (gpus_per_node)."
             "\n\nPass gpus_per_node, for instance gpus_per_node=0 on hosts without GPUs."
         )
     return [
