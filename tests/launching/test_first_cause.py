@@ -39,7 +39,7 @@ def test_no_cause_where_all_ended_well() -> None:
         ([End(0, 1, tail=GLOO), End(1, 1, tail=PLAIN)], 1, 1, "ValueError: planted"),
         ([End(0, 1, tail=ONE_IS_GONE), End(1, 7)], 1, 7, "It wrote no error"),
         ([End(1, 0), End(0, 1, tail=ONE_IS_GONE)], 1, 1, "in the middle of the job"),
-        ([End(1, 0), End(0, 1, tail=GLOO), End(2, 1, tail=GLOO)], 1, 1, "in need of it: 0, 2."),
+        ([End(1, 0), End(0, 1, tail=GLOO), End(2, 1, tail=GLOO)], 1, 1, "needed it: 0, 2."),
         (
             [End(0, 75, tail=ONE_IS_GONE), End(1, -9, was_ended=True)],
             1,
