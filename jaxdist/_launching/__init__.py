@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from jaxdist._late import open_late as _open_late
 
 if TYPE_CHECKING:
-    from jaxdist._launching.attempt import Patience as Patience
     from jaxdist._launching.child import record_error as record_error
     from jaxdist._launching.cluster import FINISHED as FINISHED
     from jaxdist._launching.cluster import LAUNCH_ID as LAUNCH_ID
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from jaxdist._launching.output import say as say
     from jaxdist._launching.output import write_to as write_to
     from jaxdist._launching.ports import find_free_ports as find_free_ports
+    from jaxdist._launching.processes import Patience as Patience
     from jaxdist._launching.signals import collect_signals as collect_signals
 
 _open_late(__name__)

@@ -91,8 +91,8 @@ def record_error(error: Exception) -> None:
     index = int(json.loads(config)["task"]["index"])
     about = isinstance(error, OtherProcessError)
     processes = error.processes if isinstance(error, OtherProcessError) else ()
-    content = {"is_about_others": about, "processes": processes, "text": str(error)}
-    write_whole(pathlib.Path(folder) / f"{index}.error", json.dumps(content))
+    record = dataclasses.asdict(Record(about, tuple(processes), str(error)))
+    write_whole(pathlib.Path(folder) / f"{index}.error", json.dumps(record))
 
 
 def read_record(folder: pathlib.Path, index: int) -> Record | None:
@@ -125,6 +125,7 @@ class Child:
         command: The program and its arguments.
         environment: All of its environment variables.
         write: Two functions that take lines: of its standard output, and of its standard error.
+        folder: See Note [Files between launcher and processes].
         name: The prefix of its lines; None for its number.
 
     Raises:
@@ -137,17 +138,19 @@ class Child:
         command: Sequence[str],
         environment: Mapping[str, str],
         write: tuple[Write, Write],
+        folder: pathlib.Path,
         name: str | None = None,
     ) -> None:
         self.index = index
         self.end: End | None = None
         self._was_ended = False
+        self._folder = folder
         # -I and -S: the first program needs no packages of the user, and starts faster.
         first = [sys.executable, "-I", "-S", str(_BOOTSTRAP), str(os.getpid())]
         try:
             self._process = subprocess.Popen(
                 [*first, *command],
-                env=dict(environment),
+                env={**environment, "JAXDIST_LAUNCHER": str(folder)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -164,26 +167,26 @@ class Child:
         self._errors = PrefixedOutput(shown, write[1])
         outputs = (PrefixedOutput(shown, write[0]), self._errors)
         pipes = (self._process.stdout, self._process.stderr)
-        self.streams: dict[IO[bytes], PrefixedOutput] = {}
+        self.streams: dict[IO[bytes], PrefixedOutput | None] = {}
         for pipe, output in zip(pipes, outputs, strict=True):
             if pipe is not None:  # Always: both are PIPE.
                 os.set_blocking(pipe.fileno(), False)
                 self.streams[pipe] = output
-
-    def open_end(self) -> int | None:
-        """Return a file descriptor that becomes readable when the process ends, or None."""
+        # This one becomes readable when the process ends.
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):
-                return os.pidfd_open(self.pid)
-        return None
+                self.streams[os.fdopen(os.pidfd_open(self.pid), "rb", buffering=0)] = None
 
     def read(self, pipe: IO[bytes]) -> bool:
         """Write what a pipe holds; return False at its end."""
+        output = self.streams[pipe]
+        if output is None:
+            return False
         try:
             chunk = os.read(pipe.fileno(), _CHUNK)
         except BlockingIOError:
             return True
-        self.streams[pipe].feed(chunk)
+        output.feed(chunk)
         return bool(chunk)
 
     def signal(self, number: int, *, to_group: bool = False) -> None:
@@ -207,7 +210,7 @@ class Child:
     def hear(self, end: End) -> None:
         """Do nothing: the process reads how another one ended in the launcher's folder."""
 
-    def collect(self, folder: pathlib.Path) -> End | None:
+    def collect(self) -> End | None:
         """Return how the process ended, once it has, and write the rest of its output."""
         if self.end is not None or not self._has_ended():
             return self.end
@@ -215,11 +218,12 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         for pipe, output in self.streams.items():
-            self._drain(pipe)
-            output.finish()
+            if output is not None:
+                _drain(pipe, output)
+                output.finish()
             pipe.close()
         code = self._process.wait()
-        record = read_record(folder, self.index)
+        record = read_record(self._folder, self.index)
         tail = self._errors.read_tail()
         self.end = End(self.index, code, was_ended=self._was_ended, tail=tail, record=record)
         return self.end
@@ -237,13 +241,9 @@ class Child:
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return os.waitid(os.P_PID, self.pid, options) is not None
 
-    def _drain(self, pipe: IO[bytes]) -> None:
-        """Read what is left in a pipe. It may never reach its end: other processes can hold it."""
-        while True:
-            try:
-                chunk = os.read(pipe.fileno(), _CHUNK)
-            except BlockingIOError:
-                return
-            if not chunk:
-                return
-            self.streams[pipe].feed(chunk)
+
+def _drain(pipe: IO[bytes], output: PrefixedOutput) -> None:
+    """Read what is left in a pipe. It may never reach its end: other processes can hold it."""
+    with contextlib.suppress(BlockingIOError):
+        while chunk := os.read(pipe.fileno(), _CHUNK):
+            output.feed(chunk)

@@ -48,7 +48,7 @@ def _check_script(target: str) -> None:
     path = pathlib.Path(target)
     if not path.exists():
         raise refuse(
-            f"the script {target!r}, and there is no such file.",
+            f"the script {target!r}, and no such file exists.",
             f"Paths are relative to the current folder, {os.getcwd()}.",
             "Pass the path of a Python file, -m and the name of a module, or train and a "
             "configuration.",
@@ -78,7 +78,7 @@ def _check_module(target: str) -> None:
     if top in sys.builtin_module_names or importlib.machinery.PathFinder.find_spec(top, where):
         return
     raise refuse(
-        f"-m {target}, and there is no module {top!r}.",
+        f"-m {target}, and the module {top!r} does not exist.",
         f"Modules are looked for in {os.getcwd()} and in the paths of {sys.executable}.",
         "Pass the name of a module that `python -m` runs, or the path of a script without -m.",
         kind=LaunchError,

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 from collections.abc import Mapping, Sequence
 
 from jaxdist._called import name_call
@@ -16,10 +15,18 @@ def check_devices(devices: int | None, environment: Mapping[str, str]) -> None:
     """Raise if the number of devices is given both here and in XLA_FLAGS."""
     if devices is not None and FORCED in environment.get("XLA_FLAGS", ""):
         raise LaunchError(
-            f"{name_call()} was asked for {devices} devices in each process, and XLA_FLAGS has "
+            f"{name_call()} was given {devices} devices for each process, and XLA_FLAGS has "
             f"{FORCED}.\n\nOnly one of the two can decide how many CPU devices a process has.\n\n"
             f"Remove {FORCED} from XLA_FLAGS."
         )
+
+
+def list_device_variables(devices: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for CPU devices of a process; none if XLA_FLAGS gives their number."""
+    if FORCED in environment.get("XLA_FLAGS", ""):
+        return {}
+    # The second is JAX's own, for programs that use JAX without joining.
+    return {"JAXDIST_DEVICES_PER_PROCESS": str(devices), "JAX_NUM_CPU_DEVICES": str(devices)}
 
 
 def make_environments(
@@ -27,7 +34,6 @@ def make_environments(
     devices: int | None,
     ports: Sequence[int],
     service: str,
-    folder: pathlib.Path,
     attempt: int,
 ) -> list[dict[str, str]]:
     """Return the environment of each process.
@@ -37,7 +43,6 @@ def make_environments(
         devices: Number of GPUs of each process, or of CPU devices without GPUs; None for one.
         ports: One for each process.
         service: Address of the coordination service.
-        folder: Where the launcher writes how each process ended.
         attempt: Number of the attempt, from 1.
 
     Raises:
@@ -51,7 +56,6 @@ def make_environments(
             index,
             addresses,
             service,
-            folder,
             attempt,
             devices=None if gpus is not None else devices or 1,
             gpus=None if gpus is None else gpus[place],
@@ -64,7 +68,6 @@ def make_environment(
     index: int,
     addresses: Sequence[str],
     service: str,
-    folder: pathlib.Path,
     attempt: int,
     *,
     devices: int | None,
@@ -76,7 +79,6 @@ def make_environment(
         index: Number of the process.
         addresses: The addresses of all processes.
         service: Address of the coordination service.
-        folder: Where the launcher writes how each process ended.
         attempt: Number of the attempt, from 1.
         devices: Number of CPU devices of the process; None if it has GPUs.
         gpus: Its `CUDA_VISIBLE_DEVICES`; None leaves the variable as it is.
@@ -85,17 +87,14 @@ def make_environment(
     own = {
         "TF_CONFIG": json.dumps(config),
         "JAXDIST_SERVICE": service,
-        "JAXDIST_LAUNCHER": str(folder),
         "JAXDIST_ATTEMPT": str(attempt),
         # Lines appear when they are printed, and are not lost when the process is killed.
         "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),
     }
     if gpus is not None:
         own["CUDA_VISIBLE_DEVICES"] = gpus
-    # The second is JAX's own, for programs that use JAX without joining.
-    if devices is not None and FORCED not in os.environ.get("XLA_FLAGS", ""):
-        own["JAXDIST_DEVICES_PER_PROCESS"] = str(devices)
-        own["JAX_NUM_CPU_DEVICES"] = str(devices)
+    if devices is not None:
+        own |= list_device_variables(devices, os.environ)
     # The processes find each other by TF_CONFIG, even if the launcher runs in a job of Slurm.
     inherited = {name: value for name, value in os.environ.items() if name != "JAXDIST_CLUSTER"}
     return {**inherited, **own}

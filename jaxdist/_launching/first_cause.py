@@ -5,7 +5,7 @@ import re
 import signal
 from collections.abc import Sequence
 
-from jaxdist._launching.child import End
+from jaxdist._launching.child import End, Record
 
 _HEADER = re.compile(r"^(?:  \+ Exception Group )?Traceback \(most recent call last\):$")
 _CHAIN = (
@@ -27,24 +27,7 @@ _OURS = {"jaxdist.errors.UnavailableError", "jaxdist.errors.DeadlineExceededErro
 _NUMBERS = re.compile(r"\bprocess(?:es)? (?P<numbers>\d+(?:(?:, | and |, and )\d+)*)")
 
 
-@dataclasses.dataclass(frozen=True)
-class Traceback:
-    """A traceback in the output of a process.
-
-    Attributes:
-        text: All of it, with the tracebacks of the exceptions that led to it.
-        raised: Name of the last exception's class, with its module.
-        is_about_others: Whether the end or the silence of another process caused it.
-        processes: Numbers of these processes, if the message names them.
-    """
-
-    text: str
-    raised: str
-    is_about_others: bool
-    processes: tuple[int, ...]
-
-
-def find_last_traceback(written: str) -> Traceback | None:
+def find_last_traceback(written: str) -> Record | None:
     """Return the last traceback of an output, with the exceptions that led to it."""
     lines = written.splitlines()
     headers = [number for number, line in enumerate(lines) if _HEADER.match(line)]
@@ -63,7 +46,7 @@ def find_last_traceback(written: str) -> Traceback | None:
     is_from_jax = last.endswith("RuntimeError") and bool(_OTHERS_IN_JAX.search(messages))
     about = bool(ours) or is_from_jax or bool(_COLLECTIVE_FAILED.search(messages))
     named = _find_processes(ours[0]["message"] or "") if ours else ()
-    return Traceback(text, last, about, named)
+    return Record(about, named, text)
 
 
 def _follows_from_another(lines: Sequence[str], header: int) -> bool:
@@ -112,14 +95,6 @@ class Cause:
     text: str
 
 
-@dataclasses.dataclass(frozen=True)
-class _Reading:
-    end: End
-    is_about_others: bool
-    processes: tuple[int, ...]
-    text: str
-
-
 def find_first_cause(ends: Sequence[End]) -> Cause | None:
     """Return the first cause; None if all processes ended with code 0.
 
@@ -129,9 +104,9 @@ def find_first_cause(ends: Sequence[End]) -> Cause | None:
     failed = _read_failed(ends)
     if not failed:
         return None
-    by_itself = next((reading for reading in failed if not reading.is_about_others), None)
+    by_itself = next(((end, found) for end, found in failed if not found.is_about_others), None)
     if by_itself is not None:
-        return _describe_failure(by_itself)
+        return _describe_failure(*by_itself)
     return _find_silent_cause(failed, ends)
 
 
@@ -147,66 +122,59 @@ def find_lost(ends: Sequence[End]) -> tuple[int, ...]:
     if cause is None:
         return ()
     failed = _read_failed(ends)
-    alone = {reading.end.index for reading in failed if not reading.is_about_others}
-    named = {number for reading in failed for number in reading.processes}
+    alone = {end.index for end, found in failed if not found.is_about_others}
+    named = {number for _, found in failed for number in found.processes}
     # The processes that waited for one that did not answer, or had left, named it.
     silent = {end.index for end in ends if end.was_ended or end.code == 0} & named
     return tuple(sorted({cause.index, *alone, *silent}))
 
 
-def _read_failed(ends: Sequence[End]) -> list[_Reading]:
-    return [_read(end) for end in ends if end.code != 0 and not end.was_ended]
+def _read_failed(ends: Sequence[End]) -> list[tuple[End, Record]]:
+    """Return the processes that failed by themselves, and the error of each."""
+    return [(end, _read(end)) for end in ends if end.code != 0 and not end.was_ended]
 
 
-def _find_silent_cause(failed: Sequence[_Reading], ends: Sequence[End]) -> Cause:
+def _find_silent_cause(failed: Sequence[tuple[End, Record]], ends: Sequence[End]) -> Cause:
     """Return the cause if every failed process reports that another one is the cause."""
-    first = failed[0]
+    first, first_found = failed[0]
     by_index = {end.index: end for end in ends}
-    named = [by_index[n] for reading in failed for n in reading.processes if n in by_index]
-    waited = ", ".join(str(reading.end.index) for reading in failed)
+    named = [by_index[n] for _, found in failed for n in found.processes if n in by_index]
+    waited = ", ".join(str(end.index) for end, _ in failed)
     hung = next((end for end in named if end.was_ended), None)
     # JAX's own errors name no process. Then the cause left before the first of them.
-    names_nobody = not any(reading.processes for reading in failed)
-    left_before = ends[: ends.index(first.end)] if names_nobody else named
+    names_nobody = not any(found.processes for _, found in failed)
+    left_before = ends[: ends.index(first)] if names_nobody else named
     left = next((end for end in left_before if end.code == 0), None)
     if left is not None:
         return Cause(
             left.index,
             1,
             f"process {left.index} ended with exit code 0 in the middle of the job.\n"
-            f"Still at work, and in need of it: {waited}. Look for an early return, a loop "
-            "with fewer steps than elsewhere, or sys.exit().",
+            f"Processes that still needed it: {waited}. Look for an early return, a loop with "
+            "fewer steps than elsewhere, or sys.exit().",
         )
     if hung is not None:
         return Cause(
             hung.index,
-            first.end.exit_code,
+            first.exit_code,
             f"process {hung.index} did not answer, and was ended after the others had waited for "
-            f"it. What process {first.end.index} found:\n{first.text}",
+            f"it. What process {first.index} found:\n{first_found.text}",
         )
-    return _describe_failure(first)
+    return _describe_failure(first, first_found)
 
 
-def _read(end: End) -> _Reading:
+def _read(end: End) -> Record:
+    """Return what ended a process, as it recorded itself or as its output shows."""
     if end.record is not None:
-        record = end.record
-        return _Reading(end, record.is_about_others, record.processes, record.text)
-    found = find_last_traceback(end.tail)
-    if end.code < 0:
-        # JAX's client aborts the process when the coordination service reports a death.
-        aborted = -end.code == signal.SIGABRT and "oordination service" in end.tail
-        return _Reading(end, aborted, (), _last_lines(end.tail))
-    if found is None:
-        return _Reading(end, False, (), _last_lines(end.tail))
-    return _Reading(end, found.is_about_others, found.processes, found.text)
+        return end.record
+    found = find_last_traceback(end.tail) if end.code >= 0 else None
+    # JAX's client aborts the process when the coordination service reports a death.
+    aborted = -end.code == signal.SIGABRT and "oordination service" in end.tail
+    lines = end.tail.rstrip().splitlines()[-_LINES:]
+    return found or Record(aborted, (), "\n".join(lines))
 
 
-def _last_lines(tail: str) -> str:
-    return "\n".join(tail.rstrip().splitlines()[-_LINES:])
-
-
-def _describe_failure(reading: _Reading) -> Cause:
-    end = reading.end
+def _describe_failure(end: End, found: Record) -> Cause:
     if end.code < 0:
         how = f"process {end.index} was ended by {end.describe()}"
         hint = (
@@ -215,8 +183,8 @@ def _describe_failure(reading: _Reading) -> Cause:
             if -end.code == signal.SIGKILL
             else ""
         )
-        wrote = f"\nIts last lines on standard error:\n{reading.text}" if reading.text else ""
+        wrote = f"\nIts last lines on standard error:\n{found.text}" if found.text else ""
         return Cause(end.index, end.exit_code, f"{how}.{hint}{wrote}")
     how = f"process {end.index} failed first, with exit code {end.code}"
-    text = f"{how}:\n{reading.text}" if reading.text else f"{how}. It wrote no error."
+    text = f"{how}:\n{found.text}" if found.text else f"{how}. It wrote no error."
     return Cause(end.index, end.exit_code, text)

@@ -32,8 +32,7 @@ def divide_gpus(
     Raises:
         LaunchError: There are too few GPUs for the processes.
     """
-    platforms = environment.get("JAX_PLATFORMS", "")
-    if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
+    if not uses_gpus(environment):
         return None
     present, visible = list_gpus(), list_visible_gpus(environment)
     gpus = present if visible is None else present and visible
@@ -44,7 +43,7 @@ def divide_gpus(
         where = "" if given is None else f" in CUDA_VISIBLE_DEVICES={given}"
         most = len(gpus) // each
         fewer = (
-            f"Start {most} process(es)" if most else f"Ask for {len(gpus)} device(s) in one process"
+            f"Start {most} process(es)" if most else f"Request {len(gpus)} device(s) in one process"
         )
         raise LaunchError(
             f"{name_call()} needs {count * each} GPUs for {count} processes, and there are "
@@ -52,6 +51,12 @@ def divide_gpus(
             f"uses.\n\n{fewer}, or set JAX_PLATFORMS=cpu to run the processes on the CPU."
         )
     return [",".join(gpus[i * each : (i + 1) * each]) for i in range(count)]
+
+
+def uses_gpus(environment: Mapping[str, str]) -> bool:
+    """Whether JAX_PLATFORMS allows GPUs."""
+    platforms = environment.get("JAX_PLATFORMS", "")
+    return not platforms or bool({"cuda", "gpu"} & set(platforms.split(",")))
 
 
 def list_gpus() -> list[str]:

@@ -6,16 +6,17 @@ import math
 import pathlib
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 
 from jaxdist import _compat
 from jaxdist._called import called
-from jaxdist._launching.attempt import Attempt, Patience
-from jaxdist._launching.child import Child, End, Write, name_signal
+from jaxdist._launching.child import Child, End, Write, name_signal, write_end
 from jaxdist._launching.environment import make_environments
 from jaxdist._launching.first_cause import Cause, find_first_cause, find_lost
 from jaxdist._launching.output import say, write_to
 from jaxdist._launching.ports import find_free_ports
+from jaxdist._launching.processes import AnyChild, Patience, Processes
 from jaxdist._launching.signals import Signals, collect_signals
 from jaxdist._processes import get_settings
 from jaxdist._validate import as_integer, as_number
@@ -23,6 +24,13 @@ from jaxdist._validate import as_integer, as_number
 # A larger number on one machine counts as a mistake.
 MOST_PROCESSES = 512
 MOST_DEVICES = 4096
+
+
+def check_numbers(devices: int | None, restarts: int) -> None:
+    """Check the numbers that every job has."""
+    if devices is not None:
+        as_integer("devices_per_process", devices, least=1, most=MOST_DEVICES, example=1)
+    as_integer("restarts", restarts, least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,15 +69,7 @@ class Job:
         if self.least is not None:
             first = "the first number of --elastic"
             as_integer(first, self.least, least=1, most=self.count, example=1)
-        if self.devices_per_process is not None:
-            as_integer(
-                "devices_per_process",
-                self.devices_per_process,
-                least=1,
-                most=MOST_DEVICES,
-                example=1,
-            )
-        as_integer("restarts", self.restarts, least=0)
+        check_numbers(self.devices_per_process, self.restarts)
         for part in ("report", "grace"):
             as_number(f"{part}_seconds", getattr(self.patience, part), least=0)
 
@@ -124,8 +124,8 @@ def launch(job: Job, run: Run | None = None) -> int:
             goes_on = job.least is not None and len(left) >= job.least
             if job.least is not None and not goes_on:
                 say(
-                    f"The job needs {_count(job.least)} or more, and {len(left) or 'none'} "
-                    f"{'is' if len(left) < 2 else 'are'} left of {len(places)}."
+                    f"The job needs at least {_count(job.least)}, and {len(left) or 'none'} of "
+                    f"{len(places)} {'is' if len(left) < 2 else 'are'} left."
                 )
             _report(outcome, outcome.cause)
             if goes_on:
@@ -154,31 +154,63 @@ def run_attempt(
     """Run the processes of a job once: those in `places`, or all."""
     places = range(job.count) if places is None else places
     count = len(places)
-    settings = get_settings()
-    seconds = math.ceil(settings.heartbeat_seconds)
     # New ports each time: a late process could otherwise connect to those of another attempt.
     port, *ports = find_free_ports(count + 1)
-    address = f"127.0.0.1:{port}"
+    service = f"127.0.0.1:{port}"
+    environments = make_environments(places, job.devices_per_process, ports, service, attempt)
+
+    def start(index: int, folder: pathlib.Path) -> Child:
+        return Child(index, job.command, environments[index], write, folder)
+
+    return run_together(job, count, service, start, signals)
+
+
+def run_together(
+    job: Job,
+    count: int,
+    service: str,
+    start: Callable[[int, pathlib.Path], AnyChild],
+    signals: Signals,
+) -> Outcome:
+    """Host the coordination service, and run processes that end together when one fails.
+
+    Args:
+        job: The job.
+        count: Number of processes.
+        service: Address of the service.
+        start: Starts the process with a given number; takes also the folder in which the launcher
+            writes how each process ended.
+        signals: Signals to the launcher.
+    """
+    seconds = math.ceil(get_settings().heartbeat_seconds)
+    ends: list[End] = []
+    late: tuple[int, ...] = ()
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxdist-")))
-        environments = make_environments(
-            places, job.devices_per_process, ports, address, folder, attempt
+        hosted = _compat.host_coordination_service(
+            service, count, heartbeat_seconds=seconds, shutdown_seconds=seconds
         )
-
-        def start(index: int) -> Child:
-            return Child(index, job.command, environments[index], write)
-
-        service = _compat.host_coordination_service(
-            address, count, heartbeat_seconds=seconds, shutdown_seconds=seconds
-        )
-        stack.callback(service.shutdown)
-        started = Attempt(count, start, folder, signals, job.patience)
-        ends = started.run()
-    return make_outcome(ends, signals, started.late)
-
-
-def make_outcome(ends: Sequence[End], signals: Signals, late: tuple[int, ...]) -> Outcome:
-    """Return the outcome of processes that have ended."""
+        stack.callback(hosted.shutdown)
+        processes = stack.enter_context(Processes(signals, job.patience.grace))
+        for index in range(count):
+            processes.add(start(index, folder))
+        over = math.inf if job.patience.job is None else time.monotonic() + job.patience.job
+        while processes.running:
+            for _, end in processes.wait(over):
+                ends.append(end)
+                if end.was_ended:
+                    continue
+                write_end(folder, end)
+                for other in processes.running:
+                    other.hear(end)
+                # After a signal, each process may take the time that it needs, for instance to
+                # save.
+                if end.code != 0 and not signals.forwarded:
+                    deadline = time.monotonic() + job.patience.report
+                    processes.ask_at = min(processes.ask_at, deadline)
+            if time.monotonic() > over and not late:
+                late = tuple(child.index for child in processes.running)
+                processes.kill()
     first = signals.received[0] if signals.received else None
     return Outcome(tuple(ends), find_first_cause(ends), first, late, find_lost(ends))
 
@@ -187,7 +219,7 @@ def _report_loss(before: int, lost: Sequence[int], left: int) -> None:
     numbers = ", ".join(map(str, lost))
     were = f"process {numbers} was" if len(lost) == 1 else f"processes {numbers} were"
     say(
-        f"{were} lost. The job goes on with {left} of {before}: {_count(left)} "
+        f"{were} lost. The job continues with {left} of {before}: {_count(left)} "
         f"{'starts' if left == 1 else 'start'} again, with new numbers."
     )
 

@@ -1,34 +1,12 @@
-"""Collects signals to the launcher, forwards them, and ends its processes."""
+"""Collects signals to the launcher."""
 
 import contextlib
 import os
-import pathlib
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any, Protocol
-
-from jaxdist._launching.child import End
+from collections.abc import Iterator, Sequence
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class AnyChild(Protocol):
-    """A process, on this machine or elsewhere; `Child` documents the methods."""
-
-    index: int
-    end: End | None
-
-    @property
-    def streams(self) -> Mapping[IO[bytes], Any]: ...
-    def open_end(self) -> int | None: ...
-    def read(self, pipe: IO[bytes]) -> bool: ...
-    def signal(self, number: int, *, to_group: bool = False) -> None: ...
-    def ask_to_end(self) -> None: ...
-    def kill(self) -> None: ...
-    def hear(self, end: End) -> None: ...
-    def collect(self, folder: pathlib.Path) -> End | None: ...
-    def abandon(self) -> None: ...
 
 
 class Signals:
@@ -49,36 +27,6 @@ class Signals:
         """Empty the pipe that wakes the selector."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake, 4096)
-
-    def forward(self, running: Sequence[AnyChild], first: Sequence[AnyChild] | None = None) -> bool:
-        """Forward new signals: the first one as it is; later ones kill the processes.
-
-        Args:
-            running: The processes that run.
-            first: Those that get the first signal; all of them by default.
-
-        Returns:
-            Whether there were new signals.
-        """
-        new = self.received[self.forwarded :]
-        for number in new:
-            self.forwarded += 1
-            if self.forwarded > 1:
-                for child in running:
-                    child.kill()
-            else:
-                for child in running if first is None else first:
-                    # A terminal sends Ctrl-C to all processes of a group; other signals go to one.
-                    child.signal(number, to_group=number == signal.SIGINT)
-        return bool(new)
-
-
-def end_all(running: Sequence[AnyChild]) -> None:
-    """Kill processes, and wait until they have ended. Their last output is not read."""
-    for child in running:
-        child.kill()
-    for child in running:
-        child.abandon()
 
 
 @contextlib.contextmanager

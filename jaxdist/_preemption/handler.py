@@ -115,7 +115,7 @@ class PreemptionCheckpointHandler:
         what = "a TerminationConfig or None"
         check_instance("termination_config", termination_config, kinds, what, remedy)
         if read_metadata is not None:
-            remedy = "Leave it out: then the machine is asked."
+            remedy = "Leave it out: then jaxdist detects whether this is such a machine."
             check_callable(read_metadata, "read_metadata", remedy)
         members = find_members(cluster_resolver)
         self._saving = Saving(checkpoint_or_checkpoint_manager, checkpoint_dir)
@@ -277,7 +277,7 @@ class PreemptionCheckpointHandler:
             seconds = time.monotonic() - began
             left = agreement.grace - _STEPS_BEFORE_THE_END * self._seconds_of_step - seconds
             agreement.start_final_round(agreement.get_notice_time() + left)
-            _LOG.info("Training goes on until about %.0f s after the notice.", left)
+            _LOG.info("Training continues until about %.0f s after the notice.", left)
             agreement.start_run()
             return
         self._save_and_exit(args, kwargs)
@@ -301,7 +301,7 @@ class PreemptionCheckpointHandler:
 
     def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         _LOG.warning(
-            "The job is told to end (%s in process %d): saving after run %d.",
+            "The job will be ended (%s in process %d): saving after run %d.",
             self._agreement.reason or "a notice",
             self._agreement.leader or 0,
             self._runs,
@@ -336,8 +336,8 @@ def find_members(resolver: Any) -> Process:
     if "ps" in counts:
         raise refuse(
             f"a cluster with parameter servers: {sorted(counts)}.",
-            "It saves at one step of all workers, and workers of parameter servers have steps of "
-            "their own.",
+            "It saves at one step of all workers, and with parameter servers each worker has its "
+            "own steps.",
             "Save with training.Checkpoints from the coordinator.",
             kind=UnsupportedError,
         )

@@ -164,7 +164,7 @@ class PreemptionWatcher:
         None
         >>> signal.raise_signal(signal.SIGTERM)
         >>> watcher.preemption_message
-        'process 0 was told to end (SIGTERM)'
+        'process 0 received SIGTERM'
         >>> watcher.close()
 
     Source:
@@ -219,7 +219,7 @@ class _Watch:
             self._look()
         if self._culprit is None:
             return None
-        return f"process {self._culprit} was told to end (SIGTERM)"
+        return f"process {self._culprit} received SIGTERM"
 
     def find_culprit(self) -> int | None:
         """Return the process that got SIGTERM, if it is another process; else None."""

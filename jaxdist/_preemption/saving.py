@@ -124,7 +124,7 @@ class Saving:
         steps = self.checkpoints.steps()
         newest = steps[-1] if steps else -1
         if step == newest:
-            _LOG.info("The checkpoint of step %d was written before.", step)
+            _LOG.info("The checkpoint of step %d exists already.", step)
             return
         if self._read is None and step < newest:
             # The user's own calls of `save` count something other than runs. The number of runs is

@@ -211,10 +211,10 @@ class StepAgreement:
             found = self._store.list(f"{prefix}/") if ended else {}
             ended = [i for i in ended if f"{prefix}/{i}" not in found]
             if ended:
-                raise UnavailableError(_describe(ended, "ended before it said"), ended)
+                raise UnavailableError(_describe(ended, "ended before it reported"), ended)
             if time.monotonic() > end:
                 raise DeadlineExceededError(
-                    _describe(missing, f"did not say within {self._limit:g} s"), missing
+                    _describe(missing, f"did not report within {self._limit:g} s"), missing
                 )
             time.sleep(_WAIT_SECONDS)
         return None
@@ -224,7 +224,7 @@ def _describe(processes: list[int], what: str) -> str:
     who = ", ".join(f"process {i}" for i in processes)
     return (
         f"PreemptionCheckpointHandler: {who} {what} how many runs it has started.\n\n"
-        "When a job is told to end, all its processes agree after which run they save.\n\n"
+        "Before a job is ended, all its processes agree after which run they save.\n\n"
         "Make the handler in every process, and look at what that process does instead. The job "
-        "restarts from the checkpoint before."
+        "restarts from the previous checkpoint."
     )

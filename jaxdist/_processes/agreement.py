@@ -139,8 +139,8 @@ class Agreement:
                 return found
             if wait.is_stopped():
                 raise ContextError(
-                    f"The exchange of {wait.purpose} was stopped before all processes had come.\n\n"
-                    "This process does not need it any more.\n\nNothing has to be done."
+                    f"The exchange of {wait.purpose} was stopped before it was complete.\n\n"
+                    "This process no longer needs it.\n\nNothing has to be done."
                 )
             present = self._store.list(f"{here}/")
             ended = self._list_ended(present, here)
@@ -151,8 +151,8 @@ class Agreement:
                     i for i in range(self.process.count) if f"{here}/{i}" not in present
                 ] or [int(other)]
                 raise DeadlineExceededError(
-                    f"{_list_processes(missing)} did not come to the exchange of {wait.purpose} "
-                    f"within {wait.limit:g} s.\n\n"
+                    f"{_list_processes(missing)} did not take part in the exchange of "
+                    f"{wait.purpose} within {wait.limit:g} s.\n\n"
                     "All processes of a job make the same calls in the same order.\n\n"
                     "Look at what that process does instead: it may have ended, wait elsewhere, or "
                     "run another program.",

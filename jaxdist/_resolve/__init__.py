@@ -1,4 +1,4 @@
-"""`jaxdist resolve`: shows which task this process would be, what it would bind, what looks wrong.
+"""Shows for `jaxdist resolve` which task this process would be, and what looks wrong.
 
 It starts nothing: JAX accesses no device, and only `probe` connects to another process.
 """

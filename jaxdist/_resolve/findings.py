@@ -101,7 +101,7 @@ def _check_twice(s: Situation) -> Iterator[Finding]:
         if len(tasks) > 1:
             yield Finding(
                 ERROR,
-                f"{' and '.join(tasks)} have one address, {host}:{port}. Each process listens at "
+                f"{' and '.join(tasks)} share one address, {host}:{port}. Each process listens at "
                 "its own: give the processes of one host different ports.",
             )
 
@@ -112,8 +112,8 @@ def _check_loopback(s: Situation) -> Iterator[Finding]:
         others = [host for host in s.hosts if host not in own]
         yield Finding(
             ERROR,
-            f"{own[0]} is this machine for everyone, and {others[0]} is another host. Write names "
-            "that all hosts know.",
+            f"On every host, {own[0]} is that host itself, and {others[0]} is another host. Write "
+            "names that all hosts know.",
         )
 
 
@@ -183,8 +183,8 @@ def _check_own_address(s: Situation) -> Iterator[Finding]:
     if not s.network.is_own(host):
         yield Finding(
             WARNING,
-            f"This process would be at {host}, which is no address of this machine. That is right "
-            "only behind a service or a proxy.",
+            f"This process would be at {host}, which is not an address of this machine. That is "
+            "right only behind a service or a proxy.",
         )
     elif s.network.is_used(host, port):
         yield Finding(
@@ -229,7 +229,7 @@ def _check_slurm(s: Situation) -> Iterator[Finding]:
     if "SLURM_STEP_ID" not in env and "SLURM_STEP_NUM_TASKS" not in env:
         yield Finding(
             WARNING,
-            f"This is a process of Slurm's job {job} and of no step of it: without `srun`, only "
+            f"This process is in Slurm's job {job}, but not in a step of it: without `srun`, only "
             "one process starts, on the first host.",
         )
         return
@@ -237,8 +237,8 @@ def _check_slurm(s: Situation) -> Iterator[Finding]:
     if wanted and started and wanted != started:
         yield Finding(
             WARNING,
-            f"SLURM_NTASKS={wanted} and SLURM_STEP_NUM_TASKS={started}: this step of `srun` has "
-            "another number of tasks than the job asked for.",
+            f"SLURM_NTASKS={wanted} and SLURM_STEP_NUM_TASKS={started}: the job requested "
+            "another number of tasks than this step of `srun` has.",
         )
 
 
@@ -264,8 +264,8 @@ def _check_contradictions(s: Situation) -> Iterator[Finding]:
         if said != str(found):
             yield Finding(
                 WARNING,
-                f"{name}={said} contradicts the cluster, in which it would be {found}. Whoever set "
-                "the one does not know of the other.",
+                f"{name}={said} contradicts the cluster, in which it would be {found}. One of "
+                "the two is wrong or meant for another job.",
             )
     said = s.environ.get("JAX_COORDINATOR_ADDRESS")
     first = next(iter(s.tasks.values()))

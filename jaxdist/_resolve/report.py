@@ -116,7 +116,7 @@ def make_report(
 
 def _describe_own(task: Task) -> str:
     if task.job is None:
-        return "process 0 of 1: there is no cluster"
+        return "process 0 of 1: no cluster was found"
     own, count = f"{task.job} {task.index}", len(task.training)
     if task.number is None:
         return f"{own}, which is not one of the {count} processes that train together"

@@ -89,7 +89,7 @@ class ClusterSpec:
             )
         for job in jobs:
             remedy = "Pass for instance {'worker': ['host0:2222']}."
-            check_instance("cluster, a job,", job, str, "a text", remedy)
+            check_instance("cluster, a job,", job, str, "a string", remedy)
         self._jobs = {job: dict(_parse_tasks(job, tasks)) for job, tasks in jobs.items()}
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
@@ -200,7 +200,7 @@ class ClusterSpec:
         check_instance("job_name", job_name, str, "the name of a job", remedy)
         if job_name not in self._jobs:
             raise refuse(
-                f"job_name={job_name!r}, and there is no such job in the cluster.",
+                f"job_name={job_name!r}, which is not a job of the cluster.",
                 f"Its jobs are {self.jobs}.",
                 "Pass one of these.",
                 kind=NotFoundError,
@@ -243,7 +243,7 @@ def _parse_tasks(job: str, tasks: Any) -> Iterator[tuple[int, str]]:
         if not isinstance(address, str):
             raise refuse_type(
                 f"cluster[{job!r}][{index}]={show(address)}.",
-                "The address of a task is a text.",
+                "The address of a task is a string.",
                 "Pass a string such as 'host:2222'.",
             )
         yield index, address

@@ -8,7 +8,7 @@ from typing import Any, final
 from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, check_callable, check_text, show
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
-from jaxdist.cluster_resolver._resolver import ClusterResolver, check_task, find_own_master
+from jaxdist.cluster_resolver._resolver import ListingResolver, check_task
 from jaxdist.errors import ClusterError, ContextError, MissingExtraError
 
 _CALLER = "GCEClusterResolver"
@@ -17,7 +17,7 @@ _OWN_ADDRESS = "instance/network-interfaces/0/ip"
 
 
 @final
-class GCEClusterResolver(ClusterResolver):
+class GCEClusterResolver(ListingResolver):
     """A resolver for the machines of an instance group of Google Compute Engine.
 
     The machines are sorted by address, as strings. All are tasks of one job.
@@ -104,16 +104,6 @@ class GCEClusterResolver(ClusterResolver):
         addresses = sorted(f"{ip}:{self._port}" for ip in self._list_addresses())
         return ClusterSpec({str(self._task_type): addresses})
 
-    @called(f"{_CALLER}.master")
-    def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-    ) -> str:
-        """Return the address of a task, by default that of this machine."""
-        return find_own_master(self, task_type, task_id, rpc_layer)
-
     @property
     def task_type(self) -> str | None:
         """The job of the machines."""
@@ -127,29 +117,19 @@ class GCEClusterResolver(ClusterResolver):
             f"Make another resolver: {_CALLER}(..., task_type={task_type!r})."
         )
 
-    @property
-    def task_id(self) -> int | None:
-        """The number of this machine in the job."""
-        if self._task_id is None:
-            self._task_id = self._find_task_id()
-        return self._task_id
-
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
-
     def _find_task_id(self) -> int:
         own = self._metadata(_OWN_ADDRESS).strip()
         addresses = self.cluster_spec().as_dict()[str(self._task_type)]
         listed = list(addresses) if isinstance(addresses, list) else []
         if f"{own}:{self._port}" not in listed:
             raise ClusterError(
-                f"{_CALLER} has task_id=None, and this machine, {own}, is none of the "
-                f"{len(listed)} machines of {self._group!r}: {listed[:8]}.\n\n"
-                "task_id=None takes the place of this machine among those of the group.\n\n"
+                f"{_CALLER} has task_id=None, and this machine, {own}, is not one of "
+                f"the {len(listed)} machines of {self._group!r}: {listed[:8]}.\n\n"
+                "task_id=None uses the position of this machine in the group.\n\n"
                 "Pass task_id, or start the program on the machines of the group."
             )
-        return listed.index(f"{own}:{self._port}")
+        self._task_id = listed.index(f"{own}:{self._port}")
+        return self._task_id
 
     def _list_addresses(self) -> Iterator[str]:
         groups = self._service.instanceGroups()
@@ -194,7 +174,7 @@ def _ask_metadata_server(path: str) -> str:
             return answer.read().decode()
     except OSError as error:
         raise ClusterError(
-            f"{_CALLER} has task_id=None, and asked {_METADATA}{path}: {error}.\n\n"
-            "task_id=None asks the metadata server for the address of this machine, which only "
+            f"{_CALLER} has task_id=None, and could not read {_METADATA}{path}: {error}.\n\n"
+            "task_id=None reads the address of this machine from the metadata server, which only "
             "machines of Google Compute Engine have.\n\nPass task_id."
         ) from error

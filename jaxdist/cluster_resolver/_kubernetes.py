@@ -14,9 +14,8 @@ from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer, as_list, check_instance, check_text, show
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._resolver import (
-    ClusterResolver,
+    ListingResolver,
     check_task,
-    find_own_master,
     read_environ,
 )
 from jaxdist.errors import ClusterError, MissingExtraError
@@ -83,7 +82,7 @@ def read_indexed_job(
         raise _miss(
             environ,
             missing,
-            "Kubernetes tells a pod its own number, and not how many pods there are.",
+            "Kubernetes tells a pod its own number, but not how many pods exist.",
             f"Set {missing} in the pod's `env` to the number of "
             f"{'all pods' if missing == _TOTAL else 'pods of a Job (`completions`)'}, or pass "
             f"{'processes' if missing == _TOTAL else 'processes_in_job'}.",
@@ -172,7 +171,7 @@ class KubernetesExecutableLocation(enum.Enum):
 
 
 @final
-class KubernetesClusterResolver(ClusterResolver):
+class KubernetesClusterResolver(ListingResolver):
     """A resolver for pods of Kubernetes.
 
     With `job_to_label_mapping` or `override_client`, and outside an indexed Job, the resolver lists
@@ -284,16 +283,6 @@ class KubernetesClusterResolver(ClusterResolver):
                 for job, selectors in self._mapping.items()
             }
         )
-
-    @called(f"{_CALLER}.master")
-    def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-    ) -> str:
-        """Return the address of a task, by default of this process; empty if it is unknown."""
-        return find_own_master(self, task_type, task_id, rpc_layer)
 
     def _describe_source(self) -> str:
         return "" if self._indexed is None else f"{INDEX}={self._indexed.index}"

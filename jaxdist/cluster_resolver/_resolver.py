@@ -82,10 +82,18 @@ class ClusterResolver(abc.ABC):
         """Return where the tasks come from, for the first line of an error; "" if not known."""
         return ""
 
+    def _find_task_type(self) -> str | None:
+        """Return the job of this process if nobody has set it."""
+        return None
+
+    def _find_task_id(self) -> int | None:
+        """Return the number of this process if nobody has set it."""
+        return None
+
     @property
     def task_type(self) -> str | None:
         """The job of this process."""
-        return self._task_type
+        return self._find_task_type() if self._task_type is None else self._task_type
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
@@ -94,7 +102,7 @@ class ClusterResolver(abc.ABC):
     @property
     def task_id(self) -> int | None:
         """The number of this process in its job."""
-        return self._task_id
+        return self._find_task_id() if self._task_id is None else self._task_id
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
@@ -106,7 +114,7 @@ def read_environ(environ: Any) -> Mapping[str, str]:
     if environ is None:
         return os.environ
     remedy = "Leave environ out: then it is the environment of this process."
-    check_instance("environ", environ, Mapping, "a dict from texts to texts", remedy)
+    check_instance("environ", environ, Mapping, "a dict from strings to strings", remedy)
     return environ
 
 
@@ -125,15 +133,25 @@ def find_master(
         return master_url(spec.task_address(*task), rpc_layer)
 
 
-def find_own_master(resolver: Any, task_type: Any, task_id: Any, rpc_layer: Any) -> str:
-    """Return the address of a task, by default of this process; empty if it is unknown."""
-    check_task(task_type, task_id, rpc_layer)
-    task_type = resolver.task_type if task_type is None else task_type
-    task_id = resolver.task_id if task_id is None else task_id
-    if task_type is None or task_id is None:
-        return ""
-    layer = rpc_layer or resolver.rpc_layer
-    return find_master(resolver.cluster_spec(), (task_type, task_id), layer)
+class ListingResolver(ClusterResolver):
+    """The base class of resolvers of tasks that another program lists."""
+
+    rpc_layer: str | None
+
+    @called(lambda self: f"{type(self).__name__}.master")
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Return the address of a task, by default of this process; empty if it is unknown."""
+        check_task(task_type, task_id, rpc_layer)
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            return ""
+        return find_master(self.cluster_spec(), (task_type, task_id), rpc_layer or self.rpc_layer)
 
 
 def check_task(task_type: Any, task_id: Any, rpc_layer: Any = None) -> None:
@@ -144,7 +162,7 @@ def check_task(task_type: Any, task_id: Any, rpc_layer: Any = None) -> None:
     for name, value in (("task_type", task_type), ("rpc_layer", rpc_layer)):
         if value is not None:
             remedy = f"Pass for instance {name}={'worker' if name == 'task_type' else 'grpc'!r}."
-            check_instance(name, value, str, "a text or None", remedy)
+            check_instance(name, value, str, "a string or None", remedy)
     if task_id is not None:
         as_integer("task_id", task_id, least=0)
 

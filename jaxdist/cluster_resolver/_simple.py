@@ -67,8 +67,8 @@ class SimpleClusterResolver(ClusterResolver):
                 "Wrap it: ClusterSpec({'worker': ['host0:2222']}).",
             )
         remedy = "Pass '' for this process."
-        check_instance("master", master, str, "an address as a text", remedy)
-        check_instance("environment", environment, str, "a text", "Pass ''.")
+        check_instance("master", master, str, "an address as a string", remedy)
+        check_instance("environment", environment, str, "a string", "Pass ''.")
         check_task(task_type, task_id, rpc_layer)
         if num_accelerators is not None:
             check_instance("num_accelerators", num_accelerators, Mapping, *_NUMBERS)

@@ -64,7 +64,7 @@ class TFConfigClusterResolver(ClusterResolver):
         check_task(task_type, task_id, rpc_layer)
         if environment is not None:
             remedy = "Leave environment out."
-            check_instance("environment", environment, str, "a text or None", remedy)
+            check_instance("environment", environment, str, "a string or None", remedy)
         self._environ = read_environ(environ)
         self._task_type = task_type
         self._task_id = task_id
@@ -119,7 +119,7 @@ class TFConfigClusterResolver(ClusterResolver):
         task_id = self.task_id if task_id is None else task_id
         if task_type is None or task_id is None:
             raise self._fault(
-                f"and was asked for the address of {task_type!r} {task_id!r}",
+                f"and cannot find the address of {task_type!r} {task_id!r}",
                 "In a cluster of several tasks, 'task' says which one this process is.",
             )
         layer = self.rpc_layer if rpc_layer is None else rpc_layer
@@ -143,11 +143,7 @@ class TFConfigClusterResolver(ClusterResolver):
         """The environment of the cluster, as given."""
         return self._environment
 
-    @property
-    def task_type(self) -> str | None:
-        """The job of this process."""
-        if self._task_type is not None:
-            return self._task_type
+    def _find_task_type(self) -> str | None:
         task = self._read_task()
         if "type" not in task:
             return None
@@ -157,15 +153,7 @@ class TFConfigClusterResolver(ClusterResolver):
             )
         return str(task["type"])
 
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
-
-    @property
-    def task_id(self) -> int | None:
-        """The number of this process in its job."""
-        if self._task_id is not None:
-            return self._task_id
+    def _find_task_id(self) -> int | None:
         task = self._read_task()
         if "index" not in task:
             return None
@@ -178,10 +166,6 @@ class TFConfigClusterResolver(ClusterResolver):
                 not isinstance(index, (str, int)),
             )
         return int(index)
-
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
 
     @property
     def rpc_layer(self) -> str | None:
@@ -202,11 +186,11 @@ class TFConfigClusterResolver(ClusterResolver):
             config = json.loads(text)
         except (json.JSONDecodeError, RecursionError) as error:
             raise self._fault(
-                f"which is no JSON: {error}", "TF_CONFIG is one object of JSON."
+                f"which is not valid JSON: {error}", "TF_CONFIG is a JSON object."
             ) from None
         if not isinstance(config, dict):
             raise self._fault(
-                f"which is {type(config).__name__} and no object", "TF_CONFIG is one object."
+                f"which is a {type(config).__name__}, not an object", "TF_CONFIG is a JSON object."
             )
         return config
 
@@ -221,7 +205,7 @@ class TFConfigClusterResolver(ClusterResolver):
     def _read_text(self, key: str) -> str | None:
         value = self._read().get(key)
         if value is not None and not isinstance(value, str):
-            raise self._fault(f"in which {key!r} is {show(value)}", f"{key!r} is a text.")
+            raise self._fault(f"in which {key!r} is {show(value)}", f"{key!r} is a string.")
         return value
 
     def _fault(self, found: str, rule: str, is_type: bool = False) -> Exception:

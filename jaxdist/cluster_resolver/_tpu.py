@@ -85,16 +85,15 @@ class TPUClusterResolver(ClusterResolver):
         service: Any = None,
         discovery_url: str | None = None,
     ) -> None:
-        for key, text in (
-            ("zone", zone),
-            ("project", project),
-            ("coordinator_name", coordinator_name),
-            ("coordinator_address", coordinator_address),
-            ("discovery_url", discovery_url),
-        ):
-            if text is not None:
-                remedy = f"Leave {key} out."
-                check_instance(key, text, str, "a text or None", remedy)
+        names = {
+            "zone": zone,
+            "project": project,
+            "coordinator_name": coordinator_name,
+            "coordinator_address": coordinator_address,
+            "discovery_url": discovery_url,
+        }
+        for key, text in names.items():
+            check_instance(key, text, (str, type(None)), "a string or None", f"Leave {key} out.")
         check_text("job_name", job_name, "worker")
         if coordinator_name and not coordinator_address:
             raise refuse(
@@ -104,11 +103,12 @@ class TPUClusterResolver(ClusterResolver):
             )
         asked = {"zone": zone, "project": project, "service": service}
         asked |= {"discovery_url": discovery_url}
-        asked |= {"credentials": None if _is_default(credentials) else credentials}
-        without_effect = [name for name, value in asked.items() if value is not None]
-        for name in without_effect:
-            why = "the TPU is that of this machine, and no Cloud service is asked"
-            log_without_effect(name, why)
+        is_default = isinstance(credentials, str) and credentials == "default"
+        asked |= {"credentials": None if is_default else credentials}
+        for name, value in asked.items():
+            if value is not None:
+                why = "the TPU is that of this machine, and no Cloud service is queried"
+                log_without_effect(name, why)
         self._name = _resolve_name(tpu, os.environ)
         self._task_type = job_name
         self._task_id = _find_task_id(os.environ)
@@ -141,11 +141,8 @@ class TPUClusterResolver(ClusterResolver):
         Source:
             `tf.distribute.cluster_resolver.TPUClusterResolver.connect`.
         """
-        caller = "TPUClusterResolver.connect"
         inner = "No TPU was found for initialize_tpu_system(cluster_resolver=...)"
-        with (
-            CallerRename(inner, f"No TPU was found for {caller}(tpu={tpu!r})"),
-        ):
+        with CallerRename(inner, f"No TPU was found for TPUClusterResolver.connect(tpu={tpu!r})"):
             resolver = TPUClusterResolver(tpu, zone, project)
             experimental_connect_to_cluster(resolver)
             initialize_tpu_system(resolver)
@@ -257,14 +254,10 @@ class TPUClusterResolver(ClusterResolver):
         return f"TPUClusterResolver({self._name!r})"
 
 
-def _is_default(credentials: Any) -> bool:
-    return isinstance(credentials, str) and credentials == "default"
-
-
 def _resolve_name(tpu: Any, environ: Mapping[str, str]) -> str:
     if tpu is not None and not isinstance(tpu, str):
         raise refuse_type(
-            f"tpu={show(tpu)}.", "tpu is a text or None.", "Pass '' for the TPUs of this machine."
+            f"tpu={show(tpu)}.", "tpu is a string or None.", "Pass '' for the TPUs of this machine."
         )
     if not tpu or tpu == "local" or tpu == environ.get("TPU_NAME"):
         return "local"
@@ -273,7 +266,7 @@ def _resolve_name(tpu: Any, environ: Mapping[str, str]) -> str:
         if not rest:
             raise refuse(
                 f"tpu={tpu!r}, without the name of a slice.",
-                f"After '{prefix}:' the name of a slice follows.",
+                f"The name of a slice follows '{prefix}:'.",
                 f"Pass for instance tpu='{prefix}:v5e:2x4'.",
             )
         # Only the name is validated: devices are searched at their first use.
@@ -284,8 +277,8 @@ def _resolve_name(tpu: Any, environ: Mapping[str, str]) -> str:
     named = environ.get("TPU_NAME")
     own = f"is {named!r}" if named else "is not set"
     raise refuse(
-        f"tpu={tpu!r}, which was not found. What was looked for: a TPU VM of that name, and this "
-        f"must be it; where: TPU_NAME of the environment, which {own}.",
+        f"tpu={tpu!r}, which was not found. What was looked for: a TPU VM of that name, which "
+        f"must be this machine; where: the environment variable TPU_NAME, which {own}.",
         "A program for TPUs runs on the TPU VM itself: TPUs of other machines, by name or by grpc "
         "address, cannot be reached from here.",
         "Start the program on that TPU VM and pass tpu='' there. Without a TPU pass "

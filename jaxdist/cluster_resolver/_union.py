@@ -110,23 +110,11 @@ class UnionResolver(ClusterResolver):
         """The environment of the first resolver."""
         return self._resolvers[0].environment
 
-    @property
-    def task_type(self) -> str | None:
-        """The job of this process."""
-        return self._resolvers[0].task_type if self._task_type is None else self._task_type
+    def _find_task_type(self) -> str | None:
+        return self._resolvers[0].task_type
 
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
-
-    @property
-    def task_id(self) -> int | None:
-        """The number of this process in its job."""
-        return self._resolvers[0].task_id if self._task_id is None else self._task_id
-
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
+    def _find_task_id(self) -> int | None:
+        return self._resolvers[0].task_id
 
     @property
     def rpc_layer(self) -> str | None:
@@ -152,7 +140,7 @@ class UnionResolver(ClusterResolver):
                     f"{_CALLER}.cluster_spec found task {twice[0]} of job {job!r} twice: "
                     f"{joined[twice[0]]!r} and {tasks[twice[0]]!r}.\n\n"
                     "Where a resolver numbers the tasks of a job with gaps, the numbers of all "
-                    f"resolvers count, and each is there once.\n\nGive them other numbers: {twice}."
+                    f"resolvers count, and each occurs once.\n\nGive them other numbers: {twice}."
                 )
             joined.update(tasks)
         return joined

@@ -51,7 +51,7 @@ def test_errors_end_with_2(
 ) -> None:
     _set_cluster(monkeypatch, ["127.0.0.1:1", "127.0.0.1:1"], 0)
     assert main(["resolve"]) == 2
-    assert "error: worker 0 and worker 1 have one address" in capsys.readouterr().out
+    assert "error: worker 0 and worker 1 share one address" in capsys.readouterr().out
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert main(["resolve", "--from", "slurm"]) == 2
     assert "srun python script.py" in capsys.readouterr().err

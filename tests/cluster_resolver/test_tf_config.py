@@ -70,8 +70,8 @@ def test_what_is_set_later_counts_more_than_the_variable() -> None:
 @pytest.mark.parametrize(
     ("config", "ask", "parts"),
     [
-        ("not json", "cluster_spec", ["TF_CONFIG='not json'", "no JSON", '"cluster"']),
-        ("[" * 100_000, "cluster_spec", ["no JSON"]),
+        ("not json", "cluster_spec", ["TF_CONFIG='not json'", "not valid JSON", '"cluster"']),
+        ("[" * 100_000, "cluster_spec", ["not valid JSON"]),
         ([1], "cluster_spec", ["TF_CONFIG='[1]'", "list", '"cluster"']),
         ({"cluster": {"worker": {"x": "a:1"}}}, "cluster_spec", ["'x'", "TF_CONFIG=", "jobs"]),
         ({"task": "worker"}, "task_type", ["'worker'", "'type' and 'index'"]),

@@ -1,12 +1,13 @@
 """All processes of a job, in the process of the test."""
 
+import os
 import pathlib
 import sys
 import time
 
 import pytest
 
-from jaxdist._launching import Job, Outcome, Patience, attempt, collect_signals, run_attempt
+from jaxdist._launching import Job, Outcome, Patience, collect_signals, run_attempt
 from tests.launching.launcher import find_pids, is_gone, write_script
 
 
@@ -35,8 +36,8 @@ def test_processes_that_run_when_the_time_is_over_are_ended_and_named(
 def test_a_system_without_pidfd_and_waitid_is_asked_again_and_again(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(attempt.os, "pidfd_open", raising=False)
-    monkeypatch.delattr(attempt.os, "waitid", raising=False)
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    monkeypatch.delattr(os, "waitid", raising=False)
     script = write_script(tmp_path, "sys.exit(index)")
     outcome, _ = _run(script, 2, Patience())
     assert outcome.cause is not None

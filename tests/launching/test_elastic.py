@@ -82,7 +82,7 @@ def _measure_recovery(folder: pathlib.Path, victim: int) -> tuple[float, float]:
     # At most one step is lost: the one in which the process was killed.
     assert int(second[0][1]) >= 19
     assert [int(row[1]) for row in second] == list(range(int(second[0][1]), 31))
-    assert f"process {victim} was lost. The job goes on with 2 of 3: 2 proc" in outcome.stderr
+    assert f"process {victim} was lost. The job continues with 2 of 3: 2 proc" in outcome.stderr
     check_nobody_is_left(outcome, 5)
     starts = [
         float(of_attempt[0][3]) - min(float(p.read_text()) for p in folder.glob(f"began-{n}-*"))
@@ -98,8 +98,8 @@ def test_processes_are_lost_until_the_least_number_is_left(tmp_path: pathlib.Pat
     )
     outcome = run_launcher("--elastic", "1:4", *QUICK, script)
     assert _sizes(outcome.stdout) == [[1, 4], [2, 2], [3, 1]]
-    assert "processes 1, 3 were lost. The job goes on with 2 of 4: 2 processes" in outcome.stderr
-    assert "process 0 was lost. The job goes on with 1 of 2: 1 process starts" in outcome.stderr
+    assert "processes 1, 3 were lost. The job continues with 2 of 4: 2 processes" in outcome.stderr
+    assert "process 0 was lost. The job continues with 1 of 2: 1 process starts" in outcome.stderr
     # The last one is lost too, so nothing is left to go on with.
     assert outcome.exit_code == 7
     assert "process 0 failed first, with exit code 7" in outcome.stderr.splitlines()[-1]
@@ -121,18 +121,16 @@ def test_too_few_are_left_without_restarts(tmp_path: pathlib.Path) -> None:
     script = write_script(tmp_path, TELL + "die(0, 1)")
     outcome = run_launcher("--elastic", "2:3", *QUICK, script)
     assert outcome.exit_code == 137
-    assert "The job needs 2 processes or more, and 1 is left" in outcome.stderr
+    assert "The job needs at least 2 processes, and 1 of 3 is left" in outcome.stderr
     assert "was ended by signal SIGKILL" in outcome.stderr[outcome.stderr.rindex("launch: ") :]
 
 
 @called("jaxdist launch")
-def test_the_processes_that_are_left_keep_their_gpus(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_processes_that_are_left_keep_their_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "find_device_files", lambda _: ["0", "1", "2", "3"])
     monkeypatch.setattr(gpus, "_PLUGINS", ("jax",))
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-    made = make_environments([0, 2, 3], 1, [1, 2, 3], "a:1", tmp_path, 2)
+    made = make_environments([0, 2, 3], 1, [1, 2, 3], "a:1", 2)
     assert [own["CUDA_VISIBLE_DEVICES"] for own in made] == ["0", "2", "3"]
 
 
@@ -160,7 +158,7 @@ def test_a_shipped_configuration_goes_on_with_a_batch_that_3_processes_cannot_sh
         victim.kill()
         (outcome,) = job.wait(250)
     assert outcome.exit_code == 0, outcome.describe()
-    assert "process 3 was lost. The job goes on with 3 of 4" in outcome.stderr
+    assert "process 3 was lost. The job continues with 3 of 4" in outcome.stderr
     alone = tmp_path / "alone"
     folders = [f"output.directory={alone}", f"checkpoint.directory={alone}"]
     loaded = jobs.load_job_config(config, [*settings[1::2], *folders])

@@ -39,7 +39,7 @@ def test_no_cause_where_all_ended_well() -> None:
         ([End(0, 1, tail=GLOO), End(1, 1, tail=PLAIN)], 1, 1, "ValueError: planted"),
         ([End(0, 1, tail=ONE_IS_GONE), End(1, 7)], 1, 7, "It wrote no error"),
         ([End(1, 0), End(0, 1, tail=ONE_IS_GONE)], 1, 1, "in the middle of the job"),
-        ([End(1, 0), End(0, 1, tail=GLOO), End(2, 1, tail=GLOO)], 1, 1, "in need of it: 0, 2."),
+        ([End(1, 0), End(0, 1, tail=GLOO), End(2, 1, tail=GLOO)], 1, 1, "needed it: 0, 2."),
         (
             [End(0, 75, tail=ONE_IS_GONE), End(1, -9, was_ended=True)],
             1,
@@ -95,7 +95,6 @@ def test_the_last_traceback_has_the_exceptions_that_led_to_it_and_no_more() -> N
     found = find_last_traceback(f"{older}{chained}{late}")
     assert found is not None
     assert found.text == chained.rstrip("\n")
-    assert found.raised == "jaxdist.errors.UnavailableError"
     assert (found.is_about_others, found.processes) == (True, (1,))
 
 
@@ -103,7 +102,8 @@ def test_an_error_while_another_process_is_reported_follows_from_it() -> None:
     news = "\nDuring handling of the above exception, another exception occurred:\n\n"
     found = find_last_traceback(ONE_IS_GONE + news + PLAIN)
     assert found is not None
-    assert (found.raised, found.is_about_others) == ("ValueError", True)
+    assert found.is_about_others
+    assert found.text.endswith("ValueError: planted")
 
 
 @pytest.mark.parametrize(

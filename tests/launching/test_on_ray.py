@@ -81,7 +81,7 @@ def test_an_elastic_job_goes_on_with_the_actors_that_are_left(tmp_path: pathlib.
     rows = [line.split()[:3] for line in (tmp_path / "steps").read_text().splitlines()]
     first = [["1", str(step), "2"] for step in range(1, 5)]
     assert rows == first + [["2", str(step), "1"] for step in range(5, 9)]
-    assert "process 0 was lost. The job goes on with 1 of 2" in outcome.stderr
+    assert "process 0 was lost. The job continues with 1 of 2" in outcome.stderr
 
 
 @with_ray
@@ -130,8 +130,8 @@ def test_a_cluster_that_is_too_small_is_an_error(tmp_path: pathlib.Path) -> None
     with start_launcher("--on", "ray", "-n", "5", script, env=env) as job:
         (outcome,) = job.wait(60)
     assert outcome.exit_code == 2, outcome.describe()
-    said = "5 CPUs, of which 3 are free and the cluster has 3"
-    assert f"jaxdist launch: waits for {said}." in outcome.stderr
+    said = "5 CPUs (3 of 3 in the cluster are free)"
+    assert f"jaxdist launch: waiting for {said}." in outcome.stderr
     assert f"waited 6 s for {said}." in outcome.stderr
 
 
@@ -154,7 +154,7 @@ def test_without_ray_the_error_has_the_command_that_installs_it(
 @pytest.mark.parametrize(
     ("has_room", "parts", "actors"),
     [
-        (False, ["for 2 CPUs, of which 1 are free and the cluster has 3", "`ray status`"], 0),
+        (False, ["for 2 CPUs (1 of 3 in the cluster are free)", "`ray status`"], 0),
         (True, ["could not start its actors: No module named 'jaxdist'", "on every node"], 2),
     ],
 )

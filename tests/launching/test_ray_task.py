@@ -93,7 +93,7 @@ def _run(ray: _Ray, places: Places, starts: int = 2, only: str | None = None) ->
 
 
 def _wait(child: RayTask) -> End:
-    wait_until(lambda: child.collect(pathlib.Path()) is not None)
+    wait_until(lambda: child.collect() is not None)
     assert child.end is not None
     return child.end
 
@@ -136,7 +136,7 @@ def test_an_actor_that_does_not_come_back_is_an_error(
     end, out = _run(_Ray(_Actor(), is_ready=False), _make_places())
     assert end.code == 1
     assert "Ray has not started ps 0 again within 1 s" in out
-    assert "waits until Ray has started ps 0 again" in capsys.readouterr().err
+    assert "waiting until Ray has started ps 0 again" in capsys.readouterr().err
 
 
 def test_a_server_without_shared_snapshots_stays_on_its_node() -> None:
@@ -180,10 +180,8 @@ def test_servers_on_another_node_need_a_shared_folder(monkeypatch: pytest.Monkey
     ray: Any = _Ray(_Actor())
     ray.util = types.SimpleNamespace(get_node_ip_address=lambda: "1.1.1.9")
     tasks = "jaxdist._launching.on_ray.task."
-    monkeypatch.setattr(tasks + "reserve", lambda *args: "group")
-    monkeypatch.setattr(tasks + "start_actor", lambda *args, **options: _Actor())
     found = ["1.1.1.1:10", "1.1.1.2:20", "1.1.1.9:30"]
-    monkeypatch.setattr(tasks + "find_addresses", lambda *args: found)
+    monkeypatch.setattr(tasks + "start_actors", lambda *args: ([_Actor()] * 3, found))
     job = ClusterJob(["python", "a.py"], ["python", "a.py"], 1, 1)
     with refused(LaunchError, "--snapshot-directory", "ps 0 is at 1.1.1.1:10", "(1.1.1.9)"):
         run_tasks_on_ray(ray, job, 0, (print, print), Signals(0))

@@ -53,7 +53,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
         (["--elastic", "1:513", __file__], ["the second number of --elastic=513", "512"]),
         (["-n", "2", "no_such.py"], ["'no_such.py'", "no such file", "current folder"]),
         (["-n", "2", os.path.dirname(__file__)], ["is a folder"]),
-        (["-n", "2", "-m", "no_such.module"], ["-m no_such.module", "no module 'no_such'"]),
+        (
+            ["-n", "2", "-m", "no_such.module"],
+            ["-m no_such.module", "the module 'no_such' does not exist"],
+        ),
         (["-n", "2", "train", "no_such.toml"], ["'no_such.toml'"]),
         (["-n", "2", "train", CONFIG, "--set", "train.no_such=1"], ["no_such"]),
         (
@@ -128,30 +131,27 @@ def test_there_is_at_most_one_evaluator(count: int) -> None:
         ClusterJob(["python"], ["python"], 1, 1, evaluators=count)
 
 
-def test_a_command_that_the_system_refuses_is_an_error() -> None:
+def test_a_command_that_the_system_refuses_is_an_error(tmp_path: pathlib.Path) -> None:
     with refused(LaunchError, "could not start process 3", "ulimit"):
-        Child(3, [sys.executable, "x" * 10_000_000], {}, (lambda _: None, lambda _: None))
+        Child(3, [sys.executable, "x" * 10_000_000], {}, (lambda _: None,) * 2, tmp_path)
 
 
 @called("jaxdist launch")
-def test_devices_given_in_two_ways_are_refused(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_given_in_two_ways_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_foo")
-    with refused(LaunchError, "asked for 2 devices", "Remove --xla_force"):
-        make_environments([0], 2, [1], "127.0.0.1:2", tmp_path, 1)
-    (alone,) = make_environments([0], None, [1], "127.0.0.1:2", tmp_path, 1)
+    with refused(LaunchError, "given 2 devices", "Remove --xla_force"):
+        make_environments([0], 2, [1], "127.0.0.1:2", 1)
+    (alone,) = make_environments([0], None, [1], "127.0.0.1:2", 1)
     assert "JAX_NUM_CPU_DEVICES" not in alone
 
 
 @called("launch")
-def test_the_environment_of_each_process(tmp_path: pathlib.Path) -> None:
-    first, second = make_environments([0, 1], 3, [5, 6], "127.0.0.1:7", tmp_path, 4)
+def test_the_environment_of_each_process() -> None:
+    first, second = make_environments([0, 1], 3, [5, 6], "127.0.0.1:7", 4)
     workers = '{"cluster": {"worker": ["127.0.0.1:5", "127.0.0.1:6"]}, '
     assert first["TF_CONFIG"] == workers + '"task": {"type": "worker", "index": 0}}'
     assert second["TF_CONFIG"] == workers + '"task": {"type": "worker", "index": 1}}'
     assert second["JAXDIST_SERVICE"] == "127.0.0.1:7"
-    assert second["JAXDIST_LAUNCHER"] == str(tmp_path)
     assert second["JAXDIST_ATTEMPT"] == "4"
     assert second["JAXDIST_DEVICES_PER_PROCESS"] == second["JAX_NUM_CPU_DEVICES"] == "3"
     assert second["PATH"] == os.environ["PATH"]

@@ -445,7 +445,7 @@ def test_the_watcher_knows_of_sigterm_and_gives_it_back() -> None:
     assert watcher.preemption_message is None
     watcher.block_until_worker_exit()
     signal.raise_signal(signal.SIGTERM)
-    assert watcher.preemption_message == "process 0 was told to end (SIGTERM)"
+    assert watcher.preemption_message == "process 0 received SIGTERM"
     watcher.block_until_worker_exit()
     watcher.close()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -142,7 +142,7 @@ def test_every_process_learns_who_was_told_to_end_and_can_wait_for_it(culprit: i
         outcomes = job.wait()
     assert [outcome.exit_code for outcome in outcomes] == [0, 0]
     messages = {outcome.result["message"] for outcome in outcomes}
-    assert messages == {f"process {culprit} was told to end (SIGTERM)"}
+    assert messages == {f"process {culprit} received SIGTERM"}
     assert outcomes[1 - culprit].result["seconds"] > 0.9
 
 

@@ -137,7 +137,7 @@ def test_a_process_that_has_ended_is_an_error_that_names_it(
     monkeypatch.setattr(step_agreement.StepAgreement, "_write_count", _write_only_of_0)
     jobs.append(job := Job(2))
     job.notices[0].give()
-    with pytest.raises(UnavailableError, match="process 1 ended before it said") as caught:
+    with pytest.raises(UnavailableError, match="process 1 ended before it reported") as caught:
         _run_until_save(job.agreements[0], 0.001)
     assert caught.value.processes == (1,)
 
@@ -149,7 +149,7 @@ def test_a_process_that_does_not_answer_is_an_error_that_names_it(
     jobs.append(job := Job(2, limit=0.2))
     job.notices[0].give()
     with pytest.raises(
-        DeadlineExceededError, match=r"process 1 did not say within 0\.2 s"
+        DeadlineExceededError, match=r"process 1 did not report within 0\.2 s"
     ) as caught:
         _run_until_save(job.agreements[0], 0.001)
     assert caught.value.processes == (1,)

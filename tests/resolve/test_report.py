@@ -126,7 +126,7 @@ def test_who_does_not_train_binds_nothing() -> None:
 def test_one_process_alone() -> None:
     resolver = make_resolver("tf_config", {})
     report = make_report("tf_config", resolver, {}, _Network())
-    assert report.lines == (("this process", "process 0 of 1: there is no cluster"),)
+    assert report.lines == (("this process", "process 0 of 1: no cluster was found"),)
     assert report.exit_code == 0
 
 
@@ -171,7 +171,7 @@ DEBIAN = {"h0": "127.0.1.1"}
             "warning",
             ["NCCL_SOCKET_IFNAME=eth0,ib", "10.0.0.1", "belongs to eth1"],
         ),
-        (lambda: _report(TWO, 1), "warning", ["h1, which is no address of this machine"]),
+        (lambda: _report(TWO, 1), "warning", ["h1, which is not an address of this machine"]),
         (
             lambda: _report(TWO, environ={"HTTPS_PROXY": "http://me:secret@proxy:3128"}),
             "warning",

@@ -6,7 +6,7 @@ import pathlib
 import secrets
 from collections.abc import Mapping, Sequence
 
-from jaxdist._launching.environment import FORCED
+from jaxdist._launching.environment import list_device_variables
 
 # Variables that identify a process in other kinds of jobs.
 _NOT_INHERITED = ("JAXDIST_CLUSTER", "JAXDIST_SERVICE", "JAXDIST_ADDRESSES")
@@ -74,7 +74,5 @@ def make_task_environment(
     if devices is None:
         # Only the workers use the GPUs and their memory.
         return environment if name == "worker" else {**environment, "JAX_PLATFORMS": "cpu"}
-    if FORCED not in os.environ.get("XLA_FLAGS", ""):
-        count = str(devices if name == "worker" else 1)
-        environment |= {"JAXDIST_DEVICES_PER_PROCESS": count, "JAX_NUM_CPU_DEVICES": count}
-    return environment
+    count = devices if name == "worker" else 1
+    return environment | list_device_variables(count, os.environ)

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 
 from jaxdist._called import called
-from jaxdist._launching.attempt import Patience
 from jaxdist._launching.child import Child, Write
 from jaxdist._launching.cluster.environment import (
     describe_joining,
@@ -20,9 +19,10 @@ from jaxdist._launching.cluster.environment import (
 from jaxdist._launching.cluster.supervisor import Supervisor, Task
 from jaxdist._launching.environment import check_devices
 from jaxdist._launching.gpus import divide_gpus, list_gpus
-from jaxdist._launching.job import MOST_DEVICES, MOST_PROCESSES
+from jaxdist._launching.job import MOST_PROCESSES, check_numbers
 from jaxdist._launching.output import say, write_to
 from jaxdist._launching.ports import find_free_ports
+from jaxdist._launching.processes import Patience
 from jaxdist._launching.signals import Signals, collect_signals
 from jaxdist._validate import as_integer, as_number
 
@@ -65,15 +65,7 @@ class ClusterJob:
         for name in ("ps", "workers"):
             count = getattr(self, name)
             as_integer(f"--{name}", count, least=1, most=MOST_PROCESSES, example=2)
-        if self.devices_per_process is not None:
-            as_integer(
-                "devices_per_process",
-                self.devices_per_process,
-                least=1,
-                most=MOST_DEVICES,
-                example=1,
-            )
-        as_integer("restarts", self.restarts, least=0)
+        check_numbers(self.devices_per_process, self.restarts)
         as_integer("--evaluator", self.evaluators, least=0, most=1)
         as_number("grace_seconds", self.patience.grace, least=0)
 
@@ -136,11 +128,10 @@ def run_tasks(job: ClusterJob, write: tuple[Write, Write], signals: Signals) -> 
                 environment = make_task_environment(
                     shared, cluster, name, index, None if gpus is not None else devices
                 )
-                environment["JAXDIST_LAUNCHER"] = str(own)
                 if gpus is not None and name == "worker":
                     environment["CUDA_VISIBLE_DEVICES"] = gpus[index]
                 command = job.find_command(name)
-                start = functools.partial(_start, name, index, command, environment, write)
+                start = functools.partial(_start, name, index, command, environment, write, own)
                 tasks.append(Task(name, index, start, own))
         return Supervisor(tasks, signals, job.patience, job.restarts).run()
 
@@ -151,7 +142,8 @@ def _start(
     command: Sequence[str],
     environment: dict[str, str],
     write: tuple[Write, Write],
+    folder: pathlib.Path,
     starts: int,
 ) -> Child:
     own = {**environment, "JAXDIST_ATTEMPT": str(starts)}
-    return Child(index, command, own, write, f"{name} {index}")
+    return Child(index, command, own, write, folder, f"{name} {index}")

@@ -26,10 +26,10 @@ def make_jobset(request: Request) -> str:
     Raises:
         LaunchError: An option has no use in Kubernetes, or a manifest cannot hold the file.
     """
-    return write_manifest(request, _make_jobset(request))
+    return _write_manifest(request, _make_jobset(request))
 
 
-def write_manifest(request: Request, jobset: dict[str, Any], comment: str = "") -> str:
+def _write_manifest(request: Request, jobset: dict[str, Any], comment: str = "") -> str:
     """Return the manifest of a JobSet, with the file that its pods need.
 
     Args:
@@ -64,20 +64,25 @@ def write_manifest(request: Request, jobset: dict[str, Any], comment: str = "") 
 
 
 def _make_jobset(request: Request) -> dict[str, Any]:
+    # The first pod that fails ends the Job; then the JobSet starts all pods again.
+    job = _make_indexed_job(request, 0, make_pod(request, "worker", _list_variables(request)))
+    return _wrap_jobs(request, {_JOB: job}, {"failurePolicy": {"maxRestarts": request.restarts}})
+
+
+def _make_indexed_job(request: Request, restarts: int, pod: dict[str, Any]) -> dict[str, Any]:
     job: dict[str, Any] = {
-        # The first pod that fails ends the Job; then the JobSet starts all pods again.
-        "backoffLimit": 0,
+        "backoffLimit": restarts,
         "completionMode": "Indexed",
         "completions": request.count,
         "parallelism": request.count,
     }
     if request.seconds is not None:
         job["activeDeadlineSeconds"] = request.seconds
-    job["template"] = {"spec": make_pod(request, "worker", _list_variables(request))}
-    return wrap_jobs(request, {_JOB: job}, {"failurePolicy": {"maxRestarts": request.restarts}})
+    job["template"] = {"spec": pod}
+    return job
 
 
-def wrap_jobs(
+def _wrap_jobs(
     request: Request, jobs: dict[str, dict[str, Any]], policies: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the JobSet with the given jobs, by name."""
@@ -163,11 +168,11 @@ def make_task_jobset(request: TaskRequest) -> str:
             "# --snapshot-directory CLAIM keeps them in a PersistentVolumeClaim.\n"
         )
     whole = dataclasses.replace(request.make_part("chief"), count=base.count)
-    return write_manifest(whole, wrap_jobs(base, jobs, policies), comment)
+    return _write_manifest(whole, _wrap_jobs(base, jobs, policies), comment)
 
 
 def _make_job(request: TaskRequest, job: str) -> dict[str, Any]:
-    part, count, is_chief = request.make_part(job), request.counts[job], job == "chief"
+    part, is_chief = request.make_part(job), job == "chief"
     volumes: dict[str, tuple[str, dict[str, Any]]] = {
         "secret": (_SECRET, {"secret": {"secretName": _name_secret(part)}})
     }
@@ -188,17 +193,9 @@ def _make_job(request: TaskRequest, job: str) -> dict[str, Any]:
         {"name": "TF_CONFIG", "value": _make_config(request, job)},
         *({"name": name, "value": escape(value)} for name, value in variables.items()),
     ]
-    made: dict[str, Any] = {
-        "backoffLimit": part.restarts if is_chief else _MOST_STARTS,
-        "completionMode": "Indexed",
-        "completions": count,
-        "parallelism": count,
-    }
-    if part.seconds is not None:
-        made["activeDeadlineSeconds"] = part.seconds
     restart = "Never" if is_chief else "OnFailure"
-    made["template"] = {"spec": make_pod(part, job, listed, restart, volumes)}
-    return made
+    pod = make_pod(part, job, listed, restart, volumes)
+    return _make_indexed_job(part, part.restarts if is_chief else _MOST_STARTS, pod)
 
 
 def _make_config(request: TaskRequest, job: str) -> str:

@@ -85,7 +85,7 @@ def make_config_map(request: Request) -> dict[str, Any]:
     """
     if request.file is None or pathlib.Path(request.file).is_dir():
         raise refuse(
-            f"no script, but {shlex.join(request.arguments)}.",
+            f"{shlex.join(request.arguments)}, which is not a script.",
             "Without --image, the manifest holds the script itself, and a module or a folder is "
             "more than one file.",
             "Pass --image with an image that has it.",

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxdist._called import called, refuse
-from jaxdist._launching.environment import check_devices
+from jaxdist._launching.environment import check_devices, list_device_variables
 from jaxdist._validate import as_integer
 from jaxdist.errors import LaunchError
 
@@ -162,9 +162,7 @@ class Request:
         found = {"PYTHONUNBUFFERED": "1"}
         if self.gpu is None:
             found["JAX_PLATFORMS"] = "cpu"
-            if "--xla_force_host_platform_device_count" not in environ.get("XLA_FLAGS", ""):
-                found["JAXDIST_DEVICES_PER_PROCESS"] = str(self.devices_of_each)
-                found["JAX_NUM_CPU_DEVICES"] = str(self.devices_of_each)
+            found |= list_device_variables(self.devices_of_each, environ)
         for name, value in sorted(environ.items()):
             if _OF_THE_JOB.fullmatch(name):
                 found[name] = value

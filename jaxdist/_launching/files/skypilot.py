@@ -139,7 +139,7 @@ def refuse_tasks(request: TaskRequest) -> str:
     raise refuse(
         f"{counts}.",
         "SkyPilot runs one command on each machine, and its task ends when all of them have "
-        "ended. Parameter servers and workers run until somebody ends them, and a machine does "
+        "ended. Parameter servers and workers run until they are ended, and a machine does "
         "not learn that the chief on another one has ended. One that is killed would start all "
         "machines again.",
         f"On one machine, let the command be: jaxdist launch {counts} ... . On several, start Ray "

@@ -25,18 +25,13 @@ def make_slurm_script(request: Request) -> str:
     Raises:
         LaunchError: An option has no use in Slurm.
     """
-    refuse_foreign(request)
-    options = [f"--job-name={request.job_name}", *list_options(request)]
-    options += [f"--chdir={os.getcwd()}", f"--output={request.job_name}-%j.log"]
+    _refuse_foreign(request)
     variables = {"JAXDIST_CLUSTER": "slurm", **request.list_variables(os.environ)}
     step = ["srun", "--label", "--kill-on-bad-exit=0", f"--wait={_WAIT_SECONDS}"]
-    if request.cpus is not None:
-        # srun does not inherit this option from sbatch.
-        step.append(f"--cpus-per-task={request.cpus}")
-    step += list_bindings(request)
+    step += _list_step_options(request)
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {shlex.quote(option)}" for option in options),
+        *(f"#SBATCH {shlex.quote(option)}" for option in _list_job_options(request, request)),
         f"# {request.count} processes of one job. Start it with: sbatch FILE",
         "",
         "# Variables of the shell that called sbatch would be taken for those of the job.",
@@ -57,7 +52,7 @@ def make_slurm_script(request: Request) -> str:
     return "\n".join(lines) + "\n"
 
 
-def refuse_foreign(request: Request) -> None:
+def _refuse_foreign(request: Request) -> None:
     """Raise if an option was given that has no use in Slurm.
 
     Raises:
@@ -73,15 +68,28 @@ def refuse_foreign(request: Request) -> None:
     )
 
 
-def list_options(request: Request) -> list[str]:
+def _list_job_options(job: Request, first: Request) -> list[str]:
+    """Return the options of sbatch for a job, and for the resources of its first component."""
+    return [
+        f"--job-name={job.job_name}",
+        *_list_options(first),
+        f"--chdir={os.getcwd()}",
+        f"--output={job.job_name}-%j.log",
+    ]
+
+
+def _list_options(request: Request) -> list[str]:
     """Return the options of sbatch for the resources of the processes."""
     options = [f"--ntasks={request.count}"]
     if request.hosts is not None:
         options += [f"--nodes={request.hosts}", f"--ntasks-per-node={request.processes_of_host}"]
     if request.cpus is not None:
         options.append(f"--cpus-per-task={request.cpus}")
-    if request.memory is not None:
-        options.append(_describe_memory(request))
+    if request.memory is not None and request.hosts is not None:
+        options.append(f"--mem={request.memory * request.processes_of_host}G")
+    elif request.memory is not None:
+        # In MiB, rounded up.
+        options.append(f"--mem-per-cpu={-(-request.memory * 1024 // (request.cpus or 1))}M")
     if request.gpu is not None:
         kind = "" if request.gpu == "any" else f"{request.gpu}:"
         options.append(f"--gpus-per-task={kind}{request.devices_of_each}")
@@ -92,22 +100,15 @@ def list_options(request: Request) -> list[str]:
     return options
 
 
-def list_bindings(request: Request) -> list[str]:
-    """Return the options of srun that give each process its own GPUs.
-
-    Without them, Slurm 22.05 does so only if the job requests no kind of GPU.
-    """
-    if request.gpu in (None, "any"):
-        return []
-    return [f"--gpu-bind=per_task:{request.devices_of_each}"]
-
-
-def _describe_memory(request: Request) -> str:
-    """Return the memory of a host; without `hosts`, the memory for each core."""
-    if request.hosts is not None:
-        return f"--mem={(request.memory or 0) * request.processes_of_host}G"
-    # In MiB, rounded up.
-    return f"--mem-per-cpu={-(-(request.memory or 0) * 1024 // (request.cpus or 1))}M"
+def _list_step_options(request: Request) -> list[str]:
+    """Return the options of srun for the resources of the processes."""
+    # srun does not inherit this option from sbatch.
+    options = [] if request.cpus is None else [f"--cpus-per-task={request.cpus}"]
+    if request.gpu not in (None, "any"):
+        # Without this, Slurm 22.05 gives each process its own GPUs only if the job requests no
+        # kind of GPU.
+        options.append(f"--gpu-bind=per_task:{request.devices_of_each}")
+    return options
 
 
 # Each task runs `bash -c "$run_task" bash JOB PORT COMMAND ...`.
@@ -127,7 +128,7 @@ for entry in $job_tasks; do
     name=${entry%:*} addresses=
     for ((other = 0; other < ${entry#*:}; other++)); do
         until [ -e "$job_folder/$name.$other" ]; do
-            # A file system on a network is asked again.
+            # This makes a network file system look again.
             ls "$job_folder" >/dev/null
             sleep 0.2
         done
@@ -192,11 +193,10 @@ def make_task_script(request: TaskRequest) -> str:
         LaunchError: An option has no use in Slurm.
     """
     base = request.request
-    refuse_foreign(base)
+    _refuse_foreign(base)
     parts = {job: request.make_part(job) for job in request.counts}
-    components = [[f"--job-name={base.job_name}", *list_options(parts["chief"])]]
-    components[0] += [f"--chdir={os.getcwd()}", f"--output={base.job_name}-%j.log"]
-    components += [["hetjob", *list_options(parts[job])] for job in ("ps", "worker")]
+    components = [_list_job_options(base, parts["chief"])]
+    components += [["hetjob", *_list_options(parts[job])] for job in ("ps", "worker")]
     lines = ["#!/bin/bash"]
     lines += [f"#SBATCH {shlex.quote(option)}" for own in components for option in own]
     tasks = " ".join(f"{job}:{count}" for job, count in request.counts.items())
@@ -267,10 +267,7 @@ def _write_step(request: TaskRequest, job: str, group: int, place: int) -> str:
     part = request.make_part(job)
     variables = part.list_variables(os.environ)
     step = ["srun", f"--het-group={group}", f"--ntasks={part.count}", "--kill-on-bad-exit=1"]
-    if part.cpus is not None:
-        # srun does not inherit this option from sbatch.
-        step.append(f"--cpus-per-task={part.cpus}")
-    step += list_bindings(part)
+    step += _list_step_options(part)
     settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     command = shlex.join([sys.executable, *part.arguments])
     task = f'bash -c "$run_task" bash {job} $((port + {place}))'

@@ -1,10 +1,10 @@
 """`ProcessOnNode`: the Ray actor that runs one process of a job on its node."""
 
+import functools
 import importlib
 import json
 import os
 import pathlib
-import selectors
 import shutil
 import sys
 import tempfile
@@ -14,8 +14,10 @@ from typing import Any
 
 from jaxdist._launching.child import Child, End, write_end, write_whole
 from jaxdist._launching.ports import find_free_ports, is_free
+from jaxdist._launching.processes import Patience, Processes
+from jaxdist._launching.signals import collect_signals
+from jaxdist._processes import format_address
 
-_NAP = 0.05
 _PATIENCE = 1.0  # how long one call of `read` waits for news
 _ADDRESSES = "addresses.json"
 
@@ -48,14 +50,14 @@ class ProcessOnNode:
         """
         util: Any = importlib.import_module("ray.util")
         host = str(util.get_node_ip_address())
-        shown = f"[{host}]" if ":" in host else host
-        before, _, port = wanted.rpartition(":")
-        if before == shown and is_free(int(port), host):
+        port = wanted.rpartition(":")[2]
+        if port and wanted == format_address(host, int(port)) and is_free(int(port), host):
             return wanted
         while True:
             (found,) = find_free_ports(1, host)
-            if f"{shown}:{found}" not in taken:
-                return f"{shown}:{found}"
+            address = format_address(host, found)
+            if address not in taken:
+                return address
 
     def start(
         self,
@@ -84,7 +86,7 @@ class ProcessOnNode:
             self._is_killed = False
             if not self._folder.is_dir():
                 self._folder = pathlib.Path(tempfile.mkdtemp(prefix="jaxdist-"))
-        own = {**environment, "JAXDIST_LAUNCHER": str(self._folder)}
+        own = dict(environment)
         if addresses is not None:
             self.learn(*addresses)
             own["JAXDIST_ADDRESSES"] = str(self._folder / _ADDRESSES)
@@ -151,41 +153,23 @@ class ProcessOnNode:
         end: End | None = None
         failed: Exception | None = None
         try:
-            end = self._follow(index, command, environment, name)
+            write = (functools.partial(self._keep, 0), functools.partial(self._keep, 1))
+            child = Child(index, command, environment, write, self._folder, name)
+            with self._news:
+                self._child = child
+                if self._is_killed:
+                    child.kill()
+            with collect_signals(()) as signals, Processes(signals, Patience.grace) as processes:
+                processes.add(child)
+                while child.end is None:
+                    list(processes.wait())
+            end = child.end
         except Exception as error:
             failed = error
         with self._news:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._end, self._failed = end, failed
             self._news.notify_all()
-
-    def _follow(
-        self, index: int, command: Sequence[str], environment: Mapping[str, str], name: str | None
-    ) -> End:
-        child = Child(index, command, environment, (self._keep_out, self._keep_err), name)
-        with self._news:
-            self._child = child
-            if self._is_killed:
-                child.kill()
-        with selectors.DefaultSelector() as selector:
-            for pipe in child.streams:
-                selector.register(pipe, selectors.EVENT_READ)
-            while True:
-                for key, _ in selector.select(_NAP):
-                    pipe = key.fileobj
-                    if not isinstance(pipe, int) and not child.read(pipe):  # type: ignore[arg-type]
-                        selector.unregister(pipe)
-                end = child.collect(self._folder)
-                if end is not None:
-                    return end
-                if not selector.get_map():
-                    threading.Event().wait(_NAP)
-
-    def _keep_out(self, lines: bytes) -> None:
-        self._keep(0, lines)
-
-    def _keep_err(self, lines: bytes) -> None:
-        self._keep(1, lines)
 
     def _keep(self, stream: int, lines: bytes) -> None:
         with self._news:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pathlib
 import threading
 from collections.abc import Callable
 from typing import IO, Any
@@ -38,10 +37,6 @@ class RayChild:
         self._thread = threading.Thread(target=self._ask, daemon=True)
         self._thread.start()
 
-    def open_end(self) -> int | None:
-        """Return None: the pipe reports the end."""
-        return None
-
     def read(self, pipe: IO[bytes]) -> bool:
         """Write new output; return False after the last of it."""
         with contextlib.suppress(BlockingIOError):
@@ -70,7 +65,7 @@ class RayChild:
         """Write for the process how another one ended."""
         self._actor.hear.remote(end)
 
-    def collect(self, folder: pathlib.Path) -> End | None:
+    def collect(self) -> End | None:
         """Return how the process ended, once it has, and write the rest of its output."""
         if self.end is None:
             with self._lock:

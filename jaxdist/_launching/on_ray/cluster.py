@@ -2,33 +2,24 @@
 
 import contextlib
 import importlib
-import math
 import os
 import pathlib
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxdist._called import called
-from jaxdist._compat import host_coordination_service
-from jaxdist._launching.attempt import Attempt
 from jaxdist._launching.child import Write
 from jaxdist._launching.cluster import ClusterJob
 from jaxdist._launching.environment import check_devices, make_environment
-from jaxdist._launching.job import Job, Outcome, make_outcome
+from jaxdist._launching.gpus import uses_gpus
+from jaxdist._launching.job import Job, Outcome, run_together
 from jaxdist._launching.on_ray.child import RayChild
-from jaxdist._launching.on_ray.placement import (
-    find_addresses,
-    join_address,
-    make_bundle,
-    reserve,
-    start_actor,
-)
+from jaxdist._launching.on_ray.placement import make_bundle, start_actors
 from jaxdist._launching.on_ray.task import run_tasks_on_ray
 from jaxdist._launching.ports import find_free_ports
 from jaxdist._launching.signals import Signals
-from jaxdist._processes import get_settings
+from jaxdist._processes import format_address
 from jaxdist.errors import LaunchError, MissingExtraError
 
 
@@ -80,7 +71,7 @@ def _describe_refusal(error: ConnectionError, address: str) -> LaunchError:
             f"{found}: the cluster asks for a token, and RAY_AUTH_MODE is "
             f"{os.environ.get('RAY_AUTH_MODE') or 'not set'}.\n\n"
             "`ray start` turns tokens on where it finds ~/.ray/auth_token. Programs need the same "
-            "token, and send it only if they are told to.\n\n"
+            "token, and send it only with RAY_AUTH_MODE=token.\n\n"
             "Set RAY_AUTH_MODE=token here, with the token of the cluster in ~/.ray/auth_token, or "
             "start all nodes with RAY_AUTH_MODE=disabled."
         )
@@ -88,7 +79,7 @@ def _describe_refusal(error: ConnectionError, address: str) -> LaunchError:
         f"{found}: {error}\n\n"
         "RAY_ADDRESS is the address of the head, as HOST:PORT, and the launcher runs on a node of "
         "the cluster.\n\n"
-        "See with `ray status` whether the cluster runs. Without RAY_ADDRESS, Ray starts on this "
+        "`ray status` shows whether the cluster runs. Without RAY_ADDRESS, Ray starts on this "
         "machine."
     )
 
@@ -126,48 +117,26 @@ class RayCluster:
             LaunchError: The CPUs or GPUs do not become free in time, or a node lacks jaxdist.
         """
         count = job.count if places is None else len(places)
-        check_devices(job.devices_per_process, os.environ)
-        gpus = (job.devices_per_process or 1) if self._has_gpus() else 0
+        gpus = self._count_gpus(job.devices_per_process)
         with contextlib.ExitStack() as stack:
             stack.enter_context(_print_to_standard_error())
-            bundles = [make_bundle(gpus)] * count
-            group = reserve(self._ray, bundles, signals, stack)
-            if group is None:
-                return make_outcome([], signals, ())
-            actors = [
-                start_actor(self._ray, group, number, bundle, stack)
-                for number, bundle in enumerate(bundles)
-            ]
-            addresses = find_addresses(self._ray, actors)
-            settings = get_settings()
-            seconds = math.ceil(settings.heartbeat_seconds)
+            started = start_actors(self._ray, [make_bundle(gpus)] * count, signals, stack)
+            if started is None:
+                return Outcome((), None, signals.received[0], ())
+            actors, addresses = started
             host = self._ray.util.get_node_ip_address()
             (port,) = find_free_ports(1, host)
-            service = join_address(host, port)
-            name = stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxdist-"))
-            hosted = host_coordination_service(
-                service, count, heartbeat_seconds=seconds, shutdown_seconds=seconds
-            )
-            stack.callback(hosted.shutdown)
-            folder = pathlib.Path(name)
+            service = format_address(host, port)
 
-            def start(index: int) -> RayChild:
-                environment = make_environment(
-                    index,
-                    addresses,
-                    service,
-                    folder,
-                    attempt,
-                    devices=None if gpus else job.devices_per_process or 1,
-                )
+            def start(index: int, folder: pathlib.Path) -> RayChild:
+                devices = None if gpus else job.devices_per_process or 1
+                environment = make_environment(index, addresses, service, attempt, devices=devices)
                 actor = actors[index]
                 arguments = list(job.command[1:])
                 actor.start.remote(index, arguments, environment, os.getcwd(), has_gpus=bool(gpus))
                 return RayChild(index, actor, self._ray.get, write)
 
-            started = Attempt(count, start, folder, signals, job.patience)
-            ends = started.run()
-        return make_outcome(ends, signals, started.late)
+            return run_together(job, count, service, start, signals)
 
     @called("jaxdist launch")
     def run_tasks(self, job: ClusterJob, write: tuple[Write, Write], signals: Signals) -> int:
@@ -177,13 +146,12 @@ class RayCluster:
             LaunchError: The CPUs or GPUs do not become free in time, a node lacks jaxdist, or
                 other nodes could not read the snapshots.
         """
-        check_devices(job.devices_per_process, os.environ)
-        gpus = (job.devices_per_process or 1) if self._has_gpus() else 0
+        gpus = self._count_gpus(job.devices_per_process)
         with _print_to_standard_error():
             return run_tasks_on_ray(self._ray, job, gpus, write, signals)
 
-    def _has_gpus(self) -> bool:
-        platforms = os.environ.get("JAX_PLATFORMS", "")
-        if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
-            return False
-        return bool(self._ray.cluster_resources().get("GPU", 0))
+    def _count_gpus(self, devices: int | None) -> int:
+        """Return the number of GPUs of each process; 0 for CPU devices."""
+        check_devices(devices, os.environ)
+        has_gpus = uses_gpus(os.environ) and self._ray.cluster_resources().get("GPU", 0)
+        return (devices or 1) if has_gpus else 0

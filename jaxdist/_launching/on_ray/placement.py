@@ -22,12 +22,61 @@ def make_bundle(gpus: int) -> dict[str, int]:
     return {"CPU": 1, **({"GPU": gpus} if gpus else {})}
 
 
-def join_address(host: str, port: int) -> str:
-    """Return `host:port`, with an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def start_actors(
+    ray: Any,
+    bundles: Sequence[Mapping[str, int]],
+    signals: Signals,
+    stack: contextlib.ExitStack,
+    options: Sequence[Mapping[str, Any]] | None = None,
+) -> tuple[list[Any], list[str]] | None:
+    """Start an actor on each bundle of a placement group; the stack ends them.
+
+    Args:
+        ray: The module.
+        bundles: The resources of each actor.
+        signals: Signals to the launcher.
+        stack: Ends the actors when it closes.
+        options: Options of Ray for each actor, such as `name` and `max_restarts`.
+
+    Returns:
+        The actors, and an address for the process of each actor; None after a signal.
+
+    Raises:
+        LaunchError: The CPUs or GPUs do not become free in time, or an actor does not start.
+    """
+    group = _reserve(ray, bundles, signals, stack)
+    if group is None:
+        return None
+    strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
+    actors = []
+    for number, bundle in enumerate(bundles):
+        place = strategies.PlacementGroupSchedulingStrategy(
+            placement_group=group, placement_group_bundle_index=number
+        )
+        made = ray.remote(ProcessOnNode).options(
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0),
+            max_concurrency=8,
+            scheduling_strategy=place,
+            **(options[number] if options is not None else {}),
+        )
+        actors.append(made.remote())
+        stack.callback(ray.kill, actors[-1])
+    try:
+        found = ray.get(
+            [actor.find_address.remote() for actor in actors],
+            timeout=get_settings().join_seconds,
+        )
+    except ray.exceptions.RayError as error:
+        raise LaunchError(
+            f"jaxdist launch --on ray could not start its actors: {error}\n\n"
+            "Every node of the cluster needs jaxdist, and the same Python.\n\n"
+            "Install jaxdist on every node, or in the runtime environment of the Ray job."
+        ) from error
+    return actors, list(found)
 
 
-def reserve(
+def _reserve(
     ray: Any,
     bundles: Sequence[Mapping[str, int]],
     signals: Signals,
@@ -56,62 +105,8 @@ def reserve(
             )
         if waited > SECONDS_UNTIL_NEWS and not has_said:
             has_said = True
-            say(f"waits for {_compare(ray, bundles)}.")
+            say(f"waiting for {_compare(ray, bundles)}.")
     return group
-
-
-def start_actor(
-    ray: Any,
-    group: Any,
-    number: int,
-    bundle: Mapping[str, int],
-    stack: contextlib.ExitStack,
-    **options: Any,
-) -> Any:
-    """Start an actor on a bundle; the stack ends it.
-
-    Args:
-        ray: The module.
-        group: The placement group.
-        number: Number of the bundle.
-        bundle: Resources of the bundle.
-        stack: Ends the actor when it closes.
-        **options: Options of Ray, such as `name` and `max_restarts`.
-    """
-    strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
-    place = strategies.PlacementGroupSchedulingStrategy(
-        placement_group=group, placement_group_bundle_index=number
-    )
-    made = ray.remote(ProcessOnNode).options(
-        num_cpus=bundle["CPU"],
-        num_gpus=bundle.get("GPU", 0),
-        max_concurrency=8,
-        scheduling_strategy=place,
-        **options,
-    )
-    actor = made.remote()
-    stack.callback(ray.kill, actor)
-    return actor
-
-
-def find_addresses(ray: Any, actors: Sequence[Any]) -> list[str]:
-    """Return an address for the process of each actor.
-
-    Raises:
-        LaunchError: An actor does not start.
-    """
-    try:
-        found = ray.get(
-            [actor.find_address.remote() for actor in actors],
-            timeout=get_settings().join_seconds,
-        )
-    except ray.exceptions.RayError as error:
-        raise LaunchError(
-            f"jaxdist launch --on ray could not start its actors: {error}\n\n"
-            "Every node of the cluster imports jaxdist, and has the same Python.\n\n"
-            "Install jaxdist on every node, or in the runtime environment of the Ray job."
-        ) from error
-    return list(found)
 
 
 def _compare(ray: Any, bundles: Sequence[Mapping[str, int]]) -> str:
@@ -119,8 +114,8 @@ def _compare(ray: Any, bundles: Sequence[Mapping[str, int]]) -> str:
     needed = {name: sum(bundle.get(name, 0) for bundle in bundles) for name in names}
     free, all_ = ray.available_resources(), ray.cluster_resources()
     return " and ".join(
-        f"{needed[name]} {name}s, of which {free.get(name, 0):g} are free and the cluster has "
-        f"{all_.get(name, 0):g}"
+        f"{needed[name]} {name}s ({free.get(name, 0):g} of {all_.get(name, 0):g} in the cluster "
+        "are free)"
         for name in names
     )
 

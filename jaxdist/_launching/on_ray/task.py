@@ -22,10 +22,8 @@ from jaxdist._launching.on_ray.child import RayChild
 from jaxdist._launching.on_ray.placement import (
     SECONDS_UNTIL_NEWS,
     Places,
-    find_addresses,
     make_bundle,
-    reserve,
-    start_actor,
+    start_actors,
 )
 from jaxdist._launching.output import say
 from jaxdist._launching.signals import Signals
@@ -130,13 +128,13 @@ class RayTask(RayChild):
             if waited > get_settings().join_seconds:
                 raise LaunchError(
                     f"Ray has not started {self._task.name} again within {waited:.0f} s.\n\n"
-                    "It has the same number of CPUs and GPUs as before.\n\n"
-                    "See with `ray status` what is missing. JAXDIST_JOIN_SECONDS is how long to "
+                    "It needs as many CPUs and GPUs as before.\n\n"
+                    "`ray status` shows what is missing. JAXDIST_JOIN_SECONDS sets how long to "
                     "wait."
                 )
             if waited > SECONDS_UNTIL_NEWS and not has_said:
                 has_said = True
-                say(f"waits until Ray has started {self._task.name} again.")
+                say(f"waiting until Ray has started {self._task.name} again.")
             try:
                 if answer is None:
                     self._actor = self._ray.get_actor(self._task.actor_name)
@@ -206,22 +204,14 @@ def run_tasks_on_ray(
     run = secrets.token_hex(4)
     actor_names = [f"jaxdist-{run}-{job_name}-{index}" for job_name, index in roles]
     with contextlib.ExitStack() as stack:
-        group = reserve(ray, bundles, signals, stack)
-        if group is None:
-            return Supervisor([], signals, job.patience, job.restarts).run()
-        actors = [
-            start_actor(
-                ray,
-                group,
-                number,
-                bundle,
-                stack,
-                name=actor_names[number],
-                max_restarts=job.restarts if roles[number][0] == "chief" else _FOR_EVER,
-            )
-            for number, bundle in enumerate(bundles)
+        options = [
+            {"name": name, "max_restarts": job.restarts if role == "chief" else _FOR_EVER}
+            for name, (role, _) in zip(actor_names, roles, strict=True)
         ]
-        found = find_addresses(ray, actors)
+        started = start_actors(ray, bundles, signals, stack, options)
+        if started is None:
+            return Supervisor([], signals, job.patience, job.restarts).run()
+        actors, found = started
         cluster: dict[str, list[str]] = {job_name: [] for job_name in job.counts}
         for (job_name, _), address in zip(roles, found, strict=True):
             cluster[job_name].append(address)

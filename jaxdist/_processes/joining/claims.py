@@ -32,17 +32,19 @@ class Answers:
     """A thread that answers every connection to a socket, until `close`.
 
     Args:
-        server: A socket that listens; `close` closes it.
+        server: A socket that listens; `close` closes it. None if the address belongs to another
+            machine: then others cannot ask here.
         said: The answer; `say` can change it later.
     """
 
-    def __init__(self, server: socket.socket, said: Mapping[str, Any]) -> None:
+    def __init__(self, server: socket.socket | None, said: Mapping[str, Any]) -> None:
         self._said = dict(said)
-        self._server = server
-        self._server.settimeout(0.2)
-        self._is_open = True
-        self._thread = threading.Thread(target=self._answer, name="jaxdist-claim", daemon=True)
-        self._thread.start()
+        self.can_answer = server is not None
+        if server is not None:
+            server.settimeout(0.2)
+            self._server = server
+            self._thread = threading.Thread(target=self._answer, name="jaxdist-claim", daemon=True)
+            self._thread.start()
 
     def say(self, **what: Any) -> None:
         """Change the answer."""
@@ -50,9 +52,9 @@ class Answers:
 
     def close(self) -> None:
         """Stop answering, and free the port; a second call does nothing."""
-        if not self._is_open:
+        if not self.can_answer:
             return
-        self._is_open = False
+        self.can_answer = False
         # On Linux this ends the wait of the thread; elsewhere the thread wakes now and then.
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
@@ -60,7 +62,7 @@ class Answers:
         self._server.close()
 
     def _answer(self) -> None:
-        while self._is_open:
+        while self.can_answer:
             try:
                 asker, _ = self._server.accept()
             except TimeoutError:
@@ -75,41 +77,23 @@ class Answers:
                 asker.sendall((_MARK + json.dumps(self._said) + "\n").encode())
 
 
-class Claim:
-    """Answers at the address of this process in the cluster, until `close`.
+def claim(address: str, said: Mapping[str, Any]) -> Answers:
+    """Answer at the address of this process in the cluster.
 
     Args:
-        caller: Who joins, for errors.
-        address: The address of this process in the cluster.
-        said: The answer; `say` can change it later.
+        address: The address.
+        said: The answer.
 
     Raises:
         DuplicateTaskError: Another process answers there, as the same task of the same cluster.
         ClusterError: Another program listens there.
     """
-
-    def __init__(self, address: str, said: Mapping[str, Any]) -> None:
-        host, port = split_address(address)
-        try:
-            server = listen(host, port)
-        except OSError as error:
-            raise _explain_used_port(address, said, error) from None
-        self._answers = None if server is None else Answers(server, said)
-
-    @property
-    def can_answer(self) -> bool:
-        """Whether the address belongs to this machine, so that others can ask here."""
-        return self._answers is not None
-
-    def say(self, **what: Any) -> None:
-        """Change the answer."""
-        if self._answers is not None:
-            self._answers.say(**what)
-
-    def close(self) -> None:
-        """Stop answering, and free the port."""
-        if self._answers is not None:
-            self._answers.close()
+    host, port = split_address(address)
+    try:
+        server = listen(host, port)
+    except OSError as error:
+        raise _explain_used_port(address, said, error) from None
+    return Answers(server, said)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +137,7 @@ def ask(address: str, seconds: float = _ANSWER_SECONDS) -> dict[str, Any] | Sile
         except TimeoutError:
             return Silence("something that does not answer listens there", is_listening=True)
         except OSError:
-            return Silence("the connection is closed at once", is_listening=False)
+            return Silence("the connection is closed immediately", is_listening=False)
 
 
 def _read(connection: socket.socket) -> dict[str, Any] | Silence:

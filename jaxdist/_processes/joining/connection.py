@@ -14,7 +14,7 @@ import jax
 from jaxdist._called import call_as, name_call, refuse
 from jaxdist._compat import have_backends_started, set_gloo_address, uses_gloo
 from jaxdist._processes.addresses import find_bind_address, is_loopback, split_address
-from jaxdist._processes.joining.claims import Claim, describe_this_process
+from jaxdist._processes.joining.claims import Answers, claim, describe_this_process
 from jaxdist._processes.joining.launched import SERVICE, use_launched_devices
 from jaxdist._processes.joining.leaving import leave_at_exit
 from jaxdist._processes.joining.pairs import try_pairs
@@ -99,16 +99,16 @@ def join(addresses: Sequence[str], index: int) -> Process:
     if service:
         call_as(f"The environment variable {SERVICE}", split_address, service)
     use_launched_devices()
-    claim = _meet(addresses, index, service, settings)
+    answers = _meet(addresses, index, service, settings)
     try:
         # JAX's service needs the port of process 0, unless a launcher hosts it. With a launcher,
         # process 0 answers until all have joined: some may not have asked it yet.
         if not service:
-            claim.close()
+            answers.close()
         _set_collective_limit(settings)
         _initialize(addresses, index, service, settings)
     finally:
-        claim.close()
+        answers.close()
     _joined.append(plan)
     leave_at_exit()
     # Only now: names of pods may have no address before all processes have come.
@@ -177,34 +177,32 @@ def _choose_interface(address: str, machine: Machine) -> None:
         _LOG.info("%s=%s, the interface of %s.", INTERFACE, os.environ[INTERFACE], address)
 
 
-def _meet(addresses: Sequence[str], index: int, service: str, settings: Settings) -> Claim:
-    """Return the claim of this process when all others have come; see Note [Roll call]."""
+def _meet(addresses: Sequence[str], index: int, service: str, settings: Settings) -> Answers:
+    """Return the answers of this process when all others have come; see Note [Roll call]."""
     me = describe_this_process(index, addresses)
-    claim = Claim(addresses[index], me)
-    call = RollCall(addresses, me, claim, settings.join_seconds)
+    answers = claim(addresses[index], me)
+    call = RollCall(addresses, me, answers, settings.join_seconds)
     try:
-        if not claim.can_answer:
+        if not answers.can_answer:
             # The address belongs to a proxy or a service in front of this process, so the others
             # cannot ask here. JAX itself then waits for them.
             _LOG.info(
-                "%s is no address of this machine; JAX waits for the others.", addresses[index]
+                "%s is not an address of this machine; JAX waits for the others.", addresses[index]
             )
         elif index == 0:
             call.wait_for_all()
-            claim.say(is_complete=bool(service))
+            answers.say(is_complete=bool(service))
         else:
             call.wait_for_first(is_service_elsewhere=bool(service))
         if service or index != 0:
             call.wait_for_service(service or addresses[0])
-    except ClusterError:
-        # The others ask at least this often, so each of them still sees what does not fit.
-        time.sleep(_SECONDS_FOR_OTHERS)
-        claim.close()
+    except BaseException as error:
+        if isinstance(error, ClusterError):
+            # The others ask at least this often, so each of them still sees what does not fit.
+            time.sleep(_SECONDS_FOR_OTHERS)
+        answers.close()
         raise
-    except BaseException:
-        claim.close()
-        raise
-    return claim
+    return answers
 
 
 def _initialize(addresses: Sequence[str], index: int, service: str, settings: Settings) -> None:

@@ -81,7 +81,7 @@ def leave(reason: str = "its program has ended") -> None:
         jax.distributed.shutdown()
     except (UnavailableError, jax.errors.JaxRuntimeError) as error:
         # The service has ended, so the others cannot be reached.
-        _LOG.info("The other processes were left without a word: %s", str(error).splitlines()[0])
+        _LOG.info("The others were not told that this process ends: %s", str(error).splitlines()[0])
 
 
 def _wait_for_others(index: int, count: int, store: Store) -> None:

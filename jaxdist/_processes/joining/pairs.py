@@ -124,7 +124,7 @@ def _try_all(me: Mapping[str, Any], process: Process, store: Store, end: float) 
         while text is None and _left(end) and not stop.is_set():
             text = store.wait_for(f"{_PREFIX}/{other}", min(_left(end), _SECONDS_UNTIL_STOP))
         if text is None:
-            return f"process {other} did not come to the trial of the connections"
+            return f"process {other} did not take part in the test of the connections"
         it: dict[str, Any] = json.loads(text)
         if not _connects(me, it):
             return None

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxdist._called import called, name_call
-from jaxdist._processes.joining.claims import Claim, Silence, ask
+from jaxdist._processes.joining.claims import Answers, Silence, ask
 from jaxdist.errors import ClusterError, DuplicateTaskError
 
 _LOG = logging.getLogger("jaxdist")
@@ -27,7 +27,7 @@ _SECONDS_UNTIL_LOG = 5.0
 
 
 class RollCall:
-    """Wait until all processes of a cluster have come.
+    """Waits until all processes of a cluster have come.
 
     Args:
         caller: Who joins, for errors.
@@ -41,7 +41,7 @@ class RollCall:
         self,
         addresses: Sequence[str],
         me: Mapping[str, Any],
-        claim: Claim,
+        claim: Answers,
         seconds: float,
     ) -> None:
         self._caller, self._addresses, self._me = name_call(), addresses, me
@@ -163,7 +163,7 @@ class RollCall:
         return (
             f"{self._caller}: process {self._me['index']} waited {waited:.0f} s for "
             f"{len(missing)} of {len(self._addresses)} processes:\n" + "\n".join(lines) + "\n\n"
-            "A job starts when all its processes have come.\n\n"
+            "A job starts when all its processes have joined.\n\n"
             "Start the others, look for their first error, or allow more time with "
             "JAXDIST_JOIN_SECONDS. `jaxdist resolve` shows what a process would do."
         )

@@ -164,7 +164,8 @@ def _in_one_line(text: str) -> str:
 
 def _say_where(seen: Seen) -> str:
     if seen.state is None:
-        return f"without news since this process watches it, {seen.silent_seconds:.0f} s ago"
+        seconds = f"{seen.silent_seconds:.0f} s"
+        return f"silent: it has sent no news in the {seconds} since this process began to watch it"
     state = seen.state
     line = find_line_in_dump(seen.held) or state.line
     parts = [f"at {line}" if line else state.place]
@@ -177,7 +178,7 @@ def _say_where(seen: Seen) -> str:
         parts.append("and stopped by a signal (SIGSTOP)")
     elif seen.is_silent:
         held = ", C code holds its GIL" if seen.held else ""
-        parts.append(f"and silent since {seen.silent_seconds:.0f} s{held}")
+        parts.append(f"and silent for {seen.silent_seconds:.0f} s{held}")
     return ", ".join(parts)
 
 

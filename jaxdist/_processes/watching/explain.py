@@ -67,7 +67,7 @@ def explain_error(call: str, error: Exception, doctor: Doctor | None) -> OtherPr
             found = Diagnosis((), f"The coordination service did not answer: {unreachable}")
     message = (
         f"{call}: {found.text}\n\n{_RULE} JAX says: {str(error).splitlines()[0]}\n\n"
-        "This process can go on without collectives: save what it has, then start the job again."
+        "This process can continue without collectives: save its state, then restart the job."
     )
     if found.have_ended or not (is_time_limit(error) or found.behind):
         return UnavailableError(message, found.behind)

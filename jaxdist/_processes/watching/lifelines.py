@@ -52,8 +52,8 @@ class Lifelines:
         self._lost: dict[int, tuple[str | None, float]] = {}
         self._stopping = threading.Event()
         self._woken, self._wake = socket.socketpair()
-        run = self._serve if process.index == 0 else self._hold
-        self._thread = threading.Thread(target=run, name="jaxdist-lifelines", daemon=True)
+        self._others = "other processes" if process.index == 0 else "process 0"
+        self._thread = threading.Thread(target=self._run, name="jaxdist-lifelines", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -61,7 +61,7 @@ class Lifelines:
             try:
                 self._server = listen(self._address, 0)
             except OSError as error:
-                _LOG.info("The end of other processes will not be noticed at once: %s", error)
+                self._log(error)
         if self._server is not None:
             where = json.dumps([self._address, self._server.getsockname()[1]])
             self._store.set(_KEY, where, overwrite=True)
@@ -75,28 +75,24 @@ class Lifelines:
         if self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _serve(self) -> None:
-        """Watch the other processes, in process 0."""
+    def _run(self) -> None:
+        """Watch the other processes in process 0; elsewhere keep a connection to it."""
         try:
+            if self._process.index != 0:
+                line = self._connect()
+                if line is None:
+                    return
+                self._lines[line] = 0
             self._watch_until_stopped()
         except (OSError, UnavailableError) as error:
-            # The service cannot be reached, or the process has too many open files.
-            _LOG.info("The end of other processes will not be noticed at once: %s", error)
+            # The service or process 0 cannot be reached, or there are too many open files. The job
+            # works, but then only a time limit shows that a process has ended.
+            self._log(error)
         finally:
             self._close()
 
-    def _hold(self) -> None:
-        """Keep a connection to process 0, and watch it."""
-        try:
-            line = self._connect()
-            if line is not None:
-                self._lines[line] = 0
-                self._watch_until_stopped()
-        except (OSError, UnavailableError) as error:
-            # The job works without it, but then only a time limit shows that process 0 has ended.
-            _LOG.info("The end of process 0 will not be noticed at once: %s", error)
-        finally:
-            self._close()
+    def _log(self, error: Exception) -> None:
+        _LOG.info("The end of %s will not be noticed at once: %s", self._others, error)
 
     def _connect(self) -> socket.socket | None:
         text = None

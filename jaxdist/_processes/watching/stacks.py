@@ -205,9 +205,9 @@ class HeldStack:
 
     def __init__(self, seconds: float = 2.0) -> None:
         self._seconds = seconds
-        self._file: int | None = None
+        self._file = -1
         self._timer: ctypes.c_void_p | None = None
-        self._signal = 0
+        self._opened = contextlib.ExitStack()
         self.path: str | None = None
         # Without a timer, the others still see that this process sends no news.
         with contextlib.suppress(OSError, AttributeError, ValueError):
@@ -222,8 +222,9 @@ class HeldStack:
             if free is None:
                 return
             self._file = os.memfd_create("jaxdist-stacks")
+            self._opened.callback(os.close, self._file)
             faulthandler.register(free, file=self._file, all_threads=True)
-            self._signal = free
+            self._opened.callback(faulthandler.unregister, free)
         event = _SigEvent(signo=free, notify=_SIGEV_THREAD_ID, thread=threading.get_native_id())
         timer = ctypes.c_void_p()
         clock = 1  # CLOCK_MONOTONIC
@@ -231,12 +232,13 @@ class HeldStack:
             self.close()
             return
         self._timer = timer
+        self._opened.callback(self._libc.timer_delete, timer)
         self._set_time(self._seconds)
         self.path = f"/proc/{os.getpid()}/fd/{self._file}"
 
     def rearm(self) -> str:
         """Restart the timer, and return what was written since the last call."""
-        if self._timer is None or self._file is None:
+        if self._timer is None:
             return ""
         self._set_time(self._seconds)
         if os.fstat(self._file).st_size == 0:
@@ -248,16 +250,8 @@ class HeldStack:
 
     def close(self) -> None:
         """Stop the timer, and free the signal and the file."""
-        if self._timer is not None:
-            self._libc.timer_delete(self._timer)
-            self._timer = None
-        if self._signal:
-            faulthandler.unregister(self._signal)
-            self._signal = 0
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-        self.path = None
+        self._opened.close()
+        self._timer = self.path = None
 
     def _set_time(self, seconds: float) -> None:
         whole = int(seconds)

@@ -11,9 +11,8 @@ from jaxdist._gpu_settings import list_visible_gpus
 from jaxdist._validate import as_flag, as_integer, check_instance
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._resolver import (
-    ClusterResolver,
+    ListingResolver,
     check_task,
-    find_own_master,
     log_unused_arguments,
 )
 from jaxdist.cluster_resolver._slurm.step import count_tasks, read_step
@@ -26,7 +25,7 @@ _MOST = 65535
 
 
 @final
-class SlurmClusterResolver(ClusterResolver):
+class SlurmClusterResolver(ListingResolver):
     """A resolver for the processes that one `srun` of the Slurm workload manager starts.
 
     The jobs, sorted by name, get the tasks of the step in the order of `SLURM_PROCID`. Hosts are in
@@ -82,7 +81,7 @@ class SlurmClusterResolver(ClusterResolver):
     ) -> None:
         if environ is not None:
             remedy = "Leave environ out: then it is the environment of this process."
-            what = "a dict from texts to texts"
+            what = "a dict from strings to strings"
             check_instance("environ", environ, MutableMapping, what, remedy)
         self._environ = os.environ if environ is None else environ
         if jobs is not None:
@@ -125,16 +124,6 @@ class SlurmClusterResolver(ClusterResolver):
     def get_task_info(self) -> tuple[str | None, int | None]:
         """Return the job and the number of this process; None before `cluster_spec` is called."""
         return self.task_type, self.task_id
-
-    @called(f"{_CALLER}.master")
-    def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-    ) -> str:
-        """Return the address of a task, by default of this process; empty if it is unknown."""
-        return find_own_master(self, task_type, task_id, rpc_layer)
 
     @called(f"{_CALLER}.num_accelerators")
     def num_accelerators(
@@ -206,7 +195,7 @@ class SlurmClusterResolver(ClusterResolver):
 
 def _check_numbers(name: str, numbers: Any, least: int) -> None:
     example = {"jobs": "{'worker': 4}", "tasks_per_node": "{'node1': 2, 'node2': 2}"}[name]
-    what = "a dict from texts to numbers of tasks, with one entry or more"
+    what = "a dict from strings to numbers of tasks, with one entry or more"
     remedy = f"Pass for instance {name}={example}."
     is_full = isinstance(numbers, Mapping) and numbers
     check_instance(name, numbers if is_full else None, Mapping, what, remedy)
@@ -235,7 +224,7 @@ def list_gpus(environ: Mapping[str, str]) -> list[str]:
         said = " ".join((shown.stdout + shown.stderr).split())[:200]
         raise ClusterError(
             f"SlurmClusterResolver called nvidia-smi, which ended with code {shown.returncode}: "
-            f"{said}\n\ngpus_per_node is counted by it where CUDA_VISIBLE_DEVICES is not set."
+            f"{said}\n\nWithout CUDA_VISIBLE_DEVICES, it counts the GPUs of a host (gpus_per_node)."
             "\n\nPass gpus_per_node, for instance gpus_per_node=0 on hosts without GPUs."
         )
     return [

@@ -31,7 +31,7 @@ def expand_hosts(variable: str, text: str) -> list[str]:
         # Prefix, range, prefix, range, ...: every second piece was in brackets.
         pieces = re.split(r"\[([^\[\]]*)\]", part)
         if not part or any(re.search(r"[\[\]\s]", piece) for piece in pieces):
-            raise _fault(variable, text, f"{part!r} is no host and no range of hosts")
+            raise _fault(variable, text, f"{part!r} is not a host or a range of hosts")
         choices = [
             list(_expand_range(variable, text, piece)) if number % 2 else [piece]
             for number, piece in enumerate(pieces)
@@ -45,7 +45,7 @@ def _expand_range(variable: str, text: str, numbers: str) -> Iterator[str]:
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if match is None or not 0 <= last - first < _MOST_HOSTS:
-            raise _fault(variable, text, f"{part!r} is no range of numbers")
+            raise _fault(variable, text, f"{part!r} is not a range of numbers")
         yield from (str(i).zfill(len(match[1])) for i in range(first, last + 1))
 
 
@@ -65,8 +65,8 @@ def expand_counts(variable: str, text: str) -> list[int]:
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None or int(match[2] or 1) > _MOST_HOSTS:
             raise ClusterError(
-                f"SlurmClusterResolver read {variable}={text!r}, in which {part!r} is no number of "
-                "tasks.\n\nSlurm writes numbers, and how often each one is repeated.\n\n"
+                f"SlurmClusterResolver read {variable}={text!r}, in which {part!r} is not a number "
+                "of tasks.\n\nSlurm writes numbers, and how often each one is repeated.\n\n"
                 f"It looks like {variable}='3(x2),1'."
             )
         counts += [int(match[1])] * int(match[2] or 1)
@@ -163,11 +163,11 @@ def _read_plane(environ: Mapping[str, str], most_on_one_host: int) -> int:
     text = size or environ.get("SLURM_DIST_PLANESIZE", "")
     if kind == "plane" and text.isdecimal() and int(text) > 0:
         return int(text)
-    what = "SLURM_DIST_PLANESIZE is missing" if kind == "plane" else "no variable tells the order"
+    what = "SLURM_DIST_PLANESIZE is missing" if kind == "plane" else "no variable gives the order"
     raise ClusterError(
         f"SlurmClusterResolver found SLURM_DISTRIBUTION={distribution!r}, and {what}.\n\n"
-        "Each task finds the hosts of all tasks from the variables of Slurm, which tell it for "
-        "block, cyclic and plane.\n\n"
+        "Each task finds the hosts of all tasks from the variables of Slurm, which is possible "
+        "for block, cyclic and plane.\n\n"
         "Start the program with `srun --distribution=block`, or set TF_CONFIG in each task."
     )
 
@@ -217,9 +217,9 @@ def _read(environ: Mapping[str, str], name: str) -> str:
     if name not in environ:
         job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
         found = (
-            f"SLURM_JOB_ID={job!r} is there: this is a job of Slurm, but no step of it"
+            f"SLURM_JOB_ID={job!r} is set: this is a job of Slurm, but not a step of it"
             if job
-            else "there is no SLURM_JOB_ID either"
+            else "they have no SLURM_JOB_ID either"
         )
         raise ClusterError(
             f"SlurmClusterResolver read the variables of environ, which have no {name}; "

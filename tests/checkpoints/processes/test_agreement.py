@@ -50,7 +50,7 @@ def test_a_process_that_does_not_come_is_named() -> None:
     error = _run(lambda g: None if g.process.index else g.gather("Checkpoints.save", 1), 0.2)[0]
     assert isinstance(error, DeadlineExceededError)
     assert error.processes == (1,)
-    assert "process 1 did not come to the exchange of Checkpoints.save" in str(error)
+    assert "process 1 did not take part in the exchange of Checkpoints.save" in str(error)
 
 
 def test_the_background_stops_when_the_main_thread_has_an_error_of_another_process() -> None:

@@ -100,7 +100,7 @@ def test_an_elastic_job_goes_on_with_the_processes_that_are_left(
     first = [["1", str(step), "3"] for step in range(1, 5)]
     assert rows == first + [["2", str(step), "2"] for step in range(5, 9)], outcome.describe()
     (lost,) = re.findall(r"^\[(\d)\] reached$", outcome.stdout, re.MULTILINE)
-    said = f"process {lost} was lost. The job goes on with 2 of 3"
+    said = f"process {lost} was lost. The job continues with 2 of 3"
     assert said in outcome.stderr, outcome.describe()
 
 

@@ -1,7 +1,5 @@
 """`JAXDIST_CLUSTER` says where the processes of a job are described."""
 
-import pathlib
-
 import pytest
 
 from jaxdist._called import called
@@ -63,9 +61,7 @@ def test_another_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @called("jaxdist launch")
-def test_processes_that_the_launcher_starts_do_not_see_it(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_that_the_launcher_starts_do_not_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXDIST_CLUSTER", "slurm")
-    (own,) = make_environments([0], 1, [1], "127.0.0.1:2", tmp_path, 1)
+    (own,) = make_environments([0], 1, [1], "127.0.0.1:2", 1)
     assert "JAXDIST_CLUSTER" not in own

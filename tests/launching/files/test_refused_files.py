@@ -29,7 +29,7 @@ from tests.launching.files.printed import SCRIPT
         (["--print", "slurm", "--install", "a", SCRIPT], ["--install a", "Leave out"]),
         (["--print", "jobset", "--install", "a", "--image", "b", SCRIPT], ["--image b and --inst"]),
         (["--print", "jobset", "-m", "timeit"], ["-m timeit", "Pass --image"]),
-        (["--print", "jobset", "no_such.py"], ["no such file"]),
+        (["--print", "jobset", "no_such.py"], ["no such file exists"]),
     ],
 )
 def test_what_cannot_be_printed_is_refused(

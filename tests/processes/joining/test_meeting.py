@@ -11,7 +11,7 @@ from jaxdist._processes import LocalStore, Machine, Process
 from jaxdist._processes.addresses import split_address
 from jaxdist._processes.agreement import Agreement
 from jaxdist._processes.joining import connection
-from jaxdist._processes.joining.claims import Claim, Silence, ask
+from jaxdist._processes.joining.claims import Silence, ask, claim
 from jaxdist._processes.joining.launched import get_launched_devices
 from jaxdist._processes.settings import get_settings
 from jaxdist.errors import (
@@ -115,7 +115,7 @@ def test_a_port_of_another_program_is_named() -> None:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         said = {"cluster": "a", "index": 0, "count": 2, "pid": 1}
         with refused(ClusterError, address, "another program", "ss -ltnp"):
-            Claim(address, said)
+            claim(address, said)
 
 
 @called("Strategy")
@@ -123,13 +123,13 @@ def test_a_claim_of_the_same_task_is_a_duplicate() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     said = {"cluster": "a", "index": 0, "count": 2, "pid": 1, "host": "here"}
-    claim = Claim(address, said)
+    answers = claim(address, said)
     try:
         assert ask(address) == said
         with refused(DuplicateTaskError, "are both task 0"):
-            Claim(address, said)
+            claim(address, said)
     finally:
-        claim.close()
+        answers.close()
     refusal = Silence("nothing listens there (connection refused)", is_listening=False)
     assert ask(address) == refusal
 
