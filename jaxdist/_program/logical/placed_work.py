@@ -87,8 +87,8 @@ def _check_can_be_alone(eqn: Any) -> None:
                 raise ContextError(
                     f"on_logical_device({get_device(eqn)}): the function has "
                     f"{_describe(found)} in it, at {_compat.find_source(found)}.\n\n"
-                    "One logical device of each replica runs the function while the others continue, "
-                    "so nothing in it can need the others, or be for them.\n\n"
+                    "One logical device of each replica runs the function while the others "
+                    "continue, so nothing in it can need the others, or be for them.\n\n"
                     "Take it out: call on_logical_device for what is before it and for what is "
                     "after it."
                 )

@@ -60,7 +60,8 @@ class TableConfig(JobConfig):
 def make_table(rows: int, missing: float) -> np.ndarray:
     """Make the table `[rows, 9]`: features and, in the last column, the target; NaN is missing.
 
-    Three hidden causes determine all columns, so a known feature tells something about a missing one.
+    Three hidden causes determine all columns, so a known feature tells something about a missing
+    one.
 
     Example:
         >>> make_table(1000, missing=0.25).shape
