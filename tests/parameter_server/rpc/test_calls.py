@@ -394,7 +394,7 @@ def test_an_array_of_which_parts_are_elsewhere_is_refused(monkeypatch: pytest.Mo
     array = jnp.arange(3)
     with serve_methods(ADD, "local") as (_, client):
         monkeypatch.setattr(type(array), "is_fully_addressable", property(lambda self: False))
-        with pytest.raises(UnsupportedError, match="parts are on other processes"):
+        with pytest.raises(UnsupportedError, match="with parts on other processes"):
             client.call("addition", [array, 1])
 
 

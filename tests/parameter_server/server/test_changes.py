@@ -127,7 +127,7 @@ _WRONG = {
     "two operands": (Change("add", "w", [np.ones(3), np.ones(3)]), ArgumentError),
     "no array": (Change("add", "w", [[1.0, 1.0, 1.0]]), ArgumentTypeError),  # pyrefly: ignore
     "objects": (Change("assign", "w", [np.array([None] * 3)]), ArgumentTypeError),
-    "arithmetic with bools": (Change("add", "b", [np.array(True)]), ArgumentError),
+    "Bools have no arithmetic": (Change("add", "b", [np.array(True)]), ArgumentError),
     "id above": (Change("scatter_add", "t", [np.array([4]), np.ones((1, 2))]), ArgumentError),
     "id below": (Change("scatter_add", "t", [np.array([-1]), np.ones((1, 2))]), ArgumentError),
     "ids of floats": (

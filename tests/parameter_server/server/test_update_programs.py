@@ -193,7 +193,7 @@ def test_a_program_for_another_shape_is_an_error() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"x", b"\x00" * 1000, bytes(range(256)) * 8])
 def test_bytes_that_are_no_program_are_an_error(content: bytes) -> None:
-    with pytest.raises(ArgumentTypeError, match="no exported function"):
+    with pytest.raises(ArgumentTypeError, match="not an exported function"):
         _server().call(RegisterUpdate("k", as_array(content), 0, {"w": []}))
 
 

@@ -84,7 +84,7 @@ def test_a_proxy_that_refuses_and_then_hangs_is_quoted_as_well() -> None:
 
 def test_an_answer_of_no_task_of_jaxdist_is_an_error_at_once() -> None:
     with _proxied(NO_LIMIT, grpc.StatusCode.UNIMPLEMENTED) as (proxy, channel):
-        with refused(UnavailableError, "no task of jaxdist"):
+        with refused(UnavailableError, "not a task of jaxdist"):
             channel.wait_until_ready(60.0)
         assert proxy.asked == 1
 

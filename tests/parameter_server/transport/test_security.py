@@ -149,7 +149,7 @@ def test_a_server_that_is_no_task_of_jaxdist_is_named() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        with pytest.raises(UnavailableError, match="no task of jaxdist"):
+        with pytest.raises(UnavailableError, match="not a task of jaxdist"):
             _call(f"127.0.0.1:{port}", Security())
     finally:
         server.stop(None).wait(10)
@@ -189,7 +189,7 @@ def test_files_of_the_environment_that_cannot_be_read_are_named(tmp_path: pathli
             read_security({f"JAXDIST_{name}": gone})
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe" * 20)
-    with pytest.raises(ArgumentError, match="no text"):
+    with pytest.raises(ArgumentError, match="not text"):
         read_security({"JAXDIST_SECRET_FILE": str(binary)})
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(ArgumentError, match="a secret of 0 characters"):

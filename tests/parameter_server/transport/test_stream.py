@@ -270,7 +270,7 @@ def test_a_length_of_the_header_that_is_none_is_refused() -> None:
 
 
 def test_bytes_after_the_end_are_refused() -> None:
-    with pytest.raises(RefusedError, match="goes on"):
+    with pytest.raises(RefusedError, match="continues"):
         receive([forge(_with(), payload=b"more")])
 
 
