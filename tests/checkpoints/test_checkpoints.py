@@ -352,7 +352,7 @@ def test_when_all_are_damaged_nothing_is_moved_and_the_oldest_is_named(saved: Pa
     for step in 1, 2, 3:
         (saved / str(step) / "notes" / "metadata").unlink()
     with Checkpoints(saved) as checkpoints:
-        with pytest.raises(DamagedCheckpointError, match=r"Checkpoint 1 (.|\n)*none before it"):
+        with pytest.raises(DamagedCheckpointError, match=r"Checkpoint 1 (.|\n)*No earlier one"):
             checkpoints.restore_latest(like=_state(), skip_damaged=True)
         assert checkpoints.steps() == (1, 2, 3)
 

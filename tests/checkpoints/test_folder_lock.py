@@ -98,11 +98,11 @@ def test_a_job_keeps_others_out_until_its_last_process_ends(holders: _Holders) -
     first.wait()
     with pytest.raises(CheckpointError):
         JobLock(holders.folder).__enter__()
-    assert _said(holders.start("b")).startswith("refused Another job is in")
+    assert _said(holders.start("b")).startswith("refused Another job uses")
     second.send_signal(signal.SIGKILL)
     second.wait()
     with JobLock(holders.folder):
-        assert _said(holders.start("a")).startswith("refused Another job is in")
+        assert _said(holders.start("a")).startswith("refused Another job uses")
 
 
 def test_what_a_killed_process_has_forked_holds_no_lock(holders: _Holders) -> None:

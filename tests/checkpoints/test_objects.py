@@ -224,7 +224,7 @@ def test_another_job_that_only_reads_disturbs_nothing_and_one_that_writes_is_ref
         with Checkpoints(tmp_path) as second:
             assert second.restore({"w": jnp.zeros(2)}) is not None
             assert half.is_dir()
-            with pytest.raises(CheckpointError, match="Another job is in"):
+            with pytest.raises(CheckpointError, match="Another job uses"):
                 second.save(3, {"w": jnp.ones(2)})
             assert half.is_dir()
     with Checkpoints(tmp_path) as second:

@@ -221,7 +221,7 @@ def test_no_uniform_factor_names_the_kinds_of_variables_that_may_do_it(
     report = strategy.check_gradients(step, (model, optimizer, _batch()))
     assert not report.is_equal
     assert not report.is_uniform
-    assert "No one factor" in repr(report)
+    assert "No single factor" in repr(report)
     assert word in repr(report)
 
     model.eval()
@@ -476,7 +476,7 @@ def test_parameters_whose_gradient_is_rounding_are_passed_over() -> None:
     report = FOUR.check_gradients(step, (params, _batch()))
     assert report.is_equal
     assert [x.name for x in report.leaves if not x.is_resolved] == ["result['shift']"]
-    assert "moved by no more than rounding, so nothing to compare: 1" in repr(report)
+    assert "changed by no more than rounding, so not compared: 1" in repr(report)
 
 
 def test_a_long_list_of_leaves_is_cut() -> None:

@@ -193,7 +193,7 @@ def test_a_second_job_in_one_folder_is_refused_while_the_first_trains_and_not_af
     second = trainings.start(steps=100000)
     _, err = second.communicate(timeout=200)
     assert second.returncode == 2
-    assert f"Another job is in 'checkpoints': process {first.pid} on" in err
+    assert f"Another job uses 'checkpoints': process {first.pid} on" in err
     assert "Traceback" not in err
     assert first.poll() is None
     first.send_signal(signal.SIGKILL)

@@ -159,7 +159,7 @@ def test_calls_that_do_not_fit_are_named_errors(
     ):
         estimator.evaluate(batches(5))
     (tmp_path / "5").mkdir()
-    with pytest.raises(CheckpointError, match="no checkpoint of an Estimator"):
+    with pytest.raises(CheckpointError, match="not a checkpoint of an Estimator"):
         estimator.evaluate(batches(5), checkpoint_path=tmp_path / "5")
 
 

@@ -223,7 +223,7 @@ def _scale() -> Any:
     ("make", "error", "parts"),
     [
         (lambda: layers.Dense(1), ArgumentError, ["a Dense of Keras", "keras.Sequential"]),
-        (_make_line, ArgumentError, ["the Keras model", "no loss", "a model that was compiled"]),
+        (_make_line, ArgumentError, ["the Keras model", "no loss", "a compiled model"]),
         (_average, UnsupportedError, ["use_ema=True", "optax.ema"]),
         (_scale, UnsupportedError, ["a LossScaleOptimizer", "mixed_bfloat16"]),
     ],
@@ -307,7 +307,7 @@ def test_a_model_without_variables_is_refused(tmp_path: pathlib.Path) -> None:
 
 def test_a_model_without_labels_is_refused(tmp_path: pathlib.Path) -> None:
     model = _make_line(optimizer="sgd", loss="mse")
-    with refused(ArgumentError, "input_fn gives features and no labels", "pairs"):
+    with refused(ArgumentError, "input_fn yields features without labels", "pairs"):
         est.Estimator(model, tmp_path).train(lambda: [X[:5]])
 
 

@@ -238,7 +238,7 @@ def test_the_strategy_of_version_2_needs_a_coordinator(name: str) -> None:
     both = jaxdist.contrib.DistributeConfig(**{name: _make_ps_2()})
     given: list[dict[str, Any]] = [{name: _make_ps_2()}, {"experimental_distribute": both}]
     for arguments in given:
-        with pytest.raises(ArgumentError, match="that of version 2") as caught:
+        with pytest.raises(ArgumentError, match="the one of version 2") as caught:
             est.RunConfig(**arguments)
         assert isinstance(caught.value, ValueError)
 

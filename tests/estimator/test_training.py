@@ -300,7 +300,7 @@ def test_calls_that_do_not_fit_are_named_errors(tmp_path: pathlib.Path) -> None:
         estimator.train(batches(5), steps=1, max_steps=2)
     with pytest.raises(ArgumentError, match="steps=0"):
         estimator.train(batches(5), steps=0)
-    with pytest.raises(ShapeError, match="not one batch for each of 1 replica"):
+    with pytest.raises(ShapeError, match="does not have a batch for each of 1 replica"):
         estimator.train(list)
     with pytest.raises(ArgumentError, match="input_fn, which returned None"):
         estimator.train(lambda: None)
@@ -346,14 +346,14 @@ def test_calls_that_do_not_fit_are_named_errors(tmp_path: pathlib.Path) -> None:
                 mode, loss=features.sum(), train_op=optax.sgd(1.0)
             ),
             ArgumentError,
-            "no module by get_module",
+            "requested no module",
         ),
         (
             lambda features, labels, mode: est.get_module(lambda rngs: 7),
             ArgumentError,
             "returned int",
         ),
-        (lambda features, mode: None, ArgumentError, "gives labels, and model_fn takes"),
+        (lambda features, mode: None, ArgumentError, "yields labels, and model_fn takes"),
     ],
 )
 def test_what_a_model_function_returns_is_checked(
@@ -468,7 +468,7 @@ def test_a_warm_start_that_does_not_fit_is_a_named_error(
 
 def test_a_module_with_a_loss_needs_labels_and_arrays(tmp_path: pathlib.Path) -> None:
     module = Line(nnx.Rngs(0))
-    with pytest.raises(ArgumentError, match="features and no labels"):
+    with pytest.raises(ArgumentError, match="features without labels"):
         est.Estimator(module, tmp_path, loss=abs, optimizer=optax.sgd(0.1)).train(lambda: [X])  # type: ignore[arg-type]
     broken: Any = est.Estimator(module, tmp_path, loss=lambda p, y: "x", optimizer=optax.sgd(0.1))
     with pytest.raises(ArgumentTypeError, match="loss, which returned 'x'"):

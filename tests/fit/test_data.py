@@ -96,10 +96,10 @@ def test_a_generator_that_is_read_once_is_an_error_in_the_second_epoch() -> None
     data = make_data(8)
     model = make_model(mirrored(2))
     source = ((data.x, data.y) for _ in range(1))
-    with pytest.raises(ContextError, match=r"this dataset was passed over already"):
+    with pytest.raises(ContextError, match=r"this dataset was iterated over already"):
         model.fit(source, epochs=2, verbose=0)
     source = iter([(data.x, data.y)])
-    with pytest.raises(ContextError, match=r"this dataset was passed over already"):
+    with pytest.raises(ContextError, match=r"this dataset was iterated over already"):
         model.fit(source, steps_per_epoch=5, verbose=0)
     with pytest.raises(ArgumentError, match=r"read 0 batch\(es\) in epoch 1"):
         model.fit(iter([]), verbose=0)

@@ -45,7 +45,7 @@ def test_a_model_that_does_not_fit_is_an_error_and_changes_nothing(tmp_path: pat
         other.load(tmp_path)
     for one, two in zip(before, other.get_weights(), strict=True):
         np.testing.assert_array_equal(one, two)
-    with pytest.raises(CheckpointError, match=r"which is no directory"):
+    with pytest.raises(CheckpointError, match=r"which is not a directory"):
         model.load(tmp_path / "none")
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match=r"which has no model"):

@@ -94,7 +94,7 @@ def test_sums_of_a_metric_are_arrays_whose_shapes_do_not_depend_on_the_batch() -
     ):
         with pytest.raises(kind, match=words):
             make_model(mirrored(2), metrics=[_Wrong(sums)]).evaluate(DATA.x, DATA.y, 8)
-    with pytest.raises(ArgumentTypeError, match=r"Make an object: fit.Accuracy"):
+    with pytest.raises(ArgumentTypeError, match=r"Create an object: fit.Accuracy"):
         make_model(mirrored(2), metrics=[fit.Accuracy])
 
 

@@ -273,7 +273,7 @@ def test_a_label_that_is_no_class_stops_the_training(label: int) -> None:
     y = DATA.y.copy()
     y[5] = label
     model = make_model(mirrored(2))
-    with pytest.raises(NonFiniteLossError, match="a label that is no class gives nan"):
+    with pytest.raises(NonFiniteLossError, match="a label that is not a class gives nan"):
         model.fit(DATA.x, y, verbose=0)
     assert np.isnan(model.evaluate(DATA.x, y, verbose=0))
 

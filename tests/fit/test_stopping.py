@@ -125,5 +125,5 @@ def test_parameters_and_inputs_that_are_not_finite_are_named(make: Any, words: s
 def test_a_loss_function_that_is_not_finite_is_named() -> None:
     loss = lambda y_true, y_pred: LOSS(y_pred, y_true) / 0.0  # noqa: E731
     model = make_model(mirrored(2), loss=loss, optimizer=optax.sgd(0.1), find_nonfinite=True)
-    with pytest.raises(NonFiniteLossError, match=r"so the loss function made the value"):
+    with pytest.raises(NonFiniteLossError, match=r"so the value comes from the loss function"):
         model.fit(DATA.x, DATA.y, verbose=0)

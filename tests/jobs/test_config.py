@@ -54,7 +54,7 @@ def test_a_task_decides_the_sections_and_an_unknown_one_is_named_with_its_line(
         load_job_config(_file(tmp_path, "\ntask = 'digit'\n"))
     with pytest.raises(ConfigError, match=r"line 1: there is no task 3"):
         load_job_config(_file(tmp_path, "task = 3\n"))
-    with pytest.raises(ConfigError, match="no valid TOML"):
+    with pytest.raises(ConfigError, match="not valid TOML"):
         load_job_config(_file(tmp_path, "task = \n"))
     assert "task must be 'digits', and 'x' (string)" in _problem(tmp_path, "task = 'x'\n")
     assert "task is an entry before the sections" in _problem(tmp_path, "[task]\na = 1\n")
@@ -174,8 +174,8 @@ def test_a_value_of_the_wrong_type_is_named_with_the_option(
     [
         ("data.batch_size=-8", "data.batch_size must lie between 1 and 2147483647, and -8"),
         ("training.steps=0", "training.steps must lie between 1 and"),
-        ("data.test_fraction=1.0", "must lie between 0 and 1, both left out, and 1.0"),
-        ("data.test_fraction=0", "must lie between 0 and 1, both left out, and 0"),
+        ("data.test_fraction=1.0", "must lie between 0 and 1, exclusive, and 1.0"),
+        ("data.test_fraction=0", "must lie between 0 and 1, exclusive, and 0"),
         ("optimizer.learning_rate=0", "must be more than 0"),
         ("optimizer.learning_rate=nan", "must be finite, and nan"),
         ("optimizer.learning_rate=inf", "must be finite, and inf"),
@@ -222,7 +222,7 @@ def test_an_override_cannot_smuggle_in_a_second_entry(tmp_path: Path) -> None:
 
 def test_text_that_is_no_toml_is_named_with_its_line(tmp_path: Path) -> None:
     message = _problem(tmp_path, "[data]\nseed = = 3\n")
-    assert "job.toml is no valid TOML" in message
+    assert "job.toml is not valid TOML" in message
     assert "line 2" in message
 
 

@@ -77,7 +77,7 @@ def _interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int, is_lost: bool = Fa
 @pytest.mark.timeout(300)
 def test_it_reaches_the_accuracy_of_the_synchronous_job(tmp_path: Path) -> None:
     _, out = _train(tmp_path / "servers")
-    assert "on 1 server(s), 2 worker(s) that are not in step, 128 images a step" in out
+    assert "on 1 server(s), 2 asynchronous worker(s), 128 images a step" in out
     # The same steps, of which each is computed by one replica.
     alone = ["strategy.kind=auto", "strategy.virtual_devices=1", "output.picture="]
     _train(tmp_path / "alone", *alone)

@@ -157,7 +157,7 @@ def test_a_checkpoint_without_a_configuration_is_gone_on_from_and_says_so(copy: 
     (folder / "leaves" / "process_0.json").write_text(json.dumps(records))
     (copy / "checkpoints" / "manifests" / "5.json").unlink()
     _, out = _train(copy, "training.steps=6", "optimizer.learning_rate=0.1")
-    assert "does not say with which values it was trained" in out
+    assert "does not record the values that it was trained with" in out
 
 
 # Every entry

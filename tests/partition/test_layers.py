@@ -366,7 +366,7 @@ def test_scan_of_flax_trains_as_on_one_device() -> None:
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a scan over the dim that is cut": (
         lambda p: jax.lax.scan(lambda c, w: (c + jnp.sum(jnp.asarray(w)), None), 0.0, p)[0],
-        "a scan goes over the dim",
+        "a scan iterates over the dim",
     ),
     "a row of it": (lambda p: jnp.asarray(p[0]).sum(), "dim 0"),
     "a slice of it": (lambda p: p[:4], "slice changes dim 0"),

@@ -252,7 +252,7 @@ def tree_map(fn: Any, *trees: Any) -> Any:
             lambda p, x: jax.lax.cond(
                 x.sum() > 0, lambda p: p, lambda p: tree_map(jnp.zeros_like, p), p
             ),
-            "a branch is decided by what differs between replicas",
+            "a branch depends on values that differ between replicas",
         ),
         (
             lambda p, x: jax.lax.fori_loop(

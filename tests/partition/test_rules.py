@@ -96,7 +96,7 @@ def test_nearest_path_is_the_one_that_differs_by_a_slip() -> None:
         (
             [("mlp/up/*", Split(-1))],
             ArgumentError,
-            ["matched by none of rules", "norm/scale", "otherwise="],
+            ["no rule matches", "norm/scale", "otherwise="],
         ),
         (
             Rules([("up/kernel", Split(0)), ("*/kernel", Split(1))], Replicate()),

@@ -67,5 +67,5 @@ def test_tensor_parallelism_splits_the_outputs_of_one_layer(is_sharded: bool) ->
 
 def test_a_dim_is_counted_without_that_of_the_layers() -> None:
     rules = partition.Rules([("up/kernel", partition.Split(2))], otherwise=partition.Replicate())
-    with pytest.raises(ShapeError, match=r"names dim 2, and it has 2 dim\(s\)"):
+    with pytest.raises(ShapeError, match=r"names dim 2, and the array has 2 dim\(s\)"):
         _place(rules, (4, 2), ("data", "model"), ("data",))

@@ -48,7 +48,7 @@ def test_tensor_parallelism_splits_rows_of_a_table_if_they_divide(rows: int, spl
 
 def test_a_table_alone_is_no_sign_that_rules_know_a_model() -> None:
     tree = {"embed": {"embedding": jnp.ones((8, 4))}, "odd": {"w": jnp.ones((4, 4))}}
-    with refused(ArgumentError, "none of the", "ready to use"):
+    with refused(ArgumentError, "none of the", "Ready-made"):
         partition.place(grid(4, 2), tree, partition.tensor_parallel())
 
 

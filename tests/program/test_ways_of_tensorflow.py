@@ -71,7 +71,7 @@ def test_an_optimizer_that_is_called_as_in_tensorflow(
 
     with (
         jaxdist.config.run_eagerly(eagerly),
-        refused(MissingNameError, f".{method} is not there", "all_reduce('mean'", way),
+        refused(MissingNameError, f".{method} does not exist", "all_reduce('mean'", way),
     ):
         _strategy().run(step, (PerReplica([1.0, 2.0]),))
 

@@ -107,7 +107,7 @@ def test_a_disk_that_is_full_for_one_process_fails_the_save_in_all(
 def test_a_folder_that_cannot_be_made_fails_the_save_in_all(tmp_path: pathlib.Path) -> None:
     for error, step in results_of_job(saving.save_where_a_file_is, 2, args=(str(tmp_path),)):
         assert "Checkpoint 2 cannot be written" in error
-        assert "process 0 cannot make the folder: NotADirectoryError" in error
+        assert "process 0 cannot create the folder: NotADirectoryError" in error
         assert step == "3"
 
 

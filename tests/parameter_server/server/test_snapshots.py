@@ -313,7 +313,7 @@ def test_a_second_server_of_one_folder_is_an_error(tmp_path: pathlib.Path) -> No
     try:
         assert process.stdout is not None
         process.stdout.readline()
-        with pytest.raises(CheckpointError, match="Another job is in"):
+        with pytest.raises(CheckpointError, match="Another job uses"):
             _start(tmp_path)
     finally:
         process.send_signal(signal.SIGKILL)
