@@ -57,7 +57,7 @@ def _describe(cluster: GpuCluster) -> tuple[Any, ...]:
             devices = _compat.make_gpu_devices(plugin, target.to_text(cuda), cluster.topology)
     except (RuntimeError, NotImplementedError) as error:
         raise DeviceError(
-            f"JAX's plugin {plugin} does not describe {cluster.name!r}. It said: "
+            f"JAX's plugin {plugin} does not describe {cluster.name!r}. It reported: "
             f"{str(error).splitlines()[0]}\n\n"
             "The plugin makes devices to compile for, and needs no GPU for that.\n\n"
             f"Install the plugin of this JAX again: {cuda_plan_command()}"

@@ -121,6 +121,8 @@ CALLS: dict[str, Call] = {
             lambda make=make: make().master, lambda: {**_WHERE, "rpc_layer": "grpc"}
         )
         for name, make in _MADE.items()
+        # They inherit the method that GCEClusterResolver has.
+        if name not in ("SlurmClusterResolver", "KubernetesClusterResolver")
     },
     **{
         f"{_PLACE}.{name}.num_accelerators": Call(

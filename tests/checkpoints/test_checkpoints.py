@@ -129,7 +129,7 @@ def test_nothing_to_restore_is_none_and_a_step_is_saved_once(tmp_path: Path) -> 
 
 def test_notes_that_are_no_json_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     with Checkpoints(tmp_path) as checkpoints:
-        with pytest.raises(ArgumentTypeError, match="what JSON can hold"):
+        with pytest.raises(ArgumentTypeError, match="values that JSON can represent"):
             checkpoints.save(1, {"w": jnp.zeros(2)}, {"loss": jnp.zeros(2)})
         assert checkpoints.steps() == ()
 

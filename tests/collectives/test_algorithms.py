@@ -199,7 +199,7 @@ def test_levels_divide_replicas_into_workers_and_ranks() -> None:
     within, across = split(six, 2)
     assert within.groups == ((0, 1), (2, 3), (4, 5))
     assert across.groups == ((0, 2, 4), (1, 3, 5))
-    with pytest.raises(ArgumentError, match=r"for 6 replicas, with 4 replicas for each worker"):
+    with pytest.raises(ArgumentError, match=r"got 6 replicas, with 4 for each worker"):
         split(six, 4)
 
 

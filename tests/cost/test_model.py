@@ -181,7 +181,7 @@ def test_one_replica_needs_no_time() -> None:
 @pytest.mark.parametrize("name", ["gloo", "xla/", "xla/xla/xla", ""])
 def test_unknown_algorithm_is_refused(name: str) -> None:
     with pytest.raises(
-        ArgumentError, match=r"there is no all-reduce of that name|algorithm is a text"
+        ArgumentError, match=r"there is no all-reduce of that name|algorithm is a string"
     ):
         cost.seconds(name, 2, 8, cost.Links(cost.TABLE["pcie-4"]))
 

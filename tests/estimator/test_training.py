@@ -368,7 +368,9 @@ def test_a_module_that_depends_on_the_batch_is_an_error(tmp_path: pathlib.Path) 
         model = est.get_module(lambda rngs: Line(rngs), f"of_{len(features)}")
         return est.EstimatorSpec(mode, loss=jnp.mean(model(features)), train_op=optax.sgd(1.0))
 
-    with pytest.raises(ContextError, match="asked for the module 'of_3', and the model has 'of_7'"):
+    with pytest.raises(
+        ContextError, match="was called for the module 'of_3', and the model has 'of_7'"
+    ):
         est.Estimator(choose, tmp_path).train(batches(7, 10))
 
 

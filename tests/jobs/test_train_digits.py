@@ -372,8 +372,8 @@ def test_a_warm_up_that_outlasts_training_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ("directory={}/file", r"--set output\.directory=.*written to '.*file', where output\.dir"),
-        ("metrics=../file/x.json", r"--set output\.metrics=(.|\n)*file', where output\.metrics is"),
+        ("directory={}/file", r"--set output\.directory=.*written to '.*file' \(output\.dir"),
+        ("metrics=../file/x.json", r"--set output\.metrics=(.|\n)*file' \(output\.metrics\)"),
         ("metrics=.", r"output\.metrics '\.' is a directory(.|\n)*name of a file"),
         ("picture=folder", r"output\.picture 'folder' is a directory"),
         ("picture=metrics.json", r"output\.picture and output\.metrics are one file"),

@@ -51,7 +51,7 @@ def test_too_few_gpus_are_an_error_before_anything_starts() -> None:
     # CUDA shows no GPU after an entry that names none.
     with refused(LaunchError, "there are 2 in CUDA_VISIBLE_DEVICES=MIG-1,2,-1,3", "Start 2"):
         divide_gpus(3, 1, {"CUDA_VISIBLE_DEVICES": "MIG-1,2,-1,3"}, lambda: FOUR)
-    with refused(LaunchError, "8 GPUs for 1 processes", "Ask for 4 device(s) in one process"):
+    with refused(LaunchError, "8 GPUs for 1 processes", "Request 4 device(s) in one process"):
         divide_gpus(1, 8, {}, lambda: FOUR)
 
 

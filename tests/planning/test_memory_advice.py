@@ -78,7 +78,7 @@ def test_pieces_within_a_slice_that_do_not_fit_are_told_of_pieces_over_all_slice
     )
     [said] = memory_advice.make_advice(made, Needs(memory), None, lambda what: None)
     assert said.startswith("fsdp_tensor_parallel keeps 1/8 ")
-    assert "in place of 1/4" in said
+    assert "instead of 1/4" in said
     # Half of the 6 GiB of state.
     assert said.endswith("3 GiB less, 14 GiB, fits.")
     plain = dataclasses.replace(made, rules="fsdp")

@@ -189,7 +189,7 @@ def test_batches_of_another_dtype_are_not_promoted() -> None:
 )
 def test_state_that_changes_its_form_is_named(step: Any, message: str) -> None:
     with pytest.raises(
-        ShapeError, match=f"multi_step called step_fn, and its state(.|\n)*{message}"
+        ShapeError, match=f"multi_step called step_fn, and the state (.|\n)*{message}"
     ):
         multi_step(step)({"w": jnp.ones(3)}, [jnp.ones(2)] * 2)
 

@@ -222,7 +222,7 @@ class Program:
                 raise
             raise better from error
 
-    def identify(self, lowered: jax.stages.Lowered) -> "saving.Identity":
+    def _identify(self, lowered: jax.stages.Lowered) -> "saving.Identity":
         """Return what decides whether a saved program is this one."""
         return saving.Identity(
             self.name,
@@ -241,7 +241,7 @@ class Program:
         if self.layout.platform == "cpu" and _compat.has_compilation_cache():
             with _compat.use_exact_partitioner(self._needed_options):
                 executable = _compat.compile_anew(lowered, self.compiler_options)
-        saving.save_program(file, self.identify(lowered), executable)
+        saving.save_program(file, self._identify(lowered), executable)
 
     def compile(self) -> "report.CompiledProgram":
         """Compile for the strategy's devices, without running anything.

@@ -274,7 +274,7 @@ class Programs:
             raise saved
         loaded = None
         if saved is not None:
-            loaded = saved.load(program.identify(lowered), is_first=not self.ready)
+            loaded = saved.load(program._identify(lowered), is_first=not self.ready)
         return program.compiled(lowered) if loaded is None else loaded
 
 

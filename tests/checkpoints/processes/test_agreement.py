@@ -66,7 +66,7 @@ def test_the_background_stops_when_the_main_thread_has_an_error_of_another_proce
         HERE.blames = None
     assert isinstance(error, UnavailableError)
     assert error.processes == (1,)
-    assert str(error).startswith("Checkpoints.save(step=3): process 1 did not come")
+    assert str(error).startswith("Checkpoints.save(step=3): process 1 did not answer")
 
 
 @pytest.mark.parametrize("kind", [DamagedCheckpointError, CheckpointError])

@@ -169,7 +169,7 @@ def test_tpus_that_say_their_slice_are_put_in_its_order_and_counted() -> None:
     assert _strategy.count_device_slices(gpus) == 2
     assert [_strategy.get_slice_index(gpu) for gpu in gpus] == [0] * 4 + [1] * 4
     assert _strategy.count_device_slices(gpus[:4]) is None
-    with pytest.raises(ConfigError, match=r"\{0: 1, 1: 2\}(.|\n)*Name 1 of each"):
+    with pytest.raises(ConfigError, match=r"\{0: 1, 1: 2\}(.|\n)*List 1 of each"):
         _strategy.count_device_slices(tpus[:3])
 
 
@@ -180,7 +180,7 @@ def test_tpus_that_say_their_slice_are_put_in_its_order_and_counted() -> None:
         (["strategy.slices=9"], r"slices is 9, and there are 8 replicas(.|\n)*slices to 8\."),
         (
             ["strategy.virtual_devices=v5e:2x2*2", "strategy.slices=4"],
-            r"slices is 4, and the devices are 2(.|\n)*set it to 2\.",
+            r"slices is 4, and the devices are in 2(.|\n)*set it to 2\.",
         ),
     ],
     ids=["between", "beyond", "named"],

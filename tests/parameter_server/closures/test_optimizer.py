@@ -274,7 +274,7 @@ def test_constants_of_the_update_are_part_of_the_key() -> None:
 
     keys = {cut_update(scale(by), _params())[1].by_shape[6, 4].key for by in (1.0, 2.0)}
     assert len(keys) == 2
-    with pytest.raises(UnsupportedError, match="an array that is not cut as they are"):
+    with pytest.raises(UnsupportedError, match="an array that is not cut into the same rows"):
         cut_update(scale(1.0), _params(), {"kernel": (3, 3)})
 
 

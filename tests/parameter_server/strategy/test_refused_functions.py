@@ -246,7 +246,7 @@ def test_elements_of_a_variable_on_a_server_are_not_changed() -> None:
             with refused(
                 UnsupportedError,
                 "Elements or blocks of Variable 'table' were to be changed (scatter_add)",
-                "Use scatter_add and its like with IndexedSlices",
+                "Use scatter_add and the like with IndexedSlices",
             ):
                 run(call)
     assert not v.numpy().any()

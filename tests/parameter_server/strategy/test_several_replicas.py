@@ -90,5 +90,5 @@ def test_workers_of_other_processes_have_one_replica() -> None:
     resolver = SimpleClusterResolver(
         ClusterSpec(tasks), task_type="chief", task_id=0, num_accelerators={"GPU": 2}
     )
-    with pytest.raises(UnsupportedError, match="Workers in other processes"):
+    with pytest.raises(UnsupportedError, match="and workers in other processes"):
         ParameterServerStrategy(resolver)

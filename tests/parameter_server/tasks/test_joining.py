@@ -224,7 +224,7 @@ def test_what_cannot_join_is_named_and_the_training_goes_on(
             coordinator.add_worker("localhost")
         with pytest.raises(ClusterError, match=r"is 'ps:0'"):
             coordinator.add_worker(ps)
-        with pytest.raises(ClusterError, match=rf"{second} has the index 0, and so has .*{first}"):
+        with pytest.raises(ClusterError, match=rf"{second} has the index 0, and so does .*{first}"):
             coordinator.add_worker(second)
         assert coordinator.add_worker(first) == 0
         joining = coordinator.strategy.joining()

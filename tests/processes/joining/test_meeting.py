@@ -179,7 +179,7 @@ def test_a_number_of_devices_that_is_none_is_refused(
 
 def test_an_exchange_that_one_process_does_not_come_to_names_it() -> None:
     agreement = Agreement(LocalStore(), Process(0, 3))
-    with refused(DeadlineExceededError, "process 1, process 2 did not come") as caught:
+    with refused(DeadlineExceededError, "process 1, process 2 did not take part") as caught:
         agreement.gather("rows", "8", 0.01)
     error: Any = caught.value
     assert error.processes == (1, 2)
@@ -211,7 +211,7 @@ def test_the_limit_of_an_exchange_counts_from_when_it_is_needed() -> None:
         return began + 0.6 if now > began + 0.6 else None
 
     agreement = Agreement(LocalStore(), Process(0, 2))
-    with refused(DeadlineExceededError, "process 1 did not come", "within 0.2 s"):
+    with refused(DeadlineExceededError, "process 1 did not take part", "within 0.2 s"):
         agreement.gather("rows", "8", 0.2, needed_since=needed_since)
     assert time.monotonic() >= began + 0.8
     assert len(asked) >= 2

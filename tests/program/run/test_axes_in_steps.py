@@ -249,7 +249,7 @@ def test_a_layout_that_keeps_a_sum_over_the_replicas_apart_is_refused(
     for sharding in layouts:
         with (
             jaxdist.config.run_eagerly(executor == "op by op"),
-            pytest.raises(AxisNameError, match=r"sum over \['data'\] apart") as raised,
+            pytest.raises(AxisNameError, match=r"sum over \['data'\] unreduced") as raised,
         ):
             strategy.run(lambda x, sharding=sharding: _lay_out(sharding)(x), (ROWS,))
         assert "all_reduce('sum', x)" in str(raised.value)
