@@ -97,7 +97,10 @@ class CommunicationOptions:
         remedy = "Pass for instance CommunicationOptions(bytes_per_pack=1 << 20)."
         check_instance("later", later, CommunicationOptions, "a CommunicationOptions", remedy)
         defaults = CommunicationOptions()
-        given = {k: v for k, v in vars(later).items() if v != getattr(defaults, k)}
+        # A subclass may have fields of its own.
+        names = [field.name for field in dataclasses.fields(self)]
+        values = {name: getattr(later, name) for name in names}
+        given = {n: value for n, value in values.items() if value != getattr(defaults, n)}
         return dataclasses.replace(self, **given)
 
 

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
-from jaxdist._called import name_call
+from jaxdist._called import refuse
 from jaxdist._launching.gpus import divide_gpus, list_gpus
 from jaxdist.errors import LaunchError
 
@@ -14,10 +14,11 @@ FORCED = "--xla_force_host_platform_device_count"
 def check_devices(devices: int | None, environment: Mapping[str, str]) -> None:
     """Raise if the number of devices is given both here and in XLA_FLAGS."""
     if devices is not None and FORCED in environment.get("XLA_FLAGS", ""):
-        raise LaunchError(
-            f"{name_call()} was given {devices} devices for each process, and XLA_FLAGS has "
-            f"{FORCED}.\n\nOnly one of the two can decide how many CPU devices a process has.\n\n"
-            f"Remove {FORCED} from XLA_FLAGS."
+        raise refuse(
+            f"{devices} devices for each process, and XLA_FLAGS has {FORCED}.",
+            "Only one of the two can decide how many CPU devices a process has.",
+            f"Remove {FORCED} from XLA_FLAGS.",
+            kind=LaunchError,
         )
 
 

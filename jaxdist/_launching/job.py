@@ -185,6 +185,7 @@ def run_together(
     seconds = math.ceil(get_settings().heartbeat_seconds)
     ends: list[End] = []
     late: tuple[int, ...] = ()
+    has_failed = False
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxdist-")))
         hosted = _compat.host_coordination_service(
@@ -205,9 +206,9 @@ def run_together(
                     other.hear(end)
                 # After a signal, each process may take the time that it needs, for instance to
                 # save.
-                if end.code != 0 and not signals.forwarded:
-                    deadline = time.monotonic() + job.patience.report
-                    processes.ask_at = min(processes.ask_at, deadline)
+                if end.code != 0 and not signals.forwarded and not has_failed:
+                    has_failed = True
+                    processes.ask_at = time.monotonic() + job.patience.report
             if time.monotonic() > over and not late:
                 late = tuple(child.index for child in processes.running)
                 processes.kill()

@@ -101,8 +101,8 @@ class TracedClosure(
         digest: The digest of all of it; see `with_digest`.
         num_replicas: On how many devices of a worker it runs.
         lookup: Which rows of variables it reads; None if it reads none.
-        parts: For each shard of a table whose rows it reads or changes by their numbers, by the
-            name on the servers, which rows of the table these are.
+        parts: For each shard of a table whose rows it reads or that it changes, by the name on the
+            servers, which rows of the table these are.
     """
 
     name: str

@@ -369,7 +369,11 @@ _CALLS: dict[str, tuple[_Call, type[JaxdistError], tuple[str, ...]]] = {
     "a step twice": (
         lambda checkpoints: checkpoints.restore(3, step=2, like=_state()),  # type: ignore[call-overload]
         ArgumentError,
-        ("Checkpoints.restore was given like=, and step=2", "no step", "restore(7, like=state)"),
+        (
+            "Checkpoints.restore was given like=, and step=2",
+            "step is left out",
+            "restore(7, like=state)",
+        ),
     ),
     "a state twice": (
         lambda checkpoints: checkpoints.restore({"w": 1.0}, like=_state()),  # type: ignore[call-overload]

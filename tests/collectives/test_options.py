@@ -1,5 +1,6 @@
 """Communication options: what they may be, and the packs that they make."""
 
+import dataclasses
 import logging
 from typing import Any
 
@@ -170,6 +171,15 @@ def test_the_example_of_the_documentation_runs(two: Strategy) -> None:
     params, _ = two.run(step, (params, optimizer.init(params), x))
     np.testing.assert_allclose(params["w"], [0.7, 0.7], rtol=1e-6)
     np.testing.assert_allclose(params["b"], -0.2, rtol=1e-6)
+
+
+def test_options_of_a_subclass_with_fields_of_its_own_are_merged() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Labelled(CommunicationOptions):
+        label: str = ""
+
+    merged = CommunicationOptions(5, 1.0).merged(Labelled(bytes_per_pack=7, label="x"))
+    assert merged == CommunicationOptions(bytes_per_pack=7, timeout_seconds=1.0)
 
 
 def test_what_has_no_effect_is_said_once(

@@ -105,6 +105,9 @@ class Supervisor:
         task.started = time.monotonic()
         task.child = task.start(task.starts)
         self._processes.add(task.child)
+        # What ends at the same time is decided in the order of the tasks: the chief comes last.
+        order = {id(each.child): number for number, each in enumerate(self._tasks)}
+        self._processes.running.sort(key=lambda child: order[id(child)])
 
     def _decide(self, task: Task, end: End) -> None:
         """Start a task again, or end the job."""

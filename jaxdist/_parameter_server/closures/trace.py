@@ -194,7 +194,7 @@ class _Builder:
         return Traced(closure.with_digest(), self._found.treedef, len(self._after))
 
     def _find_parts(self) -> dict[str, Part]:
-        """Return the shards of tables whose rows the function reads or changes by numbers."""
+        """Return the shards of tables whose rows the function reads, or that it changes."""
         roles = [
             found.role
             for found in (*self._found.inputs, *self._found.variables)

@@ -121,7 +121,9 @@ def note_server(
     is_tried_enough = settings.server_tries is not None and trouble.tries >= settings.server_tries
     if waited < settings.server_seconds and not is_tried_enough:
         return None
-    made = type(error)(
+    # The class may be one of a user's dataset, which takes other arguments.
+    kind = DeadlineExceededError if isinstance(error, DeadlineExceededError) else PSUnavailableError
+    made = kind(
         f"{first_line(error)}\n\n{item.describe()} was tried {_count(trouble.tries, 'time')} "
         f"since {trouble.began}, for {waited:.1f} s, by {_name_workers(trouble.workers)}. "
         f"A function waits {settings.server_seconds:g} s (JAXDIST_SERVER_SECONDS) for a server to "

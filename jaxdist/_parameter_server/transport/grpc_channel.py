@@ -32,7 +32,7 @@ from jaxdist.errors import (
 
 SERVICE = "jaxdist.Transport"
 # The version of everything that both sides must read alike.
-WIRE = "3"
+WIRE = "4"
 
 WIRE_KEY = "jaxdist-wire"
 CALL_KEY = "jaxdist-call-bin"

@@ -12,6 +12,7 @@ is gloo's if it ends at one of these addresses, here or there. No other socket o
 touched, and the coordination service stays connected.
 """
 
+import dataclasses
 import logging
 import os
 import socket
@@ -20,8 +21,6 @@ import threading
 import time
 from collections.abc import Iterable
 from typing import Protocol
-
-import msgspec
 
 from jaxdist._compat import get_gloo_addresses
 from jaxdist._processes.connections import list_connections
@@ -246,7 +245,7 @@ class Doctor:
         with self._lock:
             self._news += 1
             self._last = state
-            state = msgspec.structs.replace(
+            state = dataclasses.replace(
                 state, news=self._news, blames=self.here.blames, raised=self.raised
             )
             self._store.set(f"{PREFIX}/{self.process.index}", state.to_text(), overwrite=True)

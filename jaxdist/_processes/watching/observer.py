@@ -1,14 +1,13 @@
 """`Observer`: what this process sees of all processes of its job."""
 
 import dataclasses
+import json
 import os
 import socket
 import threading
 import time
 from collections.abc import Mapping
 from typing import Any
-
-import msgspec
 
 from jaxdist._processes.process import Process
 from jaxdist._processes.store import Store
@@ -17,7 +16,8 @@ from jaxdist._processes.watching.stacks import find_thread_in_dump, read_held_st
 PREFIX = "jaxdist/here"
 
 
-class ProcessState(msgspec.Struct, frozen=True, omit_defaults=True):
+@dataclasses.dataclass(frozen=True)
+class ProcessState:
     """What a process is doing.
 
     Args:
@@ -61,13 +61,21 @@ class ProcessState(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def to_text(self) -> str:
         """Return the state as JSON."""
-        # Without fields that have their default value: the string is sent every second.
-        return msgspec.json.encode(self).decode()
+        # Leave out fields with their default value: the string is sent every second.
+        named = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        }
+        return json.dumps(named)
 
     @classmethod
     def from_text(cls, text: str) -> "ProcessState":
         """Return the state that `to_text` wrote."""
-        return msgspec.json.decode(text, type=cls)
+        named: dict[str, Any] = json.loads(text)
+        if named.get("blames") is not None:
+            named["blames"] = tuple(named["blames"])
+        return cls(**named)
 
 
 def describe_this_machine() -> dict[str, Any]:

@@ -123,14 +123,18 @@ class Step:
     def _call_prepared(self, *args: Any, **kwargs: Any) -> Any:
         """Call the dispatcher, with all that the earlier calls needed; see Note [Call paths]."""
         if self._is_new:
-            self._is_new = False
             # JAX's call path would remove the padding.
             self.keeps_padding = has_padding((args, kwargs))
+            # Last: another thread that finds it False skips the line above.
+            self._is_new = False
             self._renew_direct()
         prepared = self.prepare(args, kwargs)
         if prepared is None:
             return self.slow(*args, **kwargs)
         args, kwargs = prepared
+        # Before the checks: while this thread waits, others may donate the same arrays.
+        if self.counts_steps:
+            CPU_STEPS.make_room()
         if self.donates:
             # Under jax_debug_nans only the slow path runs the program that donates nothing.
             needs_slow_path = _compat.is_checking_numbers() or (
@@ -146,8 +150,6 @@ class Step:
         # Only now: above are the caller's own arrays, one of which may be passed twice.
         if self.mirrors:
             args, kwargs = self.mirrored(args, kwargs, self.donated)
-        if self.counts_steps:
-            CPU_STEPS.make_room()
         try:
             results = self._dispatcher(*args, **kwargs)
         except ValueError as error:

@@ -1,6 +1,7 @@
 """Workers and servers that are lost: every closure counts once, and all threads go on."""
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
@@ -13,7 +14,7 @@ import pytest
 
 from jaxdist._parameter_server.coordinator import ClusterCoordinator, Fence, WorkerLink
 from jaxdist._parameter_server.coordinator.closure_queue import ClosureQueue
-from jaxdist._parameter_server.coordinator.retries import Backoff
+from jaxdist._parameter_server.coordinator.retries import Backoff, WaitSettings, note_server
 from jaxdist._parameter_server.coordinator.scheduled import Scheduled
 from jaxdist._parameter_server.coordinator.workers import WorkerThread
 from jaxdist.errors import (
@@ -46,6 +47,21 @@ MAKERS: dict[str, Any] = {
     "exit": lambda: SystemExit(3),
 }
 RETRIED = {"worker", "server", "deadline"}
+
+
+class _StoreTimeoutError(DeadlineExceededError):
+    """An error of a user's dataset, with an argument of its own."""
+
+    def __init__(self, shard: int) -> None:
+        super().__init__(f"shard {shard} does not answer")
+
+
+def test_an_error_of_the_users_own_class_ends_the_closure_and_not_the_thread() -> None:
+    item = Scheduled(None, "f", Fence())
+    settings = dataclasses.replace(WaitSettings(), server_tries=1)
+    made = note_server(item, 0, _StoreTimeoutError(3), settings)
+    assert type(made) is DeadlineExceededError
+    assert str(made).startswith("shard 3 does not answer\n\n")
 
 
 def _name(row: Any) -> str:

@@ -139,7 +139,7 @@ def test_a_task_with_other_messages_is_named(
 ) -> None:
     address = _serve(listeners, Security())
     monkeypatch.setattr(channel_module, "WIRE", "1")
-    with pytest.raises(ProgramMismatchError, match="version 3 of messages, and the caller has 1"):
+    with pytest.raises(ProgramMismatchError, match="version 4 of messages, and the caller has 1"):
         _call(address, Security())
 
 

@@ -19,7 +19,7 @@ from flax import nnx
 import jaxdist
 from jaxdist import PerReplica, RunOptions, _compat
 from jaxdist._planning import make_target
-from jaxdist._program.compile import saving as saved
+from jaxdist._program.compile.saving import saved
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
