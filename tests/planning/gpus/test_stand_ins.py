@@ -55,7 +55,7 @@ def test_a_plugin_that_is_registered_and_describes_nothing_is_an_error_with_its_
     with refused(
         errors.DeviceError,
         "JAX's plugin xla_cuda12 does not describe 'h200:3x5'",
-        "It said: topology not implemented: planted",
+        "It reported: topology not implemented: planted",
         "Install the plugin of this JAX again",
     ):
         # A cluster that no other test describes: descriptions are kept.
