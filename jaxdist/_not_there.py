@@ -102,7 +102,10 @@ _TPU_V1 = {
 }
 # Version 1 of `tf.distribute` lacks these names, so `compat.v1` leaves them out on purpose.
 _NAMES_OF_V2 = (
-    *("DistributedDataset", "DistributedIterator", "DistributedValues", "InputOptions"),
+    "DistributedDataset",
+    "DistributedIterator",
+    "DistributedValues",
+    "InputOptions",
     "TPUStrategy",
 )
 _ONLY_V2 = "Version 1 of tf.distribute has no {0} here; it is jaxdist.{0}."
@@ -145,8 +148,18 @@ MISSING: dict[str, dict[str, str]] = {
 }
 _LOGICAL = "TPUStrategy has it: a replica of another strategy spans the other axes of its mesh."
 _METHODS_OF_TF_DATA = (
-    *("cache", "enumerate", "filter", "interleave", "map", "prefetch", "repeat", "shuffle", "skip"),
-    *("take", "unbatch", "zip"),
+    "cache",
+    "enumerate",
+    "filter",
+    "interleave",
+    "map",
+    "prefetch",
+    "repeat",
+    "shuffle",
+    "skip",
+    "take",
+    "unbatch",
+    "zip",
 )
 _TRANSFORMED = (
     "It is not a tf.data dataset: write examples.batch(size, shuffle=True, seed=0, repeat=epochs)."

@@ -209,7 +209,9 @@ def run_together(
                 if end.code != 0 and not signals.forwarded and not has_failed:
                     has_failed = True
                     processes.ask_at = time.monotonic() + job.patience.report
-            if time.monotonic() > over and not late:
+            if time.monotonic() > over:
+                # Once: the processes that are killed may still take a while to end.
+                over = math.inf
                 late = tuple(child.index for child in processes.running)
                 processes.kill()
     first = signals.received[0] if signals.received else None

@@ -22,7 +22,7 @@ from jaxdist._parameter_server.transport.message import Handler, Message, get_pl
 from jaxdist.errors import ClusterError, JaxdistError
 
 _Answer = tuple[Message, Failure | None]
-# The answer; None if there is none.
+# Its result is the answer, or None if the listener was stopped or the channel was closed.
 _Future = Future[_Answer | None]
 
 _LISTENERS: dict[str, "LocalListener"] = {}

@@ -400,7 +400,7 @@ class StrategyExtended(ExtendedV1):
         Source:
             `tf.compat.v1.distribute.StrategyExtended.non_slot_devices`.
         """
-        remedy = "Pass for instance var_list=[variable], or [] if there are none."
+        remedy = "Pass for instance var_list=[variable], or [] without variables."
         listed = as_list("var_list", var_list, "a list of variables", remedy)
         for number, v in enumerate(listed):
             _check_variable(v, f"var_list[{number}]")

@@ -45,7 +45,7 @@ def suggest_cast(name: str, dtypes: Iterable[Any]) -> str:
 def explain_too_large(number: int, bounds: "np.iinfo[Any]") -> str:
     """Return the end of an error for a Python integer outside of these bounds."""
     helps = not jax.config.read("jax_enable_x64") and -(1 << 63) <= number < 1 << 63
-    wider = ", or turn on 64 bits: jax.config.update('jax_enable_x64', True)" * helps
+    wider = ", or turn on 64 bits: jax.config.update('jax_enable_x64', True)" if helps else ""
     return (
         f"{bounds.dtype} ends at {bounds.min} and {bounds.max}.\n\n"
         "Python integers are exact here, or an error; arrays of integers wrap around, as those "

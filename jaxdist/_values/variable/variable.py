@@ -140,7 +140,7 @@ class Variable(
         in_step = here.in_step is not None
         if in_step or current_binding() is not None:
             place = "function run by strategy.run" if in_step else "jaxdist.function"
-            scope = ", inside `with strategy.scope():`" * in_step
+            scope = ", inside `with strategy.scope():`" if in_step else ""
             raise ContextError(
                 f"Variable {self._label!r} was made inside a {place}.\n\n"
                 "The function is traced once, and a variable is kept for many calls.\n\n"
