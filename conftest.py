@@ -5,8 +5,9 @@ the HLO are the same, so tests of compiled HLO see what users get. Tests that ar
 `optimized`, processes that tests start, and all tests where `JAX_DISABLE_MOST_OPTIMIZATIONS` is
 set from outside (CI's part on the newest JAX sets it to 0), have JAX's own setting.
 
-What one test compiles, another one of the same process reads: JAX's cache of compiled programs is a
-folder of the run. `JAXDIST_TESTS_COMPILED=FOLDER` keeps it for later runs on this machine.
+What one test compiles, another one reads: JAX's cache of compiled programs is a folder of the run.
+`JAXDIST_TESTS_COMPILED=FOLDER` keeps it for later runs on this machine. JAX does not write a file
+at once; where a process reads a part of one, JAX warns and compiles, so pytest ignores this warning.
 
 Rank promotion is an error: a missing dim hides most easily where arrays are split over replicas.
 (Dtype promotion cannot be one as well, since Flax relies on it.)
@@ -91,14 +92,9 @@ def _delete_compiled() -> None:
     shutil.rmtree(os.environ.pop(_COMPILED), ignore_errors=True)
 
 
-def _find_compiled() -> str:
-    # One for each process: JAX does not write a file at once, so another process may read a part.
-    return os.path.join(os.environ[_COMPILED], os.environ.get("PYTEST_XDIST_WORKER", "alone"))
-
-
 def _use_compiled() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_compilation_cache_dir", _find_compiled())
+    jax.config.update("jax_compilation_cache_dir", os.environ[_COMPILED])
     compilation_cache.reset_cache()
 
 
@@ -177,7 +173,7 @@ def _settings() -> Iterator[None]:
 def _compiled() -> Iterator[None]:
     """A test that uses another cache of compiled programs, or none, does so alone."""
     yield
-    if getattr(jax.config, "jax_compilation_cache_dir", None) != _find_compiled():
+    if getattr(jax.config, "jax_compilation_cache_dir", None) != os.environ[_COMPILED]:
         _use_compiled()
 
 
