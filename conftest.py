@@ -7,7 +7,7 @@ set from outside (CI's part on the newest JAX sets it to 0), have JAX's own sett
 
 What one test compiles, another one reads: JAX's cache of compiled programs is a folder of the run.
 `JAXDIST_TESTS_COMPILED=FOLDER` keeps it for later runs on this machine. JAX does not write a file
-at once; where a process reads a part of one, JAX warns and compiles, so pytest ignores this warning.
+at once. Where a process reads a part of one, JAX warns and compiles, so pytest ignores the warning.
 
 Rank promotion is an error: a missing dim hides most easily where arrays are split over replicas.
 (Dtype promotion cannot be one as well, since Flax relies on it.)
