@@ -3,8 +3,8 @@
 The short run is the one of README: `pytest` without arguments. It leaves out what is marked `slow`
 or is in `slow_tests.txt` or `later_tests.txt`, and takes a fixed sample of the rows of each
 parametrized test. `--all`, or naming files, runs all but the long rows; `--rest`, which is for CI,
-those of `--all` that the short run leaves out or shortens, and of slow tests a fixed row of 22 of
-100; `--long` runs everything.
+those of `--all` that the short run leaves out or shortens, of slow tests a fixed row of 22 of 100,
+and of those in `later_tests.txt` at most eight rows; `--long` runs everything.
 """
 
 import collections
@@ -21,6 +21,8 @@ import pytest
 ROWS = 2
 # Of each slow test that the rest has.
 SLOW_ROWS = 1
+# Of each test in `later_tests.txt` that the rest has.
+LATER_ROWS = 8
 # Each row of their tests is a page, a class or a function that users see.
 _WHOLE = ("tests/test_documentation.py", "tests/documentation/", "tests/bad_inputs/")
 # `python -m tools.slow_tests` writes them.
@@ -96,13 +98,14 @@ def _sample(items: Sequence[pytest.Item]) -> set[int]:
 
 
 def _only_in_all(items: Sequence[pytest.Item]) -> set[int]:
-    """The `id` of each item of slow tests that only `--all` runs."""
+    """The `id` of each item that only `--all` runs."""
     slow = [item for item in items if _is_slow(item) and not item.nodeid.startswith(_WHOLE)]
+    later = [i for i in items if _get_function(i) in _LATER and not _is_slow(i)]
     return {
         id(item)
         for rows in _by_function(slow)
         for item in rows[SLOW_ROWS if _is_taken(_get_function(rows[0])) else 0 :]
-    }
+    } | {id(item) for rows in _by_function(later) for item in rows[LATER_ROWS:]}
 
 
 def _is_taken(function: str) -> bool:

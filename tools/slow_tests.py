@@ -5,8 +5,8 @@ the list if one of its rows took longer than the limit. The short run leaves it 
 sample of them.
 
 `python -m tools.slow_tests --later LOG LOG`: write `tests/later_tests.txt` from two short runs. The
-short run leaves these functions out as well, and CI runs all of them. The machine is noisy, so a
-function is in the list if it took long in both runs.
+short run leaves these functions out as well, and CI runs some rows of each. The machine is noisy,
+so a function is in the list if it took long in both runs.
 """
 
 import argparse
