@@ -16,10 +16,10 @@ FIELD = Addition(
         ),
         "_parameter_server/server/server.py": (
             (
-                "            return Rows(found.peek()[ids], found.version",
+                "            return protocol.Rows(found.peek()[ids], found.version",
                 """            if request.dtype:
                 sent = found.peek()[ids].astype(request.dtype)
-                return Rows(sent, found.version, self._state.incarnation)
+                return protocol.Rows(sent, found.version, self._state.incarnation)
 """,
             ),
         ),

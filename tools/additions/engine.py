@@ -87,7 +87,7 @@ class GatherAll(Algorithm):
         "cost/_model.py": (
             ('"xring", "rechd", "psgpu", "pscpu")\n', '"gather", '),
             (
-                '    if name == "xring":\n',
+                '    if name in ("xla", "xring"):\n',
                 """    if name == "gather":
         return _Traffic(1, (n - 1) * size, n * (n - 1) * size)
 """,
