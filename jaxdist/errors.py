@@ -31,6 +31,7 @@ Each exception is also a subclass of a fitting built-in exception, so `except Va
       ConfigError              ValueError    a configuration file or override that is not valid
       CheckpointError          RuntimeError  a checkpoint that cannot be read or written
         DamagedCheckpointError               checkpoint files that changed since they were written
+        BucketError            OSError too   a bucket that cannot be listed, read or written
       NonFiniteLossError       ArithmeticError  a loss that is not finite
       OutOfRangeError          StopIteration an iterator that has no element left
       OtherProcessError        RuntimeError  another process of the job is the cause
@@ -199,6 +200,16 @@ class CheckpointError(JaxdistError, RuntimeError):
 
 class DamagedCheckpointError(CheckpointError):
     """Raised when the files of a checkpoint changed after they were written."""
+
+
+class BucketError(CheckpointError, OSError):
+    """Raised when a bucket (`gs://`, `s3://`) cannot be listed, read or written.
+
+    Attributes:
+        is_refused: Whether the credentials do not allow the access.
+    """
+
+    is_refused = False
 
 
 class NonFiniteLossError(JaxdistError, ArithmeticError):

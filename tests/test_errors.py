@@ -41,6 +41,7 @@ TREE = {
     "ConfigError": ValueError,
     "CheckpointError": RuntimeError,
     "DamagedCheckpointError": RuntimeError,
+    "BucketError": RuntimeError,
     "NonFiniteLossError": ArithmeticError,
     "OutOfRangeError": StopIteration,
     "OtherProcessError": RuntimeError,
@@ -76,7 +77,9 @@ PROTOCOLS = {
     ("_late.py", "AttributeError"),
     # As dicts and files raise them.
     ("_processes/store.py", "KeyError"),
-    ("_checkpoints/parts.py", "OSError"),
+    ("_buckets/path.py", "FileNotFoundError"),
+    ("_checkpoints/bucket_storage.py", "FileExistsError"),
+    ("_checkpoints/local_storage.py", "OSError"),
 }
 FILES = sorted(pathlib.Path(errors.__file__).parent.rglob("*.py"))
 

@@ -20,6 +20,7 @@ ROWS = [
     {"_integers"},
     {"_compat", "_hooks", "_not_there", "_validate"},
     {
+        "_buckets",
         "_compilation_cache",
         "_devices",
         "_examples",

@@ -30,6 +30,14 @@ def _draw(path: Any) -> Any:
     return jaxdist.explain(jaxdist.MirroredStrategy()).save_png(path)
 
 
+def _watch(path: Any) -> Any:
+    return jaxdist.experimental.PreemptionCheckpointHandler(
+        jaxdist.cluster_resolver.SimpleClusterResolver(jaxdist.cluster_resolver.ClusterSpec({})),
+        {"w": np.zeros(2)},
+        checkpoint_dir=path,
+    )
+
+
 def _serve(path: Any) -> Any:
     return jaxdist.Server(
         {"ps": ["127.0.0.1:0"], "worker": ["127.0.0.1:0"]}, "ps", 0, snapshot_directory=path
@@ -44,14 +52,10 @@ def _load(entry: str) -> Callable[[Any], Any]:
 
 
 WAYS: dict[str, Callable[[Any], Any]] = {
-    "Checkpoints": Checkpoints,
-    "ModelCheckpoint": fit.ModelCheckpoint,
     "CSVLogger": fit.CSVLogger,
     "JSONLogger": fit.JSONLogger,
     "TensorBoard": fit.TensorBoard,
     "Profiler": fit.Profiler,
-    "Model.save": lambda path: _make_model().save(path),
-    "Model.load": lambda path: _make_model().load(path),
     "Estimator": lambda path: _make_estimator(model_dir=path),
     "RunConfig": lambda path: estimator.RunConfig(model_dir=path),
     "warm_start_from": lambda path: _make_estimator(warm_start_from=path),
@@ -62,9 +66,17 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "load_links": cost.load_links,
     "load_config": jobs.load_job_config,
     "output.directory": _load("output.directory"),
-    "checkpoint.directory": _load("checkpoint.directory"),
     "output.metrics": _load("output.metrics"),
     "output.picture": _load("output.picture"),
+}
+# These can be in a bucket.
+PLACES: dict[str, Callable[[Any], Any]] = {
+    "Checkpoints": Checkpoints,
+    "ModelCheckpoint": fit.ModelCheckpoint,
+    "Model.save": lambda path: _make_model().save(path),
+    "Model.load": lambda path: _make_model().load(path),
+    "PreemptionCheckpointHandler": _watch,
+    "checkpoint.directory": _load("checkpoint.directory"),
 }
 COMMANDS = {
     "new": "new gs://bucket/flowers",
@@ -101,6 +113,16 @@ def test_a_scheme_is_an_error_where_the_path_is_given(
         (ArgumentError, ConfigError), match=r"has the scheme '(?i:gs|s3|memory|file)'"
     ):
         WAYS[way](PATHS[path])
+    assert _list_made(tmp_path) == []
+
+
+@pytest.mark.parametrize("path", ["memory", "host"])
+@pytest.mark.parametrize("way", PLACES)
+def test_checkpoints_are_not_written_to_other_addresses(
+    way: str, path: str, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises((ArgumentError, ConfigError), match=r"(.|\n)*buckets, with gs:// or s3://"):
+        PLACES[way](PATHS[path])
     assert _list_made(tmp_path) == []
 
 

@@ -7,8 +7,6 @@ from jaxdist._late import open_late as _open_late
 if TYPE_CHECKING:
     from jaxdist._checkpoints.checkpoints import Checkpoints as Checkpoints
     from jaxdist._checkpoints.errors import make_step_error as make_step_error
-    from jaxdist._checkpoints.files import find_damage as find_damage
-    from jaxdist._checkpoints.files import list_steps as list_steps
     from jaxdist._checkpoints.files import read_dict as read_dict
     from jaxdist._checkpoints.files import replace_file as replace_file
     from jaxdist._checkpoints.folder_lock import JobLock as JobLock
@@ -16,7 +14,10 @@ if TYPE_CHECKING:
     from jaxdist._checkpoints.leaves import find_plain_leaves as find_plain_leaves
     from jaxdist._checkpoints.leaves import put_into as put_into
     from jaxdist._checkpoints.leaves import to_plain as to_plain
-    from jaxdist._checkpoints.orbax import read_notes_without_orbax as read_notes_without_orbax
+    from jaxdist._checkpoints.opening import find_damage as find_damage
+    from jaxdist._checkpoints.opening import list_steps as list_steps
+    from jaxdist._checkpoints.opening import lock_folder as lock_folder
+    from jaxdist._checkpoints.parts import read_saved_notes as read_saved_notes
     from jaxdist._checkpoints.restore import Restored as Restored
     from jaxdist._checkpoints.survivors import keep_states as keep_states
     from jaxdist._checkpoints.survivors import save_after as save_after

@@ -4,14 +4,13 @@ import dataclasses
 import json
 import logging
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Self, overload
 
 from jax.sharding import Sharding
 
+from jaxdist._buckets import Place, as_place
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._checkpoints.errors import describe_steps, make_directory_error, make_step_error
-from jaxdist._checkpoints.files import list_steps
 from jaxdist._checkpoints.leaves import (
     check_leaves,
     gather_whole_arrays,
@@ -19,6 +18,7 @@ from jaxdist._checkpoints.leaves import (
     put_into,
     to_plain,
 )
+from jaxdist._checkpoints.opening import open_storage
 from jaxdist._checkpoints.restore import Restored, restore_newest, restore_step
 from jaxdist._checkpoints.save import Writer
 from jaxdist._checkpoints.survivors import Survivor, add_survivor, remove_survivor
@@ -28,12 +28,11 @@ from jaxdist._validate import (
     as_flag,
     as_integer,
     as_number,
-    as_path,
     check_callable,
     check_instance,
     show,
 )
-from jaxdist.errors import ArgumentError, CheckpointError, OtherProcessError
+from jaxdist.errors import ArgumentError, BucketError, CheckpointError, OtherProcessError
 
 _LOG = logging.getLogger("jaxdist")
 _NOTHING: Any = object()
@@ -66,7 +65,8 @@ class Checkpoints:
         the files twice, once to compare them with their manifest.
 
     Args:
-        directory: The directory. It is created if it does not exist.
+        directory: The directory, which is created if it does not exist; or `gs://BUCKET/FOLDER` or
+            `s3://BUCKET/FOLDER`. The bucket must exist.
         keep: How many of the newest checkpoints to keep; older ones are deleted.
         timeout_seconds: How long `save` and `restore` wait for other processes; None means
             `JAXDIST_COLLECTIVE_SECONDS`.
@@ -99,18 +99,20 @@ class Checkpoints:
 
     @called("training.Checkpoints")
     def __init__(
-        self, directory: str | Path, *, keep: int = 3, timeout_seconds: float | None = None
+        self, directory: str | Place, *, keep: int = 3, timeout_seconds: float | None = None
     ) -> None:
-        self.directory = Path(as_path("directory", directory, "runs/job")).absolute()
+        self.directory = as_place("directory", directory, "runs/job")
         keep = as_integer("keep", keep, least=1)
         seconds = _as_seconds(timeout_seconds)
+        self._storage = open_storage(self.directory)
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            list_steps(self.directory)
+            self._storage.make()
+        except BucketError:
+            raise
         except OSError as error:
             raise make_directory_error(self.directory, error) from error
         # The first `save` takes the lock, so that a process that only reads blocks no job.
-        self._writer = Writer(self.directory, keep, seconds)
+        self._writer = Writer(self._storage, keep, seconds)
         self._keep = keep
         self._survivor: Survivor | None = None
 
@@ -121,10 +123,10 @@ class Checkpoints:
             CheckpointError: A checkpoint could not be written.
         """
         self._writer.wait()
-        return list_steps(self.directory)
+        return self._storage.list_steps()
 
     @called("Checkpoints.path")
-    def path(self, step: int) -> Path:
+    def path(self, step: int) -> Place:
         """Return the directory of a checkpoint."""
         step = as_integer("step", step, least=0)
         return self.directory / str(step)
@@ -383,8 +385,8 @@ class Checkpoints:
         self._writer.wait()
         group = self._writer.find_group()
         if step is None:
-            return restore_newest(self.directory, like, sharding, skip_damaged, group)
-        return restore_step(self.directory, step, like, sharding, group)
+            return restore_newest(self._storage, like, sharding, skip_damaged, group)
+        return restore_step(self._storage, step, like, sharding, group)
 
     @called("Checkpoints.on_failure")
     def on_failure(self, callback: Callable[[], Any] | None) -> None:
@@ -424,7 +426,7 @@ class Checkpoints:
             self._survivor = None
         if callback is not None:
             prepare = self._writer.prepare_alone
-            self._survivor = Survivor(self.directory, self._keep, prepare, callback)
+            self._survivor = Survivor(self._storage, self._keep, prepare, callback)
             add_survivor(self._survivor)
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
 """Errors for checkpoints that cannot be written or restored."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
+from jaxdist._buckets import Place
 from jaxdist._called import refuse
 from jaxdist._validate import format_lines
-from jaxdist.errors import CheckpointError, DamagedCheckpointError
+from jaxdist.errors import BucketError, CheckpointError, DamagedCheckpointError
 
 DAMAGED = "damaged"  # the folder of damaged checkpoints
 _MOST_SHOWN = 5
@@ -19,7 +19,7 @@ class ElsewhereError(RuntimeError):
     """Another process of the job could not write its part; the message names it."""
 
 
-def make_directory_error(directory: Path, error: Exception) -> CheckpointError:
+def make_directory_error(directory: Place, error: Exception) -> CheckpointError:
     """Return the error for a directory that Orbax cannot use."""
     return CheckpointError(
         f"The checkpoint directory {str(directory)!r} cannot be used: "
@@ -30,20 +30,25 @@ def make_directory_error(directory: Path, error: Exception) -> CheckpointError:
 
 
 def make_write_error(
-    directory: Path, step: int, others: Sequence[int], error: Exception
+    directory: Place, step: int, others: Sequence[int], error: Exception
 ) -> CheckpointError:
     """Return the error for a checkpoint that was not completed; `others` are complete steps."""
+    remedy = "Free space on the disk or choose another directory, and run again."
+    if isinstance(error, BucketError):
+        # The last paragraph says what to do.
+        text, _, remedy = str(error).rpartition("\n\n")
+        error = OSError(text.partition("\n\n")[0].removesuffix("."))
     left = f"The last complete one is of step {others[-1]}." if others else "There is none yet."
-    name = "" if isinstance(error, ElsewhereError) else f"{type(error).__name__}: "
+    name = "" if isinstance(error, (ElsewhereError, BucketError)) else f"{type(error).__name__}: "
     return CheckpointError(
         f"Checkpoint {step} cannot be written to {directory}: {name}{error}.\n\n"
         f"A checkpoint counts when all of its files are written. {left}\n\n"
-        "Free space on the disk or choose another directory, and run again."
+        f"{remedy}"
     )
 
 
 def make_step_error(
-    noun: str, step: int, directory: Path, steps: Sequence[int], resume: str
+    noun: str, step: int, directory: Place, steps: Sequence[int], resume: str
 ) -> CheckpointError:
     """Return the error for a step that is not above the steps of the checkpoints.
 
@@ -77,7 +82,7 @@ def describe_steps(steps: Sequence[int]) -> str:
     return f"the checkpoints {', '.join(map(str, steps[:-1]))} and {steps[-1]}"
 
 
-def make_missing_error(directory: Path, step: int, steps: Sequence[int]) -> CheckpointError:
+def make_missing_error(directory: Place, step: int, steps: Sequence[int]) -> CheckpointError:
     """Return the error for a step without a checkpoint."""
     there = f"There are {list(steps)}." if steps else "There is none yet."
     return CheckpointError(
@@ -87,7 +92,7 @@ def make_missing_error(directory: Path, step: int, steps: Sequence[int]) -> Chec
 
 
 def make_damage_error(
-    directory: Path, step: int, before: Sequence[int], problems: list[str]
+    directory: Place, step: int, before: Sequence[int], problems: list[str]
 ) -> DamagedCheckpointError:
     """Return the error for files that differ from what was written; `before` are earlier steps."""
     if before:
@@ -107,7 +112,7 @@ def make_damage_error(
     )
 
 
-def make_mismatch_error(directory: Path, step: int, problems: list[str]) -> CheckpointError:
+def make_mismatch_error(directory: Place, step: int, problems: list[str]) -> CheckpointError:
     """Return the error for saved leaves that differ from the requested ones."""
     return CheckpointError(
         f"Checkpoint {step} in {directory} is of another model or optimizer: "

@@ -16,7 +16,7 @@ from jaxdist._processes import get_process_of_job, get_store
 from jaxdist.errors import CheckpointError
 
 _LOG = logging.getLogger("jaxdist")
-_NAME = ".jaxdist-job.lock"
+LOCK_NAME = ".jaxdist-job.lock"
 _GUARD = ".jaxdist-job.guard"
 JOB_ID = "JAXDIST_JOB_ID"
 _JOB_KEY = "jaxdist/job"
@@ -87,7 +87,7 @@ class JobLock:
         if fcntl is None:
             _LOG.warning("%s is not locked: this system has no flock.", self.folder)
             return self
-        lock_file = _open_file(self.folder / _NAME)
+        lock_file = _open_file(self.folder / LOCK_NAME)
         try:
             with _open_file(self.folder / _GUARD) as guard:
                 fcntl.flock(guard, fcntl.LOCK_EX)
@@ -118,7 +118,7 @@ class JobLock:
                 _write(lock_file)
                 break
         else:
-            raise _make_in_use_error(self.folder, owner)
+            raise make_in_use_error(str(self.folder), owner)
         fcntl.flock(lock_file, fcntl.LOCK_SH)
 
     def close(self) -> None:
@@ -145,16 +145,20 @@ def _open_file(path: Path) -> IO[str]:
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
 
 
-def _write(lock_file: IO[str]) -> None:
-    about = {
+def describe_job() -> dict[str, Any]:
+    """Return the id of the job and what an error says about this process."""
+    return {
         "job": get_job_id(),
         "process": os.getpid(),
         "machine": socket.gethostname(),
         "since": datetime.datetime.now().isoformat(" ", "seconds"),
     }
+
+
+def _write(lock_file: IO[str]) -> None:
     lock_file.seek(0)
     lock_file.truncate()
-    lock_file.write(json.dumps(about) + "\n")
+    lock_file.write(json.dumps(describe_job()) + "\n")
     lock_file.flush()
 
 
@@ -167,14 +171,17 @@ def _read(lock_file: IO[str]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _make_in_use_error(folder: Path, owner: dict[str, Any]) -> CheckpointError:
-    who = (
-        f"process {owner['process']} on {owner['machine']}, since {owner['since']}"
-        if {"process", "machine", "since"} <= owner.keys()
-        else "an unknown process"
-    )
+def name_owner(owner: dict[str, Any]) -> str:
+    """Return the words for the process that `describe_job` described."""
+    if {"process", "machine", "since"} <= owner.keys():
+        return f"process {owner['process']} on {owner['machine']}, since {owner['since']}"
+    return "an unknown process"
+
+
+def make_in_use_error(folder: str, owner: dict[str, Any]) -> CheckpointError:
+    """Return the error for a folder that another job uses."""
     return CheckpointError(
-        f"Another job uses {str(folder)!r}: {who}.\n\n"
+        f"Another job uses {folder!r}: {name_owner(owner)}.\n\n"
         "A folder is for one job at a time.\n\n"
         "Wait until it ends, or end it, or use other folders: checkpoint.directory and "
         "output.directory of `jaxdist train`. Processes of one job that share a folder are "

@@ -2,14 +2,13 @@
 
 import contextlib
 import json
-import os
 import socket
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
+from jaxdist._buckets import Place
 from jaxdist._processes import HERE, Agreement, exchange_over, get_agreement
 from jaxdist.errors import CheckpointError, ContextError, DamagedCheckpointError, UnavailableError
 
@@ -91,11 +90,11 @@ _PATIENCE_SECONDS = 5.0
 _NAP = 0.05
 
 
-def check_same_folder(group: Group, call: str, folder: Path) -> str:
+def check_same_folder(group: Group, call: str, folder: Place) -> str:
     """Check that all processes see one folder, and return a string that is equal in all of them.
 
     Cost:
-        Two exchanges of short strings; process 0 writes an empty file and deletes it.
+        Two exchanges of short strings; process 0 writes a short file and deletes it.
 
     Raises:
         CheckpointError: A process has another folder.
@@ -104,7 +103,7 @@ def check_same_folder(group: Group, call: str, folder: Path) -> str:
     here = {"host": socket.gethostname(), "folder": str(folder), "name": name, "error": ""}
     if group.process.is_first:
         try:
-            (folder / name).touch()
+            (folder / name).write_bytes(b"1")
         except OSError as error:
             here["error"] = f"{type(error).__name__}: {error}"
     try:
@@ -115,7 +114,7 @@ def check_same_folder(group: Group, call: str, folder: Path) -> str:
     finally:
         if group.process.is_first:
             with contextlib.suppress(OSError):
-                os.unlink(folder / name)
+                (folder / name).unlink()
     if first["error"]:
         raise CheckpointError(
             f"{call}: process 0 cannot write to {first['folder']!r} on {first['host']}: "
@@ -131,13 +130,13 @@ def check_same_folder(group: Group, call: str, folder: Path) -> str:
             f"what process 0 has written to {first['folder']!r} on {first['host']}.\n\n"
             "Each process writes its own shards of a checkpoint, and all of them into one "
             "folder.\n\n"
-            "Pass a folder that all hosts share (NFS, Lustre, a mounted bucket), the same one in "
+            "Pass a folder that all hosts share (NFS, Lustre, gs://..., s3://...), the same one in "
             "every process, instead of a local disk."
         )
     return str(first["name"])
 
 
-def _is_there(path: Path) -> bool:
+def _is_there(path: Place) -> bool:
     end = time.monotonic() + _PATIENCE_SECONDS
     while not path.exists():
         if time.monotonic() >= end:
@@ -178,7 +177,7 @@ def agree_on_result(group: Group, call: str, act: Callable[[], T]) -> T:
     )
 
 
-def check_same_steps(group: Group, call: str, directory: Path, steps: Sequence[int]) -> None:
+def check_same_steps(group: Group, call: str, directory: Place, steps: Sequence[int]) -> None:
     """Check that all processes see the same checkpoints.
 
     Raises:
@@ -195,6 +194,6 @@ def check_same_steps(group: Group, call: str, directory: Path, steps: Sequence[i
             f"{found['steps']} in {found['folder']!r}, and process 0 on {first['host']} "
             f"{first['steps']} in {first['folder']!r}.\n\n"
             "All processes restore one checkpoint from one folder.\n\n"
-            "Pass a folder that all hosts share (NFS, Lustre, a mounted bucket), the same one in "
+            "Pass a folder that all hosts share (NFS, Lustre, gs://..., s3://...), the same one in "
             "every process, instead of a local disk."
         )

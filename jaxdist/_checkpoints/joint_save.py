@@ -3,13 +3,12 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxdist._checkpoints.errors import ElsewhereError
-from jaxdist._checkpoints.files import delete_step, list_steps
 from jaxdist._checkpoints.group import Group, agree_on_result, check_same_folder
-from jaxdist._checkpoints.parts import prepare_folder, publish, start_part
+from jaxdist._checkpoints.parts import start_part
+from jaxdist._checkpoints.storage import Storage
 from jaxdist.errors import OtherProcessError, ProgramMismatchError
 
 # Note [Checkpoints of several processes]
@@ -26,16 +25,16 @@ class JointSave:
 
     Args:
         group: The processes.
-        directory: The directory of the checkpoints. It exists.
+        storage: The checkpoints of the folder.
         keep: How many of the newest checkpoints to keep.
     """
 
-    def __init__(self, group: Group, directory: Path, keep: int) -> None:
-        self._group, self._directory, self._keep = group, directory, keep
+    def __init__(self, group: Group, storage: Storage, keep: int) -> None:
+        self._group, self._storage, self._keep = group, storage, keep
         self._channel = ""
         self._lost: OtherProcessError | None = None
         self._call = ""
-        self._folder = directory
+        self._name = ""  # the folder of the checkpoint that is being written
         self._complete: Callable[[], None] | None = None
         # Why this process could not start to write the last checkpoint.
         self.error: Exception | None = None
@@ -59,8 +58,8 @@ class JointSave:
         self._call = f"Checkpoints.{method}(step={step})"
         with self._keep_loss():
             if not self._channel:
-                self._channel = check_same_folder(self._group, self._call, self._directory)
-            steps = list_steps(self._directory) if self._group.process.is_first else ()
+                self._channel = check_same_folder(self._group, self._call, self._storage.directory)
+            steps = self._storage.list_steps() if self._group.process.is_first else ()
             said = {"call": [method, step], "steps": steps}
             everyone = self._group.gather(self._call, said)
             first = everyone[0]
@@ -92,7 +91,7 @@ class JointSave:
 
         def act() -> None:
             for step in steps:
-                delete_step(self._directory, step)
+                self._storage.delete(step)
 
         with self._keep_loss():
             agree_on_result(self._group, self._call, self._group.only_first(act))
@@ -111,7 +110,9 @@ class JointSave:
             self._agree_on_folder(step)
         self._complete, self.error = None, None
         try:
-            self._complete = start_part(self._folder, leaves, notes, self._group.process, 0)
+            self._complete = start_part(
+                self._storage, self._name, leaves, notes, self._group.process, 0
+            )
         except Exception as error:
             # The others wait for this process, so `complete` tells them.
             self.error = error
@@ -120,14 +121,13 @@ class JointSave:
         said = {"folder": "", "error": ""}
         if self._group.process.is_first:
             try:
-                folder = prepare_folder(self._directory, step, self._channel[-8:])
-                said["folder"] = folder.name
+                said["folder"] = self._storage.prepare(step, self._channel[-8:])
             except OSError as error:
                 said["error"] = f"{type(error).__name__}: {error}"
         first = self._group.gather(self._call, said)[0]
         if first["error"]:
             raise ElsewhereError(f"process 0 cannot create the folder: {first['error']}")
-        self._folder = self._directory / first["folder"]
+        self._name = first["folder"]
 
     def complete(self, step: int) -> None:
         """Wait until all processes have written the checkpoint, and publish it.
@@ -139,7 +139,7 @@ class JointSave:
         """
         with self._keep_loss():
             self._exchange(self._write_part)
-            act = functools.partial(publish, self._directory, self._folder, step, self._keep, 0)
+            act = functools.partial(self._storage.publish, self._name, step, self._keep, 0)
             self._exchange(self._group.only_first(act))
 
     def _write_part(self) -> None:

@@ -3,13 +3,13 @@
 import json
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
+from jaxdist._buckets import Place
 from jaxdist._checkpoints.errors import UnreadableError
 from jaxdist._processes import Process
 
@@ -39,14 +39,18 @@ def list_own_shards(
     return [([[0, n] for n in leaf.shape], leaf)] if process.is_first else []
 
 
-def prepare_records(leaves: Mapping[str, Any], process: Process) -> Callable[[], dict[str, Any]]:
-    """Copy the shards of this process to the host; the result computes their records."""
+# The name of a leaf, with its shape, its dtype, and the ranges of this process with their values.
+Shards: TypeAlias = Mapping[str, tuple[list[int], str, list[tuple[Range, np.ndarray]]]]
+
+
+def take_shards(leaves: Mapping[str, Any], process: Process) -> Shards:
+    """Copy the shards that this process records to the host."""
     # Keep no references to the arrays themselves, which would keep their memory on the devices.
     taken = {}
     for name, leaf in leaves.items():
         own = list_own_shards(leaf, getattr(leaf, "addressable_shards", ()), process)
         taken[name] = (list(leaf.shape), str(leaf.dtype), own)
-    return lambda: {name: make_record(*parts) for name, parts in taken.items()}
+    return taken
 
 
 def make_record(
@@ -57,40 +61,45 @@ def make_record(
     return {"shape": list(shape), "dtype": dtype, "shards": found}
 
 
-def format_records(records: Mapping[str, Any], notes: Mapping[str, Any], process: Process) -> str:
+def format_records(shards: Shards, notes: Mapping[str, Any], process: Process) -> str:
     """Return the file with the records of one process, as JSON."""
     # The records contain the checksums of the arrays. Another checksum protects the records and, in
     # the first process, which writes them, the notes. Other processes may have different notes.
+    records = {name: make_record(*parts) for name, parts in shards.items()}
     content = {"processes": process.count, "leaves": records}
     notes = notes if process.is_first else {}
     return json.dumps({**content, "checksum": _compute_json_checksum([content, notes])})
 
 
-def read_records(folder: Path, notes: Mapping[str, Any]) -> dict[str, Any]:
+def read_records(folder: Place, notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the records of all processes, by the name of the leaf.
+
+    In each record, "stored" has the process, the number among its shards, and the range of each
+    shard.
 
     Raises:
         UnreadableError: The records or the notes differ from what was written.
     """
     merged: dict[str, Any] = {}
-    no_notes: dict[str, Any] = {}
-    files = list(folder.glob("*.json"))
-    for file in files:
-        part = json.loads(file.read_bytes())
+    process, count = 0, 1
+    while process < count:
+        try:
+            part = json.loads((folder / f"process_{process}.json").read_bytes())
+        except FileNotFoundError:
+            raise UnreadableError(
+                f"{folder} has no checksums of process {process} of {count}."
+            ) from None
         content = {name: part[name] for name in ("processes", "leaves")}
         # The checksum of the first process includes the notes; that of others does not.
-        if part["checksum"] not in {
-            _compute_json_checksum([content, x]) for x in (notes, no_notes)
-        }:
+        own_notes = notes if process == 0 else {}
+        if part["checksum"] != _compute_json_checksum([content, own_notes]):
             raise UnreadableError("The notes or the checksums are not those that were saved.")
-        if part["processes"] != len(files):
-            raise UnreadableError(
-                f"{part['processes']} processes wrote checksums, and those of {len(files)} exist."
-            )
+        count = part["processes"]
         for name, record in part["leaves"].items():
-            merged.setdefault(name, {**record, "shards": []})["shards"] += record["shards"]
-    if not merged:
-        raise UnreadableError(f"{folder} has no checksums.")
+            leaf = merged.setdefault(name, {**record, "shards": [], "stored": []})
+            leaf["shards"] += record["shards"]
+            leaf["stored"] += [[process, i, where] for i, (where, _) in enumerate(record["shards"])]
+        process += 1
     return merged
 
 

@@ -1,16 +1,14 @@
 """Reads a checkpoint: that of a given step, or the newest that is not damaged."""
 
 import dataclasses
-import shutil
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from jaxdist._buckets import Place
 from jaxdist._checkpoints import errors as failures
-from jaxdist._checkpoints.files import find_damage, list_steps
 from jaxdist._checkpoints.group import Group, agree_on_result, check_same_steps
 from jaxdist._checkpoints.leaves import (
     cut_like,
@@ -22,11 +20,12 @@ from jaxdist._checkpoints.leaves import (
     rebuild_tree,
     to_plain,
 )
-from jaxdist._checkpoints.orbax import read_arrays, read_notes
+from jaxdist._checkpoints.parts import read_arrays, read_notes
 from jaxdist._checkpoints.records import find_changed_values
+from jaxdist._checkpoints.storage import Storage
 from jaxdist._typing import PyTree
 from jaxdist._update import divide_errors, find_moved_pairs
-from jaxdist.errors import CheckpointError, DamagedCheckpointError
+from jaxdist.errors import BucketError, CheckpointError, DamagedCheckpointError
 
 # Note [A checkpoint that is deleted while it is read]
 # A job may delete an old checkpoint while another process reads it. The deletion begins with a
@@ -48,11 +47,11 @@ class Restored:
     step: int
     state: PyTree
     notes: dict[str, Any]
-    set_aside: tuple[Path, ...] = ()
+    set_aside: tuple[Place, ...] = ()
 
 
 def restore_step(
-    directory: Path, step: int, like: PyTree, sharding: Sharding | None, group: Group | None
+    storage: Storage, step: int, like: PyTree, sharding: Sharding | None, group: Group | None
 ) -> Restored:
     """Return the checkpoint of a step, with new NNX objects where `like` has NNX objects.
 
@@ -63,16 +62,16 @@ def restore_step(
         CheckpointError: The checkpoint does not exist, or is of another model.
         OtherProcessError: Another process of the job did not answer, or has ended.
     """
-    steps = list_steps(directory)
+    directory, steps = storage.directory, storage.list_steps()
     plain = to_plain(like)
 
     def read() -> _Arrays:
         if step not in steps:
             raise failures.make_missing_error(directory, step, steps)
         try:
-            return _read_arrays(directory, step, plain, sharding)
+            return _read_arrays(storage, step, plain, sharding)
         except failures.UnreadableError as error:
-            if step not in (left := list_steps(directory)):
+            if step not in (left := storage.list_steps()):
                 raise failures.make_missing_error(directory, step, left) from None
             before = [s for s in steps if s < step]
             # `from None`: the error of Orbax names its internals, and our message has its reason.
@@ -91,11 +90,12 @@ def restore_step(
 _Arrays: TypeAlias = tuple[dict[str, Any], Any, dict[str, tuple[int, ...]], dict[str, Any]]
 
 
-def _read_arrays(directory: Path, step: int, like: PyTree, sharding: Sharding | None) -> _Arrays:
+def _read_arrays(storage: Storage, step: int, like: PyTree, sharding: Sharding | None) -> _Arrays:
     # Do this first, since only the manifest can name a damaged file. See Note [Complete or absent].
-    _raise_if_any(find_damage(directory, step))
+    _raise_if_any(storage.find_damage(step))
     wanted = name_leaves(get_whole_shapes(like))
-    records, notes = read_notes(directory / str(step))
+    folder = storage.find_folder(step)
+    records, notes = read_notes(folder)
     shapes = {name: np.shape(leaf) for name, leaf in wanted.items()}
     saved = {name: tuple(record["shape"]) for name, record in records.items()}
     pairs = find_moved_pairs(saved, shapes)
@@ -104,15 +104,15 @@ def _read_arrays(directory: Path, step: int, like: PyTree, sharding: Sharding | 
     wanted.update((n, jax.ShapeDtypeStruct(saved[n], records[n]["dtype"])) for n in moved)
     problems = list_differences(records, wanted)
     if problems:
-        raise failures.make_mismatch_error(directory, step, problems)
+        raise failures.make_mismatch_error(storage.directory, step, problems)
     layouts = {n: s for n, s in get_layouts_of_pieces(like).items() if n not in moved}
-    arrays = read_arrays(directory / str(step), wanted, sharding, layouts)
+    arrays = read_arrays(folder, records, wanted, sharding, layouts)
     _raise_if_any(find_changed_values(records, arrays))
     return arrays, pairs, shapes, notes
 
 
 def restore_newest(
-    directory: Path,
+    storage: Storage,
     like: PyTree,
     sharding: Sharding | None,
     skip_damaged: bool,
@@ -124,12 +124,14 @@ def restore_newest(
     See Note [A checkpoint that is deleted while it is read].
     """
     damaged: list[int] = []
-    steps = list_steps(directory)
+    steps = storage.list_steps()
     if group is not None:
-        check_same_steps(group, "Checkpoints.restore", directory, steps)
+        check_same_steps(group, "Checkpoints.restore", storage.directory, steps)
     for step in reversed(steps):
         try:
-            restored = restore_step(directory, step, like, sharding, group)
+            restored = restore_step(storage, step, like, sharding, group)
+        except BucketError:
+            raise
         except DamagedCheckpointError:
             # If even the oldest checkpoint is damaged, report it, and move nothing.
             if not skip_damaged or step == steps[0]:
@@ -138,29 +140,22 @@ def restore_newest(
             continue
         except CheckpointError:
             # Processes that read together must use one list, so they do not try again.
-            if group is not None or list_steps(directory) == steps:
+            if group is not None or storage.list_steps() == steps:
                 raise
-            return restore_newest(directory, like, sharding, skip_damaged, group)
-        moved = tuple(_move_damaged(directory, step, group) for step in damaged)
+            return restore_newest(storage, like, sharding, skip_damaged, group)
+        moved = tuple(_move_damaged(storage, step, group) for step in damaged)
         return dataclasses.replace(restored, set_aside=moved)
     return None
 
 
-def _move_damaged(directory: Path, step: int, group: Group | None) -> Path:
-    target = directory / failures.DAMAGED / str(step)
-
-    def move() -> None:
-        target.parent.mkdir(exist_ok=True)
-        if target.exists():
-            shutil.rmtree(target)
-        (directory / str(step)).rename(target)
-
+def _move_damaged(storage: Storage, step: int, group: Group | None) -> Place:
     if group is None:
-        move()
+        storage.set_aside(step)
     else:
         # No process may list the steps before the checkpoint is moved.
-        agree_on_result(group, "Checkpoints.restore", group.only_first(move))
-    return target
+        act = group.only_first(lambda: storage.set_aside(step))
+        agree_on_result(group, "Checkpoints.restore", act)
+    return storage.get_damaged(step)
 
 
 def _raise_if_any(problems: list[str]) -> None:

@@ -5,31 +5,18 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from jaxdist._checkpoints.errors import make_directory_error, make_write_error
-from jaxdist._checkpoints.files import delete_step, list_steps, remove_manifest, write_manifest
-from jaxdist._checkpoints.folder_lock import JobLock
 from jaxdist._checkpoints.group import Group, find_group
 from jaxdist._checkpoints.interrupts import delay_interrupts
 from jaxdist._checkpoints.joint_save import JointSave
-from jaxdist._checkpoints.orbax import Manager, open_manager, start_checkpoint
+from jaxdist._checkpoints.parts import start_part
+from jaxdist._checkpoints.storage import Storage
 from jaxdist._processes import HERE, get_current_process
-from jaxdist.errors import CheckpointError, OtherProcessError
+from jaxdist.errors import BucketError, CheckpointError, OtherProcessError
 
 _LOG = logging.getLogger("jaxdist")
-
-# Note [Complete or absent]
-# Orbax writes a checkpoint into a directory with a temporary name, and renames the directory when
-# all files are written. So a directory that is named by its step is complete, even if the process
-# was killed. Old checkpoints are deleted after the rename, oldest first, and each is renamed before
-# its files are deleted. So a reader finds all files of a checkpoint, or none; see Note [A
-# checkpoint that is deleted while it is read].
-# A checkpoint contains the arrays, the notes, and a checksum of each shard, so these are complete
-# or absent together. The manifest (size and checksum of each file) is written after the rename, and
-# a killed process may not have written it. Then the checksums of the shards still detect damage,
-# but cannot name the damaged file.
 
 
 class Writer:
@@ -38,16 +25,16 @@ class Writer:
     From the first `write` to `close` it holds the lock of the directory.
 
     Args:
-        directory: The directory. It exists.
+        storage: The checkpoints of the directory.
         keep: How many of the newest checkpoints to keep.
         seconds: How long to wait for other processes; None means `collective_seconds`.
     """
 
-    def __init__(self, directory: Path, keep: int, seconds: float | None = None) -> None:
-        self._directory, self._keep, self._seconds = directory, keep, seconds
+    def __init__(self, storage: Storage, keep: int, seconds: float | None = None) -> None:
+        self._storage, self._keep, self._seconds = storage, keep, seconds
+        self._directory = storage.directory
         self._joint: JointSave | None = None
-        self._lock, self._has_lock = JobLock(directory), False
-        self._manager: Manager = None
+        self._has_lock = False
         self._thread: threading.Thread | None = None
         self._failure: tuple[int, Exception] | None = None
 
@@ -62,16 +49,19 @@ class Writer:
         group = self.find_group()
         joint = None if group is None else self._join_group(group)
         with delay_interrupts():
+            complete: Callable[[int], None]
             try:
                 if joint is None:
-                    self._start_alone(step, leaves, notes)
+                    complete = self._start_alone(step, leaves, notes)
                 else:
                     joint.start(step, leaves, notes)
+                    complete = joint.complete
+            except BucketError as error:
+                raise self._fail(step, error) from error
             except (OtherProcessError, CheckpointError):
                 raise
             except Exception as error:
                 raise self._fail(step, error) from error
-            complete = self._complete_alone if joint is None else joint.complete
             _wait_at_exit()
             _RUNNING.add(self)
             self._thread = threading.Thread(target=self._complete, args=(complete, step))
@@ -80,15 +70,20 @@ class Writer:
             # The thread reports the failure to the other processes.
             self.wait()
 
-    def _start_alone(self, step: int, leaves: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
-        if self._manager is None:
-            # Only with the lock: this deletes partly written checkpoints, which another job might
-            # be writing.
-            self._manager = open_manager(self._directory)
-        # A restore may have moved a damaged checkpoint away.
-        self._manager.reload()
-        remove_manifest(self._directory, step)
-        start_checkpoint(self._manager, step, leaves, notes, get_current_process())
+    def _start_alone(
+        self, step: int, leaves: Mapping[str, Any], notes: Mapping[str, Any]
+    ) -> Callable[[int], None]:
+        # Only with the lock: this deletes partly written checkpoints, which another job might be
+        # writing.
+        name = self._storage.prepare(step, "alone")
+        process = get_current_process()
+        finish = start_part(self._storage, name, leaves, notes, process, process.index)
+
+        def complete(step: int) -> None:
+            finish()
+            self._storage.publish(name, step, self._keep, process.index)
+
+        return complete
 
     def read_steps(self, method: str, step: int) -> tuple[int, ...]:
         """Wait until no write is in progress, and return the steps of the complete checkpoints.
@@ -108,7 +103,7 @@ class Writer:
         self.wait()
         group = self.find_group()
         if group is None:
-            return list_steps(self._directory)
+            return self._storage.list_steps()
         return self._join_group(group).agree_on_steps(method, step)
 
     def delete_after(self, step: int) -> tuple[int, ...]:
@@ -132,13 +127,15 @@ class Writer:
                     self._joint.delete(newest_first)
                 else:
                     for one in newest_first:
-                        delete_step(self._directory, one)
+                        self._storage.delete(one)
+            except BucketError:
+                raise
             except OSError as error:
                 raise make_directory_error(self._directory, error) from error
         return later
 
     def _join_group(self, group: Group) -> JointSave:
-        self._joint = self._joint or JointSave(group, self._directory, self._keep)
+        self._joint = self._joint or JointSave(group, self._storage, self._keep)
         return self._joint
 
     def find_group(self) -> Group | None:
@@ -148,7 +145,7 @@ class Writer:
     def take_lock(self) -> None:
         """Keep other jobs out of the directory, until `close`."""
         if not self._has_lock:
-            self._lock.__enter__()
+            self._storage.lock.__enter__()
             self._has_lock = True
 
     def prepare_alone(self) -> None:
@@ -164,13 +161,6 @@ class Writer:
             _RUNNING.discard(self)
         except Exception as error:
             self._failure = step, error
-
-    def _complete_alone(self, step: int) -> None:
-        self._manager.wait_until_finished()
-        write_manifest(self._directory, step)
-        for old in list_steps(self._directory)[: -self._keep]:
-            delete_step(self._directory, old)
-            remove_manifest(self._directory, old)
 
     def is_writing(self) -> bool:
         """Whether a checkpoint is being written."""
@@ -213,13 +203,9 @@ class Writer:
             if type(thread).__module__.startswith("orbax."):
                 with contextlib.suppress(Exception):
                     thread.join()
-        manager, self._manager = self._manager, None
-        if manager is not None:
-            # The manager raises the same error again in each thread.
-            with contextlib.suppress(Exception):
-                manager.wait_until_finished()
-            manager.close()
-        others = [s for s in list_steps(self._directory) if s != step]
+        others: list[int] = []
+        with contextlib.suppress(BucketError):
+            others = [s for s in self._storage.list_steps() if s != step]
         return make_write_error(self._directory, step, others, error)
 
     def close(self) -> None:
@@ -227,10 +213,7 @@ class Writer:
         try:
             self.wait()
         finally:
-            if self._manager is not None:
-                self._manager.close()
-                self._manager = None
-            self._lock.close()
+            self._storage.lock.close()
             self._has_lock = False
 
 

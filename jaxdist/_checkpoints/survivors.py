@@ -4,17 +4,16 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxdist._called import called, refuse_type
-from jaxdist._checkpoints.files import list_steps
 from jaxdist._checkpoints.leaves import name_leaves, to_plain
 from jaxdist._checkpoints.orbax import write_as_first_process
-from jaxdist._checkpoints.parts import prepare_folder, publish, start_part
+from jaxdist._checkpoints.parts import start_part
+from jaxdist._checkpoints.storage import Storage
 from jaxdist._compat import is_ready
 from jaxdist._devices import runtime
 from jaxdist._processes import Process, find_ended, get_current_process
@@ -168,7 +167,7 @@ class Survivor:
     """Saves the last complete step of a training into one directory, at most once.
 
     Args:
-        directory: The directory of the checkpoints.
+        storage: The checkpoints of the directory.
         keep: How many of the newest checkpoints to keep.
         prepare: A function that waits until no thread writes there, and takes the lock.
         callback: As for `Snapshots`.
@@ -176,12 +175,13 @@ class Survivor:
 
     def __init__(
         self,
-        directory: Path,
+        storage: Storage,
         keep: int,
         prepare: Callable[[], None],
         callback: Callable[[], Any],
     ) -> None:
-        self._directory, self._keep, self._prepare = directory, keep, prepare
+        self._storage, self._keep, self._prepare = storage, keep, prepare
+        self._directory = storage.directory
         self.snapshots = Snapshots(callback)
         self._said: str | None = None
 
@@ -215,7 +215,7 @@ class Survivor:
                 f"The last complete step is {step}. Process {writer} saves it in {self._directory}."
             )
         self._prepare()
-        steps = list_steps(self._directory)
+        steps = self._storage.list_steps()
         if steps and steps[-1] > step:
             # From an earlier training that continued for longer, or from another survivor.
             raise NoCopyError(
@@ -227,13 +227,13 @@ class Survivor:
 
     def _write(self, step: int, leaves: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
         own = get_current_process().index
-        folder = prepare_folder(self._directory, step, f"survivor{own}")
+        name = self._storage.prepare(step, f"survivor{own}")
         with write_as_first_process():
-            start_part(folder, leaves, notes, Process(0, 1), own)()
-        publish(self._directory, folder, step, self._keep, own)
+            start_part(self._storage, name, leaves, notes, Process(0, 1), own)()
+        self._storage.publish(name, step, self._keep, own)
 
     def _point_to_last(self, reason: str) -> str:
-        steps = list_steps(self._directory)
+        steps = self._storage.list_steps()
         last = f"The last checkpoint counts: {self._directory / str(steps[-1])}." if steps else ""
         return (
             f"Nothing was saved now: {reason}. "

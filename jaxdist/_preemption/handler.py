@@ -68,7 +68,8 @@ class PreemptionCheckpointHandler:
             resolver without tasks, means the processes that this one has joined.
         checkpoint_or_checkpoint_manager: The state to save: `(checkpoints, state)` with a
             `training.Checkpoints`, or a state alone. The state may be a function.
-        checkpoint_dir: The directory for a state alone. One checkpoint is kept.
+        checkpoint_dir: The directory for a state alone, also `gs://` or `s3://`. One checkpoint is
+            kept.
         termination_config: The notice, the exit, the grace period, and how to save.
         read_metadata: Reads a path of the metadata server of Google Compute Engine; if given, this
             machine counts as one of Compute Engine. None detects whether it is one.

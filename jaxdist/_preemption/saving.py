@@ -8,9 +8,10 @@ from typing import Any
 
 import jax
 
+from jaxdist._buckets import as_place
 from jaxdist._called import name_call, refuse, refuse_type
 from jaxdist._checkpoints import Checkpoints, Restored, find_plain_leaves, to_plain
-from jaxdist._validate import as_path, show
+from jaxdist._validate import show
 from jaxdist.errors import ArgumentTypeError, CheckpointError
 
 _LOG = logging.getLogger("jaxdist")
@@ -58,7 +59,7 @@ class Saving:
                     "A state needs a directory for its checkpoints.",
                     "Pass for instance checkpoint_dir='runs/job', or (checkpoints, state).",
                 )
-            directory = as_path("checkpoint_dir", directory, "runs/job")
+            directory = as_place("checkpoint_dir", directory, "runs/job")
             self.checkpoints, state = Checkpoints(directory, keep=1), given
             self._is_own = True
         self._read: Callable[[], Any] | None = None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from jaxdist._validate.arguments import respell as respell
     from jaxdist._validate.arguments import show as show
     from jaxdist._validate.arguments import spell_dtype as spell_dtype
+    from jaxdist._validate.arguments import split_scheme as split_scheme
     from jaxdist._validate.arrays import as_array as as_array
     from jaxdist._validate.arrays import as_arrays as as_arrays
     from jaxdist._validate.arrays import as_floating as as_floating

@@ -227,6 +227,12 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _MOUNTS = {"gs": "gcsfuse", "gcs": "gcsfuse", "s3": "mount-s3", "s3a": "mount-s3"}
 
 
+def split_scheme(path: str) -> tuple[str, str]:
+    """Return the scheme of a path in lower case, or "", and the path after the colon."""
+    match = _SCHEME.match(path)
+    return ("", path) if match is None else (match[1].lower(), path[match.end() - 1 :])
+
+
 def as_local_path(found: str, path: str) -> str:
     """Return a path of the local file system; `file:///folder` is `/folder`.
 
@@ -237,21 +243,19 @@ def as_local_path(found: str, path: str) -> str:
     Raises:
         ArgumentError: The path has another scheme, such as that of a bucket.
     """
-    match = _SCHEME.match(path)
-    if match is None:
-        return path
-    scheme = match[1].lower()
     # `urlsplit` would cut a name off at `#` or `?`.
-    rest = path[match.end() - 1 :]
+    scheme, rest = split_scheme(path)
+    if not scheme:
+        return path
     host, slash, name = rest[2:].partition("/") if rest.startswith("//") else ("", "/", rest[1:])
     if scheme == "file" and host in ("", "localhost") and slash:
         return urllib.parse.unquote(f"/{name}")
     mount = _MOUNTS.get(scheme)
     by = "" if mount is None else f", with {mount} for instance,"
     raise ArgumentError(
-        f"{found}, which has the scheme {match[1]!r}.\n\n"
-        "A path is one of the local file system, or file:///folder; buckets and other addresses "
-        "are not written to.\n\n"
+        f"{found}, which has the scheme {path[: len(scheme)]!r}.\n\n"
+        "A path is one of the local file system, or file:///folder. Only directories of "
+        "checkpoints can be in buckets, with gs:// or s3://.\n\n"
         f"Mount it{by} and pass the folder where it is mounted. Or pass a local folder, and copy "
         "that."
     )

@@ -2,12 +2,12 @@
 
 import argparse
 import sys
-from pathlib import Path
 
 import jax
 from rich.console import Console
 
 from jaxdist import jobs
+from jaxdist._buckets import Place, as_place
 from jaxdist._devices import runtime
 from jaxdist._reports import print_line
 from jaxdist.cli._server import make_server_arguments, run_server
@@ -39,7 +39,7 @@ def train(arguments: argparse.Namespace) -> int:
         accept_changes=arguments.accept_changes,
     )
     if report.was_interrupted:
-        folder = Path(config.checkpoint.directory)
+        folder = as_place("directory", config.checkpoint.directory, "runs/job")
         print(f"jaxdist train: {format_interrupted_line(report, folder)}", file=sys.stderr)
         return 130
     print_line(console, format_final_line(report))
@@ -55,7 +55,7 @@ def format_final_line(report: TrainingReport) -> str:
     )
 
 
-def format_interrupted_line(report: TrainingReport, folder: Path) -> str:
+def format_interrupted_line(report: TrainingReport, folder: Place) -> str:
     """Return where training stopped, and where the next run starts."""
     stopped = f"stopped by Ctrl-C after step {report.steps}; no partial checkpoint was written. "
     if report.next_step == report.steps:

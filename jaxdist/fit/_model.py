@@ -2,13 +2,13 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
+from jaxdist._buckets import Place
 from jaxdist._called import called, refuse
 from jaxdist._processes import get_current_process
 from jaxdist._strategies import Strategy, get_strategy, has_strategy
@@ -423,7 +423,7 @@ class Model:
         """Return a table of layers: shapes, parameters, shardings, and bytes per device."""
         return summarize(self.module, self._compiled)
 
-    def save(self, directory: str | Path) -> None:
+    def save(self, directory: str | Place) -> None:
         """Save the parameters, all other state of the module, and the optimizer.
 
         Raises:
@@ -431,7 +431,7 @@ class Model:
         """
         resuming.save(self, directory)
 
-    def load(self, directory: str | Path) -> None:
+    def load(self, directory: str | Place) -> None:
         """Load a saved model into this one, on any number of devices.
 
         Raises:

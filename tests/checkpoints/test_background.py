@@ -16,7 +16,7 @@ import pytest
 from flax import nnx
 
 import jaxdist
-from jaxdist._checkpoints import orbax as orbax_module
+from jaxdist._checkpoints import parts as parts_module
 from jaxdist.errors import CheckpointError
 from jaxdist.training import Checkpoints
 
@@ -32,7 +32,7 @@ class Gate:
         self._open = threading.Event()
         self.held: set[str] = set()
         self.action: Callable[[], None] = lambda: None
-        start, format_records = threading.Thread.start, orbax_module.format_records
+        start, format_records = threading.Thread.start, parts_module.format_records
 
         def start_held(thread: threading.Thread) -> None:
             if thread.name in _WRITERS:
@@ -47,7 +47,7 @@ class Gate:
             return format_records(*arguments)
 
         monkeypatch.setattr(threading.Thread, "start", start_held)
-        monkeypatch.setattr(orbax_module, "format_records", act_and_format)
+        monkeypatch.setattr(parts_module, "format_records", act_and_format)
 
     def _run(self, run: Callable[[], None]) -> None:
         self.wait()
@@ -248,6 +248,7 @@ def test_no_thread_is_left_after_close_or_after_a_failure(tmp_path: Path, gate: 
     gate.open()
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, {"w": jnp.zeros(2)})
+    checkpoints.wait_until_finished()
     gate.action = _fill_disk
     checkpoints.save(2, {"w": jnp.zeros(2)})
     with pytest.raises(CheckpointError):
@@ -341,12 +342,12 @@ checkpoints.save(1, {"w": jnp.arange(1 << 20)})
 """
 
 _FAIL_AT_EXIT = """
-from jaxdist._checkpoints import orbax
+from jaxdist._checkpoints import parts
 
 def fail(*_):
     raise OSError(28, "No space left on device")
 
-orbax.format_records = fail
+parts.format_records = fail
 """
 
 

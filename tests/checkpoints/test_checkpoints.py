@@ -19,6 +19,7 @@ import pytest
 
 import jaxdist
 from jaxdist._checkpoints import save as save_module
+from jaxdist._checkpoints.local_storage import LocalStorage
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -297,7 +298,11 @@ def restore_each_with_a_damaged_file(saved: str, copy: str) -> None:
 # Files whose damage stops Orbax before it starts reads that it would abandon.
 _FAULTS: dict[str, tuple[str, bytes | None, str]] = {
     "notes that are gone": ("notes/metadata", None, "The notes cannot be read."),
-    "checksums that are gone": ("leaves/process_0.json", None, "leaves has no checksums."),
+    "checksums that are gone": (
+        "leaves/process_0.json",
+        None,
+        "leaves has no checksums of process 0 of 1.",
+    ),
     "checksums that are no JSON": ("leaves/process_0.json", b"{", "The checksums cannot be read: "),
     "checksums without a list": ("leaves/process_0.json", b"{}", "The checksums cannot be read: "),
     "a state without a description": ("state/_METADATA", b"{", "JSONDecodeError: "),
@@ -343,7 +348,7 @@ def test_a_manifest_of_an_earlier_checkpoint_of_the_step_is_not_used(
     with Checkpoints(saved) as checkpoints:
         assert checkpoints.restore_latest(like=_state(), skip_damaged=True) is not None
         # As if the process was killed between the checkpoint and its manifest.
-        monkeypatch.setattr(save_module, "write_manifest", lambda *_: None)
+        monkeypatch.setattr(LocalStorage, "_write_manifest", lambda *_: None)
         checkpoints.save(3, _state(5), {})
         assert _bits(checkpoints.restore(3, like=_state()).state) == _bits(_state(5))
 
@@ -411,13 +416,13 @@ def test_arguments_that_contradict_each_other_are_refused(saved: Path, name: str
 def test_ctrl_c_while_a_checkpoint_is_written_waits_until_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start_checkpoint = save_module.start_checkpoint
+    start_part = save_module.start_part
 
-    def interrupted(*args: Any) -> None:
+    def interrupted(*args: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
-        start_checkpoint(*args)
+        return start_part(*args)
 
-    monkeypatch.setattr(save_module, "start_checkpoint", interrupted)
+    monkeypatch.setattr(save_module, "start_part", interrupted)
     with Checkpoints(tmp_path) as checkpoints:
         with pytest.raises(KeyboardInterrupt):
             checkpoints.save(1, _state(1), {})
@@ -434,7 +439,7 @@ def test_a_checkpoint_that_cannot_be_written_names_the_last_complete_one(
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, _state(1), {})
         checkpoints.wait_until_finished()
-        monkeypatch.setattr(save_module, "start_checkpoint", full)
+        monkeypatch.setattr(save_module, "start_part", full)
         with pytest.raises(CheckpointError, match=r"No space left(.|\n)*complete one is of step 1"):
             checkpoints.save(2, _state(2), {})
         assert checkpoints.steps() == (1,)

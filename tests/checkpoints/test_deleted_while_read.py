@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxdist._checkpoints import Checkpoints, list_steps
-from jaxdist._checkpoints.files import delete_step
+from jaxdist._checkpoints.local_storage import LocalStorage
 from jaxdist.errors import CheckpointError, DamagedCheckpointError
 
 _EVENTS = frozenset({"open", "os.listdir", "os.scandir"})
@@ -100,7 +100,7 @@ def _replay(saved: pathlib.Path, folder: pathlib.Path) -> Callable[[], None]:
     def complete() -> None:
         ready.rename(folder / "3")
         for old in 1, 2:
-            delete_step(folder, old)
+            LocalStorage(folder).delete(old)
 
     return complete
 
@@ -135,7 +135,7 @@ def test_the_newest_that_is_left_is_read_when_later_ones_are_discarded(
 
         def discard(folder: pathlib.Path = folder) -> None:
             for step in 3, 2:
-                delete_step(folder, step)
+                LocalStorage(folder).delete(step)
 
         with POINTS.at(k, folder, discard):
             outcomes.add(_read(folder, None))
@@ -170,7 +170,7 @@ def test_orbax_deletes_nothing_itself(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would delete file by file, under the name of a complete checkpoint."""
-    monkeypatch.setattr("jaxdist._checkpoints.save.delete_step", lambda *_: None)
+    monkeypatch.setattr(LocalStorage, "delete", lambda *_: None)
     with Checkpoints(tmp_path, keep=1) as writer:
         for step in 1, 2, 3:
             writer.save(step, _make_state(step))

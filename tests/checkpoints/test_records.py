@@ -21,8 +21,8 @@ from jaxdist._checkpoints.records import (
     format_records,
     list_own_shards,
     make_record,
-    prepare_records,
     read_records,
+    take_shards,
 )
 from jaxdist._processes import Process
 from jaxdist.errors import DamagedCheckpointError
@@ -55,7 +55,7 @@ def test_a_changed_byte_is_found_whatever_the_two_shardings_are(
     saved: Any, restored: Any, dtype: str, data: st.DataObject
 ) -> None:
     values = _make_values((24, 48), dtype)
-    records = prepare_records({"w": _put(values, *saved)}, FIRST)()
+    records = _make_records({"w": _put(values, *saved)})
     assert find_changed_values(records, {"w": _put(values, *restored)}) == []
     assert find_changed_values(records, {"w": values}) == []
     changed = values.copy().view(np.uint8)
@@ -70,12 +70,16 @@ def test_a_changed_byte_is_found_whatever_the_two_shardings_are(
     "value", [np.float32(2.5), np.zeros((0, 3)), jnp.int8(3), jnp.zeros((2, 0))]
 )
 def test_scalars_and_arrays_without_elements_have_records(value: Any) -> None:
-    records = prepare_records({"x": value}, FIRST)()
+    records = _make_records({"x": value})
     assert records["x"]["shape"] == list(np.shape(value))
     assert find_changed_values(records, {"x": value}) == []
 
 
 # Four processes in one: process k has the devices 2 k and 2 k + 1.
+
+
+def _make_records(leaves: dict[str, Any]) -> dict[str, Any]:
+    return {name: make_record(*parts) for name, parts in take_shards(leaves, FIRST).items()}
 
 
 def _take_shards(array: jax.Array, process: int) -> list[Any]:
@@ -85,13 +89,13 @@ def _take_shards(array: jax.Array, process: int) -> list[Any]:
 def _write_records(folder: Path, leaves: dict[str, Any], notes: Any) -> None:
     folder.mkdir(exist_ok=True)
     for process in range(4):
-        records = {}
+        written: dict[str, Any] = {}
         for name, leaf in leaves.items():
             shards = _take_shards(leaf, process) if isinstance(leaf, jax.Array) else []
             own = list_own_shards(leaf, shards, Process(process, 4))
-            records[name] = make_record(leaf.shape, str(leaf.dtype), own)
+            written[name] = (list(leaf.shape), str(leaf.dtype), own)
         own_notes = {**notes, "of_process": process} if process else notes
-        text = format_records(records, own_notes, Process(process, 4))
+        text = format_records(written, own_notes, Process(process, 4))
         (folder / f"process_{process}.json").write_text(text)
 
 
@@ -127,7 +131,7 @@ def test_four_processes_record_every_element_once(tmp_path: Path, leaves: dict[s
 
 
 def test_a_process_compares_the_ranges_that_it_has(leaves: dict[str, Any]) -> None:
-    records = prepare_records(leaves, FIRST)()
+    records = _make_records(leaves)
     wrong = np.array(leaves["sharded"])
     wrong[5, 7] += 1
     whole = _put(wrong, 8, 0)
@@ -161,7 +165,7 @@ def test_records_that_are_incomplete_or_changed_are_refused(
         text = json.loads(file.read_text())
         text["leaves"]["sharded"]["shards"][0][1] += 1
         file.write_text(json.dumps(text))
-    words = "4 processes wrote checksums, and those of 3 exist" if change == "file" else "not those"
+    words = "has no checksums of process 2 of 4" if change == "file" else "not those"
     with pytest.raises(UnreadableError, match=words):
         read_records(tmp_path, {"epoch": 2} if change == "notes" else {"epoch": 1})
 

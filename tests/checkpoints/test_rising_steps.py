@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxdist._checkpoints.local_storage import LocalStorage
 from jaxdist._checkpoints.survivors import Survivor
 from jaxdist._values import put
 from jaxdist.errors import CheckpointError, UnavailableError
@@ -181,7 +182,7 @@ def _operations(monkeypatch: pytest.MonkeyPatch, last: int) -> Iterator[int]:
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", rename_or_end)
-        patch.setattr("jaxdist._checkpoints.files.shutil.rmtree", remove_or_end)
+        patch.setattr("jaxdist._checkpoints.local_storage.shutil.rmtree", remove_or_end)
         yield seen
 
 
@@ -213,14 +214,14 @@ def test_a_discard_that_ends_at_any_deletion_leaves_a_folder_that_restores(
 def test_a_survivor_of_a_training_that_went_back_says_that_a_later_checkpoint_exists(
     folder: Path,
 ) -> None:
-    step = 4
-    survivor = Survivor(folder, 3, lambda: None, lambda: (step, {"w": put(np.ones(2), None)}))
+    step, storage = 4, LocalStorage(folder)
+    survivor = Survivor(storage, 3, lambda: None, lambda: (step, {"w": put(np.ones(2), None)}))
     survivor.snapshots.take()
     said = survivor.act(UnavailableError("process 1 has ended", (1,)))
     assert said.startswith("Nothing was saved now: the last complete step is 4, and checkpoint 6 ")
     assert said.endswith(f"The last checkpoint counts: {folder / '6'}.")
     step = 6
-    survivor = Survivor(folder, 3, lambda: None, lambda: (step, {"w": put(np.ones(2), None)}))
+    survivor = Survivor(storage, 3, lambda: None, lambda: (step, {"w": put(np.ones(2), None)}))
     survivor.snapshots.take()
     said = survivor.act(UnavailableError("process 1 has ended", (1,)))
     assert said == f"The last complete step is saved: {folder / '6'}."

@@ -19,7 +19,7 @@ from jaxdist._checkpoints import (
     JobLock,
     find_damage,
     list_steps,
-    read_notes_without_orbax,
+    read_saved_notes,
 )
 from jaxdist._parameter_server.server.programs import UpdateProgram
 from jaxdist._parameter_server.server.state import CountedClosures, Restore, State, make_incarnation
@@ -183,7 +183,7 @@ class SnapshotKeeper:
     def load(self, step: int) -> State:
         """Return the state in a snapshot."""
         path = self._checkpoints.path(step)
-        notes = read_notes_without_orbax(path)
+        notes = read_saved_notes(self._folder, step)
         like = _make_like(notes or {})
         if notes is None or like is None:
             problems = find_damage(self._folder, step) or ["Its notes cannot be read."]

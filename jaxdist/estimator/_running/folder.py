@@ -18,7 +18,7 @@ from jaxdist._checkpoints import (
     Checkpoints,
     list_steps,
     put_into,
-    read_notes_without_orbax,
+    read_saved_notes,
     to_plain,
 )
 from jaxdist._validate import as_local_path, as_path, check_instance, check_text
@@ -76,7 +76,7 @@ class CheckpointChoice:
         Raises:
             CheckpointError: No estimator wrote this checkpoint, or it has been deleted.
         """
-        notes = read_notes_without_orbax(self.path)
+        notes = read_saved_notes(self.folder, self.step)
         if notes is None or not isinstance(notes.get(_LEAVES), dict):
             raise CheckpointError(
                 f"{self.path} is not a checkpoint of an Estimator, or it has been deleted.\n\n"

@@ -2,15 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxdist._buckets import Place, as_place
 from jaxdist._called import called, refuse, refuse_type
-from jaxdist._checkpoints import Checkpoints, make_step_error, read_notes_without_orbax
+from jaxdist._checkpoints import Checkpoints, make_step_error, read_saved_notes
 from jaxdist._processes import get_current_process
-from jaxdist._validate import as_flag, as_integer, as_path, show
+from jaxdist._validate import as_flag, as_integer, show
 from jaxdist.errors import CheckpointError, DamagedCheckpointError
 from jaxdist.fit._callbacks.base import Callback, Logs, Monitor
 from jaxdist.fit._callbacks.states import make_empty_arrays
@@ -59,7 +59,8 @@ class ModelCheckpoint(Callback):
     its optimizer, the position in the data, and the states of all callbacks.
 
     Args:
-        directory: The directory; `training.Checkpoints` writes to it.
+        directory: The directory, or `gs://` or `s3://` and a folder in a bucket;
+            `training.Checkpoints` writes to it.
         monitor: The name of the value that decides which epoch is better.
         save_best_only: Whether to save only an epoch that is the best so far.
         mode: "min", "max", or "auto" by the name.
@@ -99,7 +100,7 @@ class ModelCheckpoint(Callback):
     @called(_CALLER)
     def __init__(
         self,
-        directory: str | Path,
+        directory: str | Place,
         monitor: str = "val_loss",
         save_best_only: bool = False,
         mode: str = "auto",
@@ -111,7 +112,7 @@ class ModelCheckpoint(Callback):
         self._only_best = as_flag("save_best_only", save_best_only)
         self._watched = self._monitor if self._only_best else None
         self._resumes = as_flag("resume", resume)
-        self._directory = as_path("directory", directory, "runs/digits")
+        self._directory = as_place("directory", directory, "runs/digits")
         self._keep = as_integer("keep", keep, least=1)
         self._every = _as_save_freq(save_freq)
         if self._every is not None and self._only_best:
@@ -170,7 +171,7 @@ class ModelCheckpoint(Callback):
         steps = self._checkpoints.steps()
         if not steps:
             return None
-        notes = read_notes_without_orbax(self._checkpoints.path(steps[-1]))
+        notes = read_saved_notes(self._checkpoints.directory, steps[-1])
         if notes is None:
             raise DamagedCheckpointError(
                 f"The notes of checkpoint {steps[-1]} in {self._checkpoints.directory} cannot be "

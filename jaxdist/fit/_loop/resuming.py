@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,9 +11,10 @@ import numpy as np
 from flax import nnx
 from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
 
+from jaxdist._buckets import BucketPath, Place, as_place
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._checkpoints import Checkpoints
-from jaxdist._validate import as_list, as_path, format_lines, show
+from jaxdist._validate import as_list, format_lines, show
 from jaxdist.errors import CheckpointError, ShapeError
 from jaxdist.fit._callbacks.base import Callback
 from jaxdist.fit._callbacks.saving import ModelCheckpoint, Position
@@ -132,10 +132,10 @@ def _name(callback: Callback) -> str:
 
 
 @called("fit.Model.save", replaces="training.Checkpoints")
-def save(model: Any, directory: str | Path) -> None:
+def save(model: Any, directory: str | Place) -> None:
     """Write the model into a directory; `Model.save` documents it."""
     notes = {"passes": model._passes, "has_optimizer": model._compiled is not None}
-    path = Path(as_path("directory", directory, "runs/model"))
+    path = as_place("directory", directory, "runs/model")
     with Checkpoints(path, keep=1) as checkpoints:
         # Each save has the next number: the old one is deleted when the new one is complete.
         number = (checkpoints.steps() or (-1,))[-1] + 1
@@ -143,10 +143,10 @@ def save(model: Any, directory: str | Path) -> None:
 
 
 @called("fit.Model.load", replaces="training.Checkpoints")
-def load(model: Any, directory: str | Path) -> None:
+def load(model: Any, directory: str | Place) -> None:
     """Read the model from a directory; `Model.load` documents it."""
-    path = Path(as_path("directory", directory, "runs/model"))
-    if not path.is_dir():
+    path = as_place("directory", directory, "runs/model")
+    if not isinstance(path, BucketPath) and not path.is_dir():
         raise refuse(
             f"directory={str(directory)!r}, which is not a directory.",
             "It is a directory that fit.Model.save wrote.",

@@ -3,9 +3,9 @@
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from jaxdist._buckets import Place
 from jaxdist.errors import CheckpointError
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import Change
@@ -83,7 +83,7 @@ def _is_used(entry: "dataclasses.Field[Any]", config: Mapping[str, Any]) -> bool
 
 
 def check_same_run(
-    directory: Path,
+    directory: Place,
     step: int,
     saved: Mapping[str, Any] | None,
     loaded: LoadedConfig[Any],
@@ -110,7 +110,7 @@ def check_same_run(
 
 
 def _make_refusal(
-    directory: Path, step: int, found: Sequence[Changed], loaded: LoadedConfig[Any]
+    directory: Place, step: int, found: Sequence[Changed], loaded: LoadedConfig[Any]
 ) -> CheckpointError:
     lines = [
         f"{c.name}: saved {_format_entry(c.before)}, now {_format_entry(c.after)} "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdist import tpu
+from jaxdist._buckets import Place
 from jaxdist._checkpoints import read_dict
 from jaxdist._validate import show
 from jaxdist.errors import CheckpointError, ConfigError, TopologyError
@@ -123,7 +124,7 @@ def _make_folder(folder: Path, name: str, loaded: LoadedConfig[Any]) -> None:
         ) from error
 
 
-def make_not_empty_error(directory: Path, steps: tuple[int, ...]) -> CheckpointError:
+def make_not_empty_error(directory: Place, steps: tuple[int, ...]) -> CheckpointError:
     """Return the error for a run that would start from step 0 in a directory with checkpoints."""
     return CheckpointError(
         f"{directory} holds checkpoints of steps {list(steps)}, and checkpoint.resume is false."
@@ -161,7 +162,7 @@ def check_output_is_ours(loaded: LoadedConfig[Any], losses: Sequence[float]) -> 
 
 
 def check_same_data(
-    directory: Path, step: int, notes: Mapping[str, Any], identity: Mapping[str, Any]
+    directory: Place, step: int, notes: Mapping[str, Any], identity: Mapping[str, Any]
 ) -> None:
     """Check that a checkpoint was trained with the same held-out examples."""
     saved = notes["data"]
@@ -179,7 +180,7 @@ def check_same_data(
         )
 
 
-def check_not_beyond(directory: Path, step: int, num_steps: int) -> None:
+def check_not_beyond(directory: Place, step: int, num_steps: int) -> None:
     """Check that a checkpoint is not from after the configured end of training."""
     if step > num_steps:
         raise CheckpointError(

@@ -10,11 +10,12 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from jaxdist._buckets import as_place, is_in_bucket
 from jaxdist._called import called, refuse_type
 from jaxdist._program import as_compiler_options
 from jaxdist._validate import ErrorNote, as_local_path, check_text, format_lines, respell, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ConfigError
-from jaxdist.jobs._config.schema import LARGEST, CompilerConfig, LocalPath, LocalPathOrNone
+from jaxdist.jobs._config.schema import LARGEST, CompilerConfig, LocalPath, LocalPathOrNone, Place
 from jaxdist.jobs._config.sources import (
     GivenValue,
     check_sources,
@@ -154,9 +155,12 @@ def _place(
             rule = next(_iterate_broken_rules(given, kinds[key]))
             found = f"{_shorten(item.value)} was given."
         return f"{item.where}: {name} {rule}, and {found}"
-    if kinds[key] in (LocalPath, LocalPathOrNone):
+    if kinds[key] in (LocalPath, LocalPathOrNone, Place):
         try:
-            value = as_local_path(f"{name} is {value!r}", value)
+            if kinds[key] == Place and is_in_bucket(value):
+                value = str(as_place(name, value, "runs/job"))
+            else:
+                value = as_local_path(f"{name} is {value!r}", value)
         except ArgumentError as error:
             return f"{item.where}: {' '.join(str(error).split())}"
     values[item.section][key] = value

@@ -29,8 +29,10 @@ Positive = Annotated[float, Meta(gt=0, le=LARGEST)]
 PositiveOrZero = Annotated[float, Meta(ge=0, le=LARGEST)]
 Fraction = Annotated[float, Meta(gt=0, lt=1)]
 Text = Annotated[str, Meta(min_length=1)]
-# A path of the local file system; `load_config` turns file:///folder into one, and refuses buckets.
+# A path of the local file system; `load_config` turns file:///folder into one.
 LocalPath = Annotated[str, Meta(min_length=1, title="a path")]
+# Also `gs://` and `s3://`.
+Place = Annotated[str, Meta(min_length=1, title="a path or a bucket")]
 LocalPathOrNone = Annotated[str, Meta(title="a path")]
 
 
@@ -252,7 +254,7 @@ class CheckpointConfig:
         100
     """
 
-    directory: LocalPath = entry("runs/digits_mirrored/checkpoints", change="free")
+    directory: Place = entry("runs/digits_mirrored/checkpoints", change="free")
     every: Count = entry(100, change="free")
     keep: Count = entry(3, change="free")
     resume: bool = entry(True, change="free")

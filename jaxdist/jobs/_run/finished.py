@@ -4,7 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from jaxdist._checkpoints import find_damage, list_steps, read_dict, read_notes_without_orbax
+from jaxdist._buckets import as_place
+from jaxdist._checkpoints import find_damage, list_steps, read_dict, read_saved_notes
 from jaxdist.jobs._config.changes import check_same_run
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig, OutputConfig
@@ -64,13 +65,14 @@ def finished_run(
         True
     """
     config: JobConfig = loaded.values
-    folder, total = Path(config.checkpoint.directory).absolute(), config.training.steps
+    folder = as_place("directory", config.checkpoint.directory, "runs/job")
+    total = config.training.steps
     steps = list_steps(folder)
     if not config.checkpoint.resume or not steps or steps[-1] != total:
         return None
     # A damaged checkpoint or other metrics are not an error here: the run then starts, and its
     # checks report them.
-    notes = read_notes_without_orbax(folder / str(total))
+    notes = read_saved_notes(folder, total)
     if notes is None or find_damage(folder, total, read_contents=False):
         return None
     metrics = _read_metrics(config.output)

@@ -11,7 +11,8 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from jaxdist._checkpoints import Checkpoints, Interrupts, read_notes_without_orbax
+from jaxdist._buckets import BucketPath, Place
+from jaxdist._checkpoints import Checkpoints, Interrupts, read_saved_notes
 from jaxdist._processes import wait_until_ready
 from jaxdist._reports import print_line
 from jaxdist._strategies import Strategy
@@ -284,7 +285,7 @@ class Run:
         if steps:
             # Check before the arrays are read: with a changed entry their shapes may differ, and
             # that error would not name the entry.
-            newest = read_notes_without_orbax(self.checkpoints.path(steps[-1]))
+            newest = read_saved_notes(self.checkpoints.directory, steps[-1])
             if newest is not None and not skip_damaged:
                 self._check_notes(steps[-1], newest, accept_changes)
             restored = self.checkpoints.restore_latest(
@@ -355,7 +356,9 @@ class Run:
         }
 
 
-def _shorten_path(path: Path) -> str:
+def _shorten_path(path: Place) -> str:
     """Return the path, relative to the current directory if it is below it."""
+    if isinstance(path, BucketPath):
+        return str(path)
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -12,11 +12,12 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
+from jaxdist._buckets import BucketPath, Place
 from jaxdist._checkpoints import Restored, put_into, to_plain
 from jaxdist._strategies import Strategy
 from jaxdist._values import IndexedSlices, Scatter, is_sharded
 from jaxdist.data import DistributedIterator
-from jaxdist.errors import CheckpointError, ShapeError
+from jaxdist.errors import CheckpointError, ConfigError, ShapeError
 from jaxdist.jobs._config.changes import Changed, find_changed_entries
 from jaxdist.jobs._run.metrics import History
 from jaxdist.jobs._tables import find_tables
@@ -34,9 +35,21 @@ class TableFiles:
     Args:
         directory: The directory of the checkpoints.
         tables: The variables by name.
+
+    Raises:
+        ConfigError: The directory is in a bucket, and there are tables.
     """
 
-    def __init__(self, directory: Path, tables: Mapping[str, Any]) -> None:
+    def __init__(self, directory: Place, tables: Mapping[str, Any]) -> None:
+        if isinstance(directory, BucketPath):
+            if tables:
+                raise ConfigError(
+                    f"checkpoint.directory is {str(directory)!r}, and the tables "
+                    f"{', '.join(map(repr, tables))} are on parameter servers.\n\n"
+                    "Tables on servers are saved in files of a folder, row by row.\n\n"
+                    "Set checkpoint.directory to a folder, such as a mounted bucket."
+                )
+            directory = Path()
         self._folder, self._tables = directory / "tables", tables
 
     def save(self, step: int) -> dict[str, dict[str, Any]]:

@@ -2,13 +2,15 @@
 
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 from rich.console import Console
 
+from jaxdist._buckets import as_place
 from jaxdist._called import called
-from jaxdist._checkpoints import Checkpoints, JobLock
+from jaxdist._checkpoints import Checkpoints, lock_folder
 from jaxdist._parameter_server import ClusterCoordinator, ParameterServerStrategy, RemoteValue
 from jaxdist._reports import print_line
 from jaxdist._strategies import Strategy, check_strategy
@@ -173,8 +175,8 @@ def train(
     # `Checkpoints` would only lock its folder at the first save; until then two jobs could train.
     # Both folders may be the same: a process can take a lock several times.
     with (
-        JobLock(config.checkpoint.directory),
-        JobLock(config.output.directory),
+        lock_folder(as_place("directory", config.checkpoint.directory, "runs/job")),
+        lock_folder(Path(config.output.directory)),
         Checkpoints(config.checkpoint.directory, keep=config.checkpoint.keep) as checkpoints,
         _make_batches(config, strategy, task) as data,
     ):

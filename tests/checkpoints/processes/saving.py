@@ -6,13 +6,15 @@ import pathlib
 import signal
 import sys
 import time
+import unittest.mock
 from typing import Any
 
 import jax
 import numpy as np
 
 import jaxdist
-from jaxdist._checkpoints import joint_save, parts
+from jaxdist._checkpoints import parts
+from jaxdist._checkpoints.local_storage import LocalStorage
 from jaxdist._values import put
 from jaxdist.errors import CheckpointError, OtherProcessError
 from jaxdist.training import Checkpoints
@@ -229,10 +231,10 @@ def go_back(folder: str) -> dict[str, Any]:
         refused = _catch(lambda: checkpoints.save(1, make_state(strategy, 1)))
         kept = checkpoints.steps()
         is_first = jax.process_index() == 0
-        delete_step = vars(joint_save)["delete_step"]
-        vars(joint_save)["delete_step"] = _deny if is_first else delete_step
-        denied = _catch(lambda: checkpoints.discard_after(4))
-        vars(joint_save)["delete_step"] = delete_step
+        delete = LocalStorage.delete
+        patch = unittest.mock.patch.object(LocalStorage, "delete", _deny if is_first else delete)
+        with patch:
+            denied = _catch(lambda: checkpoints.discard_after(4))
         deleted = checkpoints.discard_after(4)
         checkpoints.save(5, make_state(strategy, 50))
         found = checkpoints.restore(make_state(strategy, 0))

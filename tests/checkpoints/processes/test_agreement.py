@@ -10,10 +10,11 @@ import optax
 import pytest
 
 import jaxdist
-from jaxdist._checkpoints import parts
+from jaxdist._checkpoints import local_storage, parts
 from jaxdist._checkpoints.errors import ElsewhereError
 from jaxdist._checkpoints.group import Group, agree_on_result, check_same_folder, check_same_steps
 from jaxdist._checkpoints.joint_save import JointSave
+from jaxdist._checkpoints.local_storage import LocalStorage
 from jaxdist._checkpoints.survivors import NoCopyError, Snapshots
 from jaxdist._processes import HERE, Agreement, LocalStore, Process
 from jaxdist.errors import (
@@ -119,7 +120,7 @@ def test_other_steps_and_a_folder_that_cannot_be_made_are_errors(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def act(group: Group) -> Any:
-        save = JointSave(group, tmp_path, 3)
+        save = JointSave(group, LocalStorage(tmp_path), 3)
         try:
             save.agree_on_steps("save", 1 + group.process.index)
         except ProgramMismatchError as error:
@@ -135,8 +136,9 @@ def test_other_steps_and_a_folder_that_cannot_be_made_are_errors(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("jaxdist._checkpoints.joint_save.prepare_folder", fail)
-    for error in _run(lambda g: JointSave(g, tmp_path, 3).start(1, {"w": np.ones(2)}, {})):
+    monkeypatch.setattr(LocalStorage, "prepare", fail)
+    storage = LocalStorage(tmp_path)
+    for error in _run(lambda g: JointSave(g, storage, 3).start(1, {"w": np.ones(2)}, {})):
         assert isinstance(error, ElsewhereError)
         assert "No space left" in str(error)
 
@@ -144,7 +146,8 @@ def test_other_steps_and_a_folder_that_cannot_be_made_are_errors(
 def test_a_part_that_one_process_cannot_write_fails_in_all(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(_folder: object, _leaves: object, _notes: object, process: Process, _: int) -> Any:
+    def start(*given: Any) -> Any:
+        process: Process = given[4]
         if process.index:
             raise OSError(28, "No space left on device")
         return lambda: None
@@ -152,7 +155,7 @@ def test_a_part_that_one_process_cannot_write_fails_in_all(
     monkeypatch.setattr("jaxdist._checkpoints.joint_save.start_part", start)
 
     def act(group: Group) -> Any:
-        save = JointSave(group, tmp_path, 3)
+        save = JointSave(group, LocalStorage(tmp_path), 3)
         save.start(1, {"w": np.ones(2)}, {})
         assert (save.error is not None) == bool(group.process.index)
         save.complete(1)
@@ -204,10 +207,11 @@ def test_a_state_without_a_full_copy_is_refused() -> None:
 def test_a_checkpoint_with_a_leaf_that_orbax_has_not_written_does_not_count(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = parts.prepare_folder(tmp_path, 3, "mark")
-    parts.start_part(folder, {"w": np.ones(2)}, {}, Process(0, 1), 0)()
-    monkeypatch.setattr(parts, "list_stored_names", lambda _: set())
+    storage = LocalStorage(tmp_path)
+    name = storage.prepare(3, "mark")
+    parts.start_part(storage, name, {"w": np.ones(2)}, {}, Process(0, 1), 0)()
+    monkeypatch.setattr(local_storage, "list_stored_names", lambda _: set())
     with pytest.raises(OSError, match="has not written 1 leaves, such as w"):
-        parts.publish(tmp_path, folder, 3, 1, 0)
+        storage.publish(name, 3, 1, 0)
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.steps() == ()
