@@ -8,6 +8,7 @@ of it.
 import contextlib
 import functools
 import os
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -113,6 +114,25 @@ class BucketPath:
         # A request is repeated when its answer is lost, and then meets what it has written itself.
         found = self.read_version()
         return found[1] if found is not None and found[0] == content else None
+
+    def check_bucket(self) -> None:
+        """Check that the bucket exists.
+
+        Reading and listing cannot tell: in a bucket of Google Cloud Storage that does not exist,
+        tensorstore finds no object and reports no error. So an object is written in this folder,
+        and deleted.
+
+        Raises:
+            BucketError: The bucket does not exist or cannot be reached. Credentials that may only
+                read are no error.
+        """
+        probe = self / f".jaxdist-probe-{uuid.uuid4().hex}"
+        try:
+            probe.write_bytes(b"1")
+            probe.unlink()
+        except BucketError as error:
+            if not error.is_refused:
+                raise
 
     def exists(self) -> bool:
         """Return whether the object exists. It is read, so a listing that is late does no harm."""

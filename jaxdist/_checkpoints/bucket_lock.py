@@ -4,6 +4,7 @@ import atexit
 import json
 import logging
 import math
+import os
 import threading
 import time
 import uuid
@@ -56,11 +57,12 @@ class BucketLock:
     def __init__(self, folder: BucketPath) -> None:
         self.folder = folder
         self._file = folder / LOCK_NAME
+        self._job, self._process = "", 0
         self._end: threading.Event | None = None  # ends the thread that renews the lock
-        self._job = ""
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        self._job = get_job_id()
+        self._job, self._process = get_job_id(), os.getpid()
         self._take()
         self._end = threading.Event()
         # Before the thread starts, so that no `close` of another lock releases this one.
@@ -68,7 +70,10 @@ class BucketLock:
             _HELD[self.folder] = _HELD.get(self.folder, 0) + 1
         if get_current_process().is_first:
             args = self._file, self._job, self._end
-            threading.Thread(target=_renew, args=args, name="jaxdist-lock", daemon=True).start()
+            self._thread = threading.Thread(
+                target=_renew, args=args, name="jaxdist-lock", daemon=True
+            )
+            self._thread.start()
         atexit.register(self.close)
         return self
 
@@ -103,6 +108,11 @@ class BucketLock:
                 return
             time.sleep(_LOOK_SECONDS)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the lock was taken and not closed."""
+        return self._end is not None
+
     def check(self) -> None:
         """Check that no other job has taken the lock.
 
@@ -116,10 +126,14 @@ class BucketLock:
 
     def close(self) -> None:
         """Release the lock, if it is held."""
-        if self._end is None:
+        # A child that was forked does not hold the lock of its parent.
+        if self._end is None or self._process != os.getpid():
             return
         self._end.set()
         self._end = None
+        if self._thread is not None:
+            # A thread that is in a request when Python ends would end the process with a signal.
+            self._thread.join()
         atexit.unregister(self.close)
         with _HELD_CHANGES:
             _HELD[self.folder] -= 1

@@ -3,6 +3,7 @@
 import json
 import re
 import uuid
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from jaxdist._checkpoints.bucket_lock import BucketLock
 from jaxdist._checkpoints.records import Shards
 from jaxdist._checkpoints.shards import start_shards
 from jaxdist._checkpoints.storage import INDEX, METADATA, STATE, Storage
-from jaxdist.errors import BucketError, CheckpointError
+from jaxdist.errors import CheckpointError
 
 # Note [Complete or absent in a bucket]
 # A bucket has no rename. Each attempt to write a checkpoint writes into a folder with a name of its
@@ -23,6 +24,10 @@ from jaxdist.errors import BucketError, CheckpointError
 # it is not allowed to list a bucket of Google Cloud Storage. Listings only find what is left over.
 
 _FOLDER = re.compile(r"(\d+/[0-9a-f]{12})/")
+
+
+# The folder that each storage of this process writes, or has written last.
+_WRITING: "weakref.WeakKeyDictionary[BucketStorage, str]" = weakref.WeakKeyDictionary()
 
 
 class BucketStorage(Storage):
@@ -37,15 +42,8 @@ class BucketStorage(Storage):
         return self._directory
 
     def make(self) -> None:
-        if self._read()[1] is not None:
-            return
-        # Also finds a bucket that does not exist. Who may only read can restore what is there.
-        content = json.dumps(self._find_copied()).encode()
-        try:
-            (self.directory / INDEX).create(content)
-        except BucketError as error:
-            if not error.is_refused:
-                raise
+        if self._read()[1] is None:
+            self.directory.check_bucket()
 
     def _read(self) -> tuple[dict[str, dict[str, str]], bytes | None]:
         """Return the folders by step, and the version of the object that has them."""
@@ -93,11 +91,15 @@ class BucketStorage(Storage):
         names = self.directory.list_names()
         # After the listing: a folder that is completed in between is among those that are kept.
         kept = {folder for folders in self._read()[0].values() for folder in folders.values()}
+        # Another object of this process may write into the same directory.
+        others = [other for other in _WRITING if other is not self and other.lock.is_held]
+        kept |= {_WRITING[other] for other in others}
         for name in names:
             found = _FOLDER.match(name)
             if found and found[1] not in kept:
                 (self.directory / name).unlink(missing_ok=True)
-        return f"{step}/{uuid.uuid4().hex[:12]}"
+        _WRITING[self] = f"{step}/{uuid.uuid4().hex[:12]}"
+        return _WRITING[self]
 
     def start_arrays(
         self, folder: Any, leaves: Mapping[str, Any], shards: Shards, process: int, writer: int
@@ -124,6 +126,7 @@ class BucketStorage(Storage):
         folders: list[str] = []
 
         def change(index: dict[str, dict[str, str]]) -> None:
+            self.lock.check()
             folders.append(index["complete"].pop(str(step), str(step)))
 
         self._change(change)

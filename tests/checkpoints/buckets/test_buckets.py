@@ -282,6 +282,40 @@ def test_a_bucket_that_does_not_exist_is_named(store: Proxy) -> None:
         Checkpoints(f"{store.scheme}://missing/run")
 
 
+def test_a_folder_without_checkpoints_stays_as_it_is(store: Proxy, url: str) -> None:
+    for fail in (lambda *_: None, lambda _, method, key: 403 if method in "PUT POST" else None):
+        store.fail = fail
+        with Checkpoints(url) as checkpoints:
+            assert checkpoints.steps() == ()
+            assert _read(checkpoints) is None
+    store.reset()
+    assert _list(url) == []
+
+
+def test_two_objects_of_one_job_do_not_delete_what_the_other_writes(url: str) -> None:
+    first, second = BucketStorage(_get(url)), BucketStorage(_get(url))
+    with first.lock, second.lock:
+        name = first.prepare(1, "")
+        (_get(url) / name / "notes").write_bytes(b"{}")
+        other = second.prepare(2, "")
+        (_get(url) / other / "notes").write_bytes(b"{}")
+        first.publish(name, 1, 3, 0)
+        first.prepare(3, "")
+        assert _list(url)[1:] == [f"{name}/notes", f"{other}/notes", "checkpoints.json"]
+
+
+def test_a_child_that_was_forked_does_not_release_the_lock(url: str) -> None:
+    lock = BucketStorage(_get(url)).lock
+    with lock:
+        lock._process += 1
+        lock.close()
+        lock.check()
+        lock._process -= 1
+        assert lock._thread is not None
+        assert lock._thread.is_alive()
+    assert not lock._thread.is_alive()
+
+
 @pytest.mark.parametrize("method", ["GET", "PUT POST", "DELETE"])
 def test_a_request_that_is_not_allowed_is_named_and_loses_nothing(
     store: Proxy, url: str, method: str
