@@ -19,6 +19,8 @@ SCHEMES = {"gs": "gcs", "s3": "s3"}
 
 # A store that answers 503 or cuts a connection is asked again for about a minute.
 _RETRIES = {"max_retries": 10, "initial_delay": "200ms", "max_delay": "10s"}
+# For the tree of an OCDBT database, or each array of it would be found by reading the tree again.
+OCDBT_CACHE = {"cache_pool#ocdbt": {"total_bytes_limit": 100_000_000}}
 _MISSING = b"\x02"  # tensorstore's version of an object that does not exist
 
 
@@ -238,10 +240,11 @@ def _describe(scheme: str, bucket: str) -> dict[str, Any]:
 
 @functools.cache
 def make_context() -> Any:
-    """Return tensorstore's context of all buckets: how often a request is repeated."""
+    """Return tensorstore's context of all buckets: how often a request is repeated, and a cache."""
     import tensorstore
 
-    return tensorstore.Context({f"{d}_request_retries": _RETRIES for d in SCHEMES.values()})
+    retries = {f"{driver}_request_retries": _RETRIES for driver in SCHEMES.values()}
+    return tensorstore.Context({**retries, **OCDBT_CACHE})
 
 
 @functools.cache

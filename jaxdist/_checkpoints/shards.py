@@ -8,7 +8,8 @@ that overlap it.
 import concurrent.futures
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from jaxdist._buckets import BucketPath, Place, make_bucket_error, make_context
 from jaxdist._checkpoints.errors import UnreadableError
 from jaxdist._checkpoints.records import Shards
 
-_CHUNK_ELEMENTS = 1 << 24
+_CHUNK_BYTES = 1 << 26
 _READERS = 8  # arrays at once
 
 
@@ -38,8 +39,9 @@ def start_shards(folder: Place, shards: Shards, process: int) -> Callable[[], No
     for name, (_, dtype, own) in shards.items():
         for number, (_, values) in enumerate(own):
             if values.size:
+                database, spec = folder / f"process_{process}", _describe(values.shape, dtype)
                 path = f"{name}/{number}"
-                array = _create(folder / f"process_{process}", path, values, transaction)
+                array = _open(database, "zarr3", path, spec, transaction=transaction)
                 stored = values.view(np.uint8) if dtype in _AS_BYTES else values
                 done.append(array.write(stored, can_reference_source_data_indefinitely=True))
     done.append(transaction.commit_async())
@@ -56,19 +58,30 @@ def start_shards(folder: Place, shards: Shards, process: int) -> Callable[[], No
 _AS_BYTES = ("uint4", "uint2")
 
 
-def _create(database: Place, path: str, values: np.ndarray, transaction: Any) -> Any:
-    dtype = "uint8" if values.dtype.name in _AS_BYTES else values.dtype.name
-    codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
-    spec = {
-        "metadata": {"shape": list(values.shape), "data_type": dtype},
-        "schema": {
-            "chunk_layout": {"write_chunk": {"elements": _CHUNK_ELEMENTS}},
-            "codec": {"driver": "zarr3", "codecs": codecs},
+def _describe(shape: Sequence[int], dtype: str) -> dict[str, Any]:
+    """Return the description of a shard, which is part of the format of checkpoints.
+
+    It is not stored: to look for it would take a request for each shard.
+    """
+    stored = "uint8" if dtype in _AS_BYTES else dtype
+    row = math.prod(shape[1:]) * np.dtype(dtype).itemsize
+    chunk = [min(shape[0], max(1, _CHUNK_BYTES // row)), *shape[1:]] if shape else []
+    return {
+        "assume_metadata": True,
+        "metadata": {
+            "shape": list(shape),
+            "data_type": stored,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
+            "chunk_key_encoding": {"name": "default"},
+            "codecs": [
+                {"name": "bytes", "configuration": {"endian": "little"}},
+                {"name": "crc32c"},
+            ],
         },
-        # Otherwise an array of -0.0 would be left out, and read as 0.0.
+        # Otherwise an array of -0.0 would be left out, and read as 0.0, as would a missing chunk.
         "store_data_equal_to_fill_value": True,
+        "fill_missing_data_reads": False,
     }
-    return _open(database, "zarr3", path, spec, create=True, transaction=transaction)
 
 
 def _open(database: Place, driver: str, path: str, spec: dict[str, Any], **options: Any) -> Any:
@@ -76,7 +89,7 @@ def _open(database: Place, driver: str, path: str, spec: dict[str, Any], **optio
     import tensorstore
 
     base = database.get_spec() if isinstance(database, BucketPath) else f"file://{database}/"
-    store = {"driver": "ocdbt", "base": base, "path": f"{path}/", **_SIZES}
+    store = {"driver": "ocdbt", "base": base, "path": f"{path}/", **_DATABASE}
     with _name_errors(database):
         options["context"] = make_context()
         return tensorstore.open({"driver": driver, "kvstore": store, **spec}, **options).result()
@@ -132,8 +145,7 @@ def _open_whole(folder: Place, name: str, record: Mapping[str, Any]) -> Any:
 
     parts = []
     for process, number, where in record["stored"]:
-        # A missing chunk would be read as zeros.
-        spec = {"fill_missing_data_reads": False}
+        spec = _describe([last - first for first, last in where], record["dtype"])
         part = _open(folder / f"process_{process}", "zarr3", f"{name}/{number}", spec)
         start = tuple(first for first, _ in where)
         parts.append(part[tensorstore.d[:].translate_to[start]] if start else part)
@@ -164,4 +176,11 @@ _OF_THE_STORE = (
 )
 _LONGEST_REASON = 300  # characters
 # An object is uploaded by one request. If it is cut off, the whole object is sent again.
-_SIZES = {"target_data_file_size": 1 << 28}
+_DATABASE = {
+    "target_data_file_size": 1 << 28,
+    "cache_pool": "cache_pool#ocdbt",
+    # Neighbours in an object are read by one request.
+    "experimental_read_coalescing_threshold_bytes": 1 << 20,
+    "experimental_read_coalescing_merged_bytes": 1 << 28,
+    "experimental_read_coalescing_interval": "1ms",
+}

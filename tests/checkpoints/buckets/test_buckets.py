@@ -33,7 +33,8 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pr
 @functools.cache
 def _make_context() -> Any:
     retries = {"max_retries": 4, "initial_delay": "1ms", "max_delay": "2ms"}
-    return tensorstore.Context({f"{d}_request_retries": retries for d in ("gcs", "s3")})
+    context = {f"{d}_request_retries": retries for d in ("gcs", "s3")}
+    return tensorstore.Context({**context, **path_module.OCDBT_CACHE})
 
 
 @pytest.fixture(autouse=True)
