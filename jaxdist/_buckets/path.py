@@ -198,7 +198,7 @@ def make_bucket_error(path: BucketPath, error: Exception) -> BucketError:
         remedy = _LOGIN[scheme]
     elif "NOT_FOUND" in text:
         remedy = f"Correct the name of the bucket, or make it: {_MAKE[scheme].format(bucket)}."
-    elif "INVALID_ARGUMENT" in text or "Error parsing" in text:
+    elif any(word in text for word in ("INVALID_ARGUMENT", "Error parsing", "bucket name")):
         remedy = "Correct the name of the bucket."
     else:
         remedy = f"Check the network{_ENDPOINT[scheme]}, and run again."

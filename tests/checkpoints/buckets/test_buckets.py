@@ -283,6 +283,11 @@ def test_a_bucket_that_does_not_exist_is_named(store: Proxy) -> None:
         Checkpoints(f"{store.scheme}://missing/run")
 
 
+def test_a_name_that_no_bucket_can_have_is_named(store: Proxy) -> None:
+    with pytest.raises(BucketError, match="Correct the name of the bucket"):
+        Checkpoints(f"{store.scheme}://No!Bucket/run")
+
+
 def test_a_folder_without_checkpoints_stays_as_it_is(store: Proxy, url: str) -> None:
     for fail in (lambda *_: None, lambda _, method, key: 403 if method in "PUT POST" else None):
         store.fail = fail
@@ -332,6 +337,29 @@ def test_a_request_that_is_not_allowed_is_named_and_loses_nothing(
         newest = checkpoints.steps()[-1]
         assert newest == (2 if method == "DELETE" else 1)
         assert _read(checkpoints) == (newest, float(newest))
+
+
+def test_a_store_that_fails_in_a_discard_loses_nothing_more(store: Proxy, url: str) -> None:
+    with Checkpoints(url) as checkpoints:
+        for step in 1, 2, 3:
+            checkpoints.save(step, _make_state(step))
+    for k in range(1, 30):
+        store.fail = lambda number, method, key, k=k: 403 if number >= k else None
+        store.requests.clear()
+        try:
+            with Checkpoints(url) as checkpoints:
+                checkpoints.discard_after(1)
+        except CheckpointError:
+            store.reset()
+            with Checkpoints(url) as checkpoints:
+                steps = checkpoints.steps()
+                assert steps in {(1, 2, 3), (1, 2), (1,)}
+                assert _read(checkpoints) == (steps[-1], float(steps[-1]))
+        if store.requests and k > len(store.requests):
+            break
+    store.reset()
+    with Checkpoints(url) as checkpoints:
+        assert checkpoints.steps() == (1,)
 
 
 @pytest.mark.parametrize("status", [503, 429, 0])
