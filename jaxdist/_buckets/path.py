@@ -43,8 +43,6 @@ class BucketPath:
         >>> folder = BucketPath("gs", "bucket", "runs/")
         >>> print(folder / "7" / "notes")
         gs://bucket/runs/7/notes
-        >>> (folder / "7").name
-        '7'
     """
 
     def __init__(self, scheme: str, bucket: str, key: str) -> None:
@@ -66,16 +64,6 @@ class BucketPath:
 
     def __truediv__(self, name: str) -> "BucketPath":
         return BucketPath(self.scheme, self.bucket, f"{self.key}/{name}")
-
-    @property
-    def name(self) -> str:
-        """The last part of the key."""
-        return self.key.rpartition("/")[2]
-
-    @property
-    def parent(self) -> "BucketPath":
-        """The folder that contains this object."""
-        return BucketPath(self.scheme, self.bucket, self.key.rpartition("/")[0])
 
     def get_spec(self) -> dict[str, Any]:
         """Return tensorstore's description of the folder."""

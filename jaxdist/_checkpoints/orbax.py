@@ -89,7 +89,8 @@ def list_stored_names(folder: Path) -> set[str]:
     """Return the names of the arrays in a folder that `merge_arrays` has completed."""
     import tensorstore
 
-    spec = {"driver": "ocdbt", "base": f"file://{folder}/"}
+    # Not an address, in which `#`, `?` and `%` have a meaning.
+    spec = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}}
     keys = tensorstore.KvStore.open(spec).result().list().result()
     ending = "/.zarray"
     texts = [key.decode() for key in keys]

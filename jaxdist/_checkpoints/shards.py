@@ -88,7 +88,10 @@ def _open(database: Place, driver: str, path: str, spec: dict[str, Any], **optio
     """Open an array in an OCDBT database."""
     import tensorstore
 
-    base = database.get_spec() if isinstance(database, BucketPath) else f"file://{database}/"
+    if isinstance(database, BucketPath):
+        base = database.get_spec()
+    else:
+        base = {"driver": "file", "path": f"{database}/"}
     store = {"driver": "ocdbt", "base": base, "path": f"{path}/", **_DATABASE}
     with _name_errors(database):
         options["context"] = make_context()

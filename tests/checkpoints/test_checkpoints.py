@@ -410,6 +410,14 @@ def test_arguments_that_contradict_each_other_are_refused(saved: Path, name: str
     assert str(caught.value).count("\n\n") == 2
 
 
+@pytest.mark.parametrize("name", ["run#1", "100%25", "a run", "what?", "x%41"])
+def test_the_name_of_a_folder_is_not_read_as_an_address(tmp_path: Path, name: str) -> None:
+    with Checkpoints(tmp_path / name) as checkpoints:
+        checkpoints.save(1, _state(1), {})
+        assert _bits(checkpoints.restore(1, like=_state()).state) == _bits(_state(1))
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 # Cut short
 
 

@@ -484,7 +484,7 @@ def test_of_two_attempts_at_one_step_one_counts(url: str) -> None:
 def test_a_folder_is_restored_after_it_is_copied_in_both_directions(
     store: Proxy, url: str, tmp_path: pathlib.Path
 ) -> None:
-    folder = _get(url)
+    folder, tmp_path = _get(url), tmp_path / "run#1 100%41"
     with Checkpoints(url) as checkpoints:
         for step in 1, 2:
             checkpoints.save(step, _make_state(step), {"epoch": step})
