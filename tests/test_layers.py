@@ -38,7 +38,7 @@ ROWS = [
     {"_program", "data", "nn", "partition"},
     {"_update"},
     {"_checks", "_checkpoints"},
-    {"_strategies", "_preemption"},
+    {"_strategies", "_preemption", "_weights"},
     {"_keras", "_planning", "training"},
     {"_parameter_server"},
     {"_explain", "_keras_servers"},

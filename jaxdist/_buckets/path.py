@@ -5,11 +5,13 @@ credentials as the tools of each cloud do. It is imported at the first access: l
 of it.
 """
 
+import collections
 import contextlib
 import functools
+import itertools
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxdist.errors import BucketError
@@ -21,6 +23,7 @@ SCHEMES = {"gs": "gcs", "s3": "s3"}
 _RETRIES = {"max_retries": 10, "initial_delay": "200ms", "max_delay": "10s"}
 # For the tree of an OCDBT database, or each array of it would be found by reading the tree again.
 OCDBT_CACHE = {"cache_pool#ocdbt": {"total_bytes_limit": 100_000_000}}
+_READS = 16  # ranges of an object at once
 _MISSING = b"\x02"  # tensorstore's version of an object that does not exist
 
 
@@ -81,6 +84,27 @@ class BucketPath:
         with self._name_errors():
             found = self._store.read(self.key).result()
         return None if found.state == "missing" else (found.value, found.stamp.generation)
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+        """Yield ranges of bytes, each `(start, count)`, in this order; less where the object ends.
+
+        Raises:
+            FileNotFoundError: The object does not exist.
+        """
+        store = self._store
+        started: collections.deque[Any] = collections.deque()
+        waiting = iter(ranges)
+        while True:
+            # A few at a time, since each request waits for its answer.
+            for start, count in itertools.islice(waiting, _READS - len(started)):
+                started.append(store.read(self.key, byte_range=slice(start, start + count)))
+            if not started:
+                return
+            with self._name_errors():
+                found = started.popleft().result()
+            if found.state == "missing":
+                raise FileNotFoundError(f"{self} does not exist")
+            yield found.value
 
     def write_bytes(self, content: bytes) -> None:
         """Write the object. A reader sees the old object or the whole new one."""

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from jaxdist._checkpoints.files import read_dict as read_dict
     from jaxdist._checkpoints.files import replace_file as replace_file
     from jaxdist._checkpoints.folder_lock import JobLock as JobLock
+    from jaxdist._checkpoints.group import agree_on_result as agree_on_result
+    from jaxdist._checkpoints.group import find_group as find_group
     from jaxdist._checkpoints.interrupts import Interrupts as Interrupts
     from jaxdist._checkpoints.leaves import find_plain_leaves as find_plain_leaves
     from jaxdist._checkpoints.leaves import put_into as put_into

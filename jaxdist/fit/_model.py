@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import numpy as np
@@ -13,6 +13,7 @@ from jaxdist._called import called, refuse
 from jaxdist._processes import get_current_process
 from jaxdist._strategies import Strategy, get_strategy, has_strategy
 from jaxdist._validate import as_flag, as_integer, as_number, check_instance
+from jaxdist._weights import Mapped, export_weights, fetch_weight, list_weights, load_weights
 from jaxdist.errors import ContextError
 from jaxdist.fit._callbacks.base import Callback
 from jaxdist.fit._compiled import (
@@ -439,17 +440,54 @@ class Model:
         """
         resuming.load(self, directory)
 
-    def get_weights(self) -> list[np.ndarray]:
-        """Return copies of all parameters and statistics, in the order of `nnx.state`."""
-        return resuming.get_weights(self.module)
+    @overload
+    def get_weights(self, by_name: Literal[False] = False) -> list[np.ndarray]: ...
+    @overload
+    def get_weights(self, by_name: Literal[True]) -> dict[str, np.ndarray]: ...
+    @called("fit.Model.get_weights")
+    def get_weights(self, by_name: bool = False) -> list[np.ndarray] | dict[str, np.ndarray]:
+        """Return copies of all parameters, statistics and variables of your own classes.
+
+        Args:
+            by_name: Whether to return a dict by path, such as `layers/0/kernel`. Otherwise a list
+                in the order of `nnx.state`.
+        """
+        if not as_flag("by_name", by_name):
+            return resuming.get_weights(self.module)
+        return {weight.path: fetch_weight(weight) for weight in list_weights(self.module)[0]}
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Set all parameters and statistics, in the order of `get_weights`.
+        """Set all parameters, statistics and own variables, in the order of `get_weights`.
 
         Raises:
             ShapeError: The number of arrays or a shape differs; all differences are listed.
         """
         resuming.set_weights(self.module, weights)
+
+    @called("fit.Model.export_weights", replaces="training.export_weights")
+    def export_weights(
+        self,
+        path: str | Place,
+        mapping: Mapped | None = None,
+        *,
+        like: str | Place | None = None,
+        ignore: Sequence[str] = (),
+        max_shard_size: int = 5_000_000_000,
+    ) -> None:
+        """Write the weights as safetensors, by name, as `training.export_weights`."""
+        export_weights(
+            self.module, path, mapping, like=like, ignore=ignore, max_shard_size=max_shard_size
+        )
+
+    @called("fit.Model.load_weights", replaces="training.load_weights")
+    def load_weights(
+        self, path: str | Place, mapping: Mapped | None = None, *, ignore: Sequence[str] = ()
+    ) -> None:
+        """Load weights of safetensors by name, as `training.load_weights`.
+
+        The optimizer stays as it is.
+        """
+        load_weights(self.module, path, mapping, ignore=ignore)
 
     def __repr__(self) -> str:
         count = self.strategy.num_replicas_in_sync

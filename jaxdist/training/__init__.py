@@ -1,4 +1,4 @@
-"""Optional tools: a training loop, checkpoints, evaluation, and functions that combine steps."""
+"""Optional tools: a loop, checkpoints, weights, evaluation, and functions that combine steps."""
 
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from jaxdist._checkpoints import Restored as Restored
     from jaxdist._validate import EXTRAS as EXTRAS
     from jaxdist._validate import require_extra as require_extra
+    from jaxdist._weights import Weight as Weight
+    from jaxdist._weights import export_weights as export_weights
+    from jaxdist._weights import load_weights as load_weights
     from jaxdist.training._evaluate import WEIGHT as WEIGHT
     from jaxdist.training._evaluate import Every as Every
     from jaxdist.training._evaluate import LoopEnd as LoopEnd

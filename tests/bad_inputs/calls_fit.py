@@ -122,6 +122,12 @@ def _decide(kind: Any) -> Call:
     return Call(lambda: kind, lambda: {"threshold": 0.5}, use=_measure_decisions)
 
 
+def _exported() -> Any:
+    path = _new_folder() / "w.safetensors"
+    _model().export_weights(path)
+    return path
+
+
 CALLS = {
     "jaxdist.training.reduce_and_update": Call(lambda: _update, _update_arguments),
     "jaxdist.fit.Model": Call(
@@ -138,6 +144,10 @@ CALLS = {
     "jaxdist.fit.Model.load": _method("load", directory=_saved),
     "jaxdist.fit.Model.get_weights": _method("get_weights"),
     "jaxdist.fit.Model.set_weights": _method("set_weights", weights=lambda: _model().get_weights()),
+    "jaxdist.fit.Model.export_weights": _method(
+        "export_weights", path=lambda: _new_folder() / "w.safetensors"
+    ),
+    "jaxdist.fit.Model.load_weights": _method("load_weights", path=_exported),
     "jaxdist.fit.Model.summary": _method("summary"),
     "jaxdist.fit.Summary.parts": Call(lambda: _model().summary().parts),
     "jaxdist.fit.History.plot": Call(lambda: _history().plot),

@@ -71,6 +71,12 @@ def _keep(_: int, state: Any) -> None:
     del state
 
 
+def _exported() -> pathlib.Path:
+    path = _new_folder() / "w.safetensors"
+    training.export_weights(_state(), path)
+    return path
+
+
 CALLS = {
     "jaxdist.training.Checkpoints": Call(
         lambda: training.Checkpoints,
@@ -98,6 +104,23 @@ CALLS = {
     ),
     "jaxdist.training.Checkpoints.restore_latest": Call(
         lambda: _saved("restore_latest"), lambda: {"like": _state()}
+    ),
+    "jaxdist.training.Weight": Call(lambda: training.Weight, lambda: {"name": "a"}),
+    "jaxdist.training.Weight.transpose": Call(lambda: training.Weight("a").transpose, dict),
+    "jaxdist.training.Weight.reshape": Call(lambda: training.Weight("a").reshape, dict),
+    "jaxdist.training.export_weights": Call(
+        lambda: training.export_weights,
+        lambda: {
+            "model": _state(),
+            "path": _new_folder() / "w.safetensors",
+            "mapping": {},
+            "ignore": ["a"],
+            "max_shard_size": 100,
+        },
+    ),
+    "jaxdist.training.load_weights": Call(
+        lambda: training.load_weights,
+        lambda: {"model": _state(), "path": _exported(), "mapping": {}, "ignore": ["a"]},
     ),
     "jaxdist.jobs.LoadedConfig.origin": Call(
         lambda: _loaded().origin, lambda: {"name": "training.steps"}

@@ -15,6 +15,7 @@ from jaxdist._buckets import BucketPath, Place, as_place
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._checkpoints import Checkpoints
 from jaxdist._validate import as_list, format_lines, show
+from jaxdist._weights import NO_WEIGHTS
 from jaxdist.errors import CheckpointError, ShapeError
 from jaxdist.fit._callbacks.base import Callback
 from jaxdist.fit._callbacks.saving import ModelCheckpoint, Position
@@ -166,13 +167,13 @@ def load(model: Any, directory: str | Place) -> None:
 
 
 def get_weights(module: nnx.Module) -> list[np.ndarray]:
-    """Return copies of all parameters and statistics."""
+    """Return copies of all parameters, statistics and variables of the user's own classes."""
     return [np.array(leaf) for leaf in jax.tree.leaves(_state(module))]
 
 
 @called("fit.Model.set_weights")
 def set_weights(module: nnx.Module, weights: Sequence[Any]) -> None:
-    """Set all parameters and statistics, or raise and set none."""
+    """Set all weights, or raise and set none."""
     state = _state(module)
     paths, tree = tree_flatten_with_path(state)
     remedy = "Pass what model.get_weights() returned."
@@ -212,5 +213,4 @@ def _as_numbers(weight: Any) -> np.ndarray:
 
 
 def _state(module: nnx.Module) -> Any:
-    # Without random streams: their keys are not NumPy arrays.
-    return nnx.state(module, (nnx.Param, nnx.BatchStat))
+    return nnx.state(module, nnx.Not(nnx.Any(*NO_WEIGHTS)))
