@@ -152,7 +152,12 @@ def _read_entry(file: Place, base: int, name: str, entry: Any) -> Stored:
     try:
         code, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
         lengths = tuple(n for n in shape if isinstance(n, int) and n >= 0)
-        is_wrong = len(lengths) != len(shape) or not isinstance(start, int) or start < 0
+        is_wrong = (
+            not isinstance(code, str)
+            or len(lengths) != len(shape)
+            or not isinstance(start, int)
+            or start < 0
+        )
     except (TypeError, LookupError, ValueError):
         is_wrong, code, lengths, start, stop = True, "", (), 0, 0
     if is_wrong:
