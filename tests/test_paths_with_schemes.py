@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import jaxdist
-from jaxdist import cost, estimator, fit, jobs
+from jaxdist import cost, estimator, fit, jobs, training
 from jaxdist._validate import as_local_path
 from jaxdist.cli import main
 from jaxdist.errors import ArgumentError, ConfigError
@@ -75,6 +75,11 @@ PLACES: dict[str, Callable[[Any], Any]] = {
     "ModelCheckpoint": fit.ModelCheckpoint,
     "Model.save": lambda path: _make_model().save(path),
     "Model.load": lambda path: _make_model().load(path),
+    "Model.export_weights": lambda path: _make_model().export_weights(path),
+    "Model.load_weights": lambda path: _make_model().load_weights(path),
+    "export_weights": lambda path: training.export_weights({"w": np.zeros(2)}, path),
+    "export_weights(like)": lambda path: training.export_weights({}, "x", like=path),
+    "load_weights": lambda path: training.load_weights({"w": np.zeros(2)}, path),
     "PreemptionCheckpointHandler": _watch,
     "checkpoint.directory": _load("checkpoint.directory"),
 }

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from jaxdist import _compat
 from jaxdist._buckets import Place, as_place
@@ -134,13 +135,17 @@ def _read_weight(weight: ModelWeight, parts: Parts) -> Any:
             with jax.default_device(next(iter(devices))):
                 new = jnp.asarray(values)
     else:
-        indices = sharding.addressable_devices_indices_map(held.shape).values()
+        devices = sharding.addressable_devices_indices_map(held.shape)
         # Replicas that hold the same slice read it once.
-        wanted = {str(index): _as_slices(index, held.shape) for index in indices}
+        wanted = {str(index): _as_slices(index, held.shape) for index in devices.values()}
+        arrays = {}
         slices = read_slices(weight, parts, list(wanted.values()))
-        by_index = dict(zip(wanted, slices, strict=True))
-        new = jax.make_array_from_callback(
-            held.shape, sharding, lambda index: by_index[str(index)], dtype=weight.dtype
+        for key, values in zip(wanted, slices, strict=True):
+            for device in (d for d, index in devices.items() if str(index) == key):
+                one = SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
+                arrays[device] = jax.device_put(values, one)
+        new = jax.make_array_from_single_device_arrays(
+            held.shape, sharding, [arrays[device] for device in devices], dtype=weight.dtype
         )
     return Sharded(new, *weight.value.cut) if isinstance(weight.value, Sharded) else new
 

@@ -50,8 +50,8 @@ def match(
         more = [f"Not used of the file: {_join(unknown)}."] if unknown else []
         count = len(problems) + len(unknown)
         raise CheckpointError(
-            f"{name_call()}: {count} array(s) of the model or of {place} have no "
-            f"counterpart.\n{format_lines([*problems, *more], most=20)}\n\n"
+            f"{name_call()}: {count} array(s) do not match those of {place}.\n"
+            f"{format_lines([*problems, *more], most=20)}\n\n"
             "Each array of the model is made of arrays of the file, and each of these is used. "
             "Without a mapping, the path a/b is the name a.b.\n\n"
             f"{_make_remedy(missing, unknown)}"
@@ -96,11 +96,11 @@ def _find_parts(weight: ModelWeight, source: Source, stored: Sequence[Stored]) -
     shape = (len(parts), *shapes[0]) if source.is_stacked else shapes[0]
     if shape != weight.shape:
         turned = shape[::-1] == weight.shape and not source.is_stacked
-        hint = f"; {source}.T fits" if turned else ""
-        return f"{list(weight.shape)} in the model, and {source} is {list(shape)}{hint}"
+        hint = ": add .T" if turned else ""
+        return f"{list(weight.shape)}, and {source} is {list(shape)}{hint}"
     kinds = {_find_kind(array.dtype) for array in stored}
     if kinds != {_find_kind(weight.dtype)}:
-        return f"{weight.dtype} in the model, and {source} is {stored[0].dtype}"
+        return f"{weight.dtype}, and {source} is {stored[0].dtype}"
     return Parts(parts, source.is_stacked)
 
 

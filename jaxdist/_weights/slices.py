@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ Index: TypeAlias = tuple[slice, ...]
 # Reading so many bytes too many takes less time than one more read.
 _GAP_IN_FILE = 1 << 14
 _GAP_IN_BUCKET = 1 << 20
-_BLOCK = 1 << 26  # bytes of a file in memory at once
+_BLOCK = 1 << 24  # bytes of a file in memory at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,17 +155,14 @@ def find_part(stored: Stored, weight: Weight) -> Region | Copied:
     return Region(stored, stored.start + start, found.shape, found.strides)
 
 
-def read_slices(weight: ModelWeight, parts: Parts, indices: Sequence[Index]) -> list[np.ndarray]:
-    """Return slices of an array of a model, in its dtype; its padding is zero.
+def read_slices(
+    weight: ModelWeight, parts: Parts, indices: Sequence[Index]
+) -> Iterator[np.ndarray]:
+    """Yield slices of an array of a model, in its dtype; its padding is zero.
 
     Raises:
         CheckpointError: An element does not fit into the dtype.
     """
-    slices = []
-    for index in indices:
-        made = allocate_aligned(tuple(i.stop - i.start for i in index), weight.dtype)
-        made[...] = np.zeros((), weight.dtype)
-        slices.append(made)
     # What is beyond the shape is padding.
     real = [
         tuple(
@@ -173,45 +170,59 @@ def read_slices(weight: ModelWeight, parts: Parts, indices: Sequence[Index]) -> 
         )
         for index in indices
     ]
+    readers: list[tuple[int | None, _Reader]] = []
     for row, part in enumerate(parts.parts):
-        targets = []
-        for made, index in zip(slices, real, strict=True):
-            own = made[(*(slice(0, i.stop - i.start) for i in index), ...)]
-            if not parts.is_stacked:
-                targets.append((own, index))
-            elif index[0].start <= row < index[0].stop:
-                targets.append((own[row - index[0].start, ...], index[1:]))
-        _fill(weight, part, [(own, index) for own, index in targets if own.size])
-    return slices
+        if not parts.is_stacked:
+            readers.append((None, _open(weight, part, real)))
+        elif own := [index[1:] for index in real if index[0].start <= row < index[0].stop]:
+            readers.append((row, _open(weight, part, own)))
+    for index, inner in zip(indices, real, strict=True):
+        made = allocate_aligned(tuple(i.stop - i.start for i in index), weight.dtype)
+        made[...] = np.zeros((), weight.dtype)
+        target = made[(*(slice(0, i.stop - i.start) for i in inner), ...)]
+        for row, read in readers:
+            if row is None:
+                read(target, inner)
+            elif inner[0].start <= row < inner[0].stop:
+                read(target[row - inner[0].start, ...], inner[1:])
+        yield made
 
 
-def _fill(
-    weight: ModelWeight, part: Region | Copied, targets: Sequence[tuple[np.ndarray, Index]]
-) -> None:
-    if not targets:
-        return
-    if isinstance(part, Copied):
-        values = apply(part.weight, _read_whole(part.stored), copy=None)
-        for target, index in targets:
-            convert(weight.path, target, values[(*index, ...)])
-        return
+_Reader: TypeAlias = Callable[[np.ndarray, Index], None]
+
+
+def _open(weight: ModelWeight, part: Region | Copied, indices: Sequence[Index]) -> _Reader:
+    """Return a function that reads one of the slices into an array."""
+    indices = [index for index in indices if all(i.stop > i.start for i in index)]
+    if not indices:
+        return lambda target, index: None
     box = tuple(
         slice(min(i.start for i in along), max(i.stop for i in along))
-        for along in zip(*(index for _, index in targets), strict=True)
+        for along in zip(*indices, strict=True)
     )
-    together = part.take(box)
-    if together.cost >= sum(part.take(index).cost for _, index in targets):
-        for target, index in targets:
-            for inner, block in part.take(index).split():
+    if isinstance(part, Copied):
+        values = apply(part.weight, _read_whole(part.stored), copy=None)[(*box, ...)]
+    elif part.take(box).cost >= sum(part.take(index).cost for index in indices):
+        region = part
+
+        def read(target: np.ndarray, index: Index) -> None:
+            for inner, block in region.take(index).split():
                 convert(weight.path, target[(*inner, ...)], block.read())
-        return
-    values = np.empty(together.shape, part.stored.dtype)
-    for inner, block in together.split():
-        values[inner] = block.read()
-    for target, index in targets:
+
+        return read
+    else:
+        # They lie between each other, so they are read together.
+        values = np.empty(part.take(box).shape, part.stored.dtype)
+        for inner, block in part.take(box).split():
+            values[inner] = block.read()
+
+    def copy(target: np.ndarray, index: Index) -> None:
         pairs = zip(index, box, strict=True)
         own = tuple(slice(i.start - b.start, i.stop - b.start) for i, b in pairs)
-        convert(weight.path, target, values[own])
+        if target.size:
+            convert(weight.path, target, values[(*own, ...)])
+
+    return copy
 
 
 def _read_whole(stored: Stored) -> np.ndarray:

@@ -41,9 +41,8 @@ def test_unknown_missing_and_ill_shaped_names_are_in_one_error(path: pathlib.Pat
     text = str(caught.value)
     for line in (
         "training.load_weights: 5 array(s)",
-        "a/kernel: [3, 2] in the model, and Weight('a.kernel') is [2, 3]",
-        "; Weight('a.kernel').T fits",
-        "c/bias: float32 in the model, and Weight('c.bias') is int32",
+        "a/kernel: [3, 2], and Weight('a.kernel') is [2, 3]: add .T",
+        "c/bias: float32, and Weight('c.bias') is int32",
         "c/bases: the file has no 'c.bases'; the nearest name is 'c.bias'",
         "Not used of the file: c.bais, extra.",
         "mapping={'c/bases': 'c.bais'}",
