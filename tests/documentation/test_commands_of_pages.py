@@ -78,6 +78,12 @@ def _find_fault(tf_config: str, name: str, *arguments: str) -> str | None:
     return None
 
 
+def _check_block(block: str, folder: pathlib.Path) -> None:
+    calls = _read_calls(block, folder)
+    assert calls != []
+    assert [fault for call in calls if (fault := _find_fault(*call))] == []
+
+
 _BLOCKS = [
     pytest.param("\n".join(block.lines), id=f"{page.relative_to(ROOT)}:{block.start}")
     for page in PAGES
@@ -88,9 +94,7 @@ _BLOCKS = [
 
 @pytest.mark.parametrize("block", _BLOCKS)
 def test_the_commands_of_a_block_are_understood(block: str, tmp_path: pathlib.Path) -> None:
-    calls = _read_calls(block, tmp_path)
-    assert calls != []
-    assert [fault for call in calls if (fault := _find_fault(*call))] == []
+    _check_block(block, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +112,7 @@ def test_a_planted_fault_of_a_block_is_found(
     block: str, fault: str, tmp_path: pathlib.Path
 ) -> None:
     with pytest.raises(Exception, match=re.escape(fault)):
-        for call in _read_calls(block, tmp_path):
-            found = _find_fault(*call)
-            assert found is None, found
+        _check_block(block, tmp_path)
 
 
 def _list_options() -> dict[str, set[str]]:
