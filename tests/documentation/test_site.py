@@ -180,12 +180,23 @@ def test_a_page_of_a_notebook_shows_what_its_cells_print_and_draw() -> None:
     assert "```text\nold_tf.py:4:12: JD006" in text
 
 
+def test_a_section_of_errors_with_a_sentence_is_not_read_as_classes() -> None:
+    pytest.importorskip("griffe", reason="the extra `docs` is not installed")
+    rename = importlib.import_module("tools.docstring_sections").rename_sections
+    raises = "Run.\n\nRaises:\n    KeyError: There is none;\n        or two.\n"
+    example = "\nExample:\n    >>> 1\n    1\n"
+    assert rename(raises + example) == raises + example.replace("Example", "Examples")
+    sentence = "    Everything that the step raises.\n"
+    assert rename(raises + sentence) == (raises + sentence).replace("Raises", "Errors")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_site_is_built_without_a_warning(tmp_path: pathlib.Path) -> None:
     if importlib.util.find_spec("mkdocs") is None or not importlib.util.find_spec("mkdocstrings"):
         pytest.skip("the extra `docs` is not installed")
-    command = ["-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    # With --quiet, --strict would not see warnings.
+    command = ["-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=380
     )
