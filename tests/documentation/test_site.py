@@ -8,6 +8,8 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
+from typing import Any
 
 import pytest
 
@@ -178,6 +180,16 @@ def test_a_page_of_a_notebook_shows_what_its_cells_print_and_draw() -> None:
     assert shown
     assert all(content.startswith(b"\x89PNG") for content in pictures.values())
     assert "```text\nold_tf.py:4:12: JD006" in text
+
+
+@pytest.mark.parametrize(
+    ("place", "meta"),
+    [("design/001-engine.md", {"search": {"exclude": True}}), ("how-to/fit.md", {})],
+)
+def test_only_design_notes_are_left_out_of_the_search(place: str, meta: dict[str, Any]) -> None:
+    page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri=place), meta={})
+    documentation_site.on_page_markdown("text", page)
+    assert page.meta == meta
 
 
 def test_a_section_of_errors_with_a_sentence_is_not_read_as_classes() -> None:
