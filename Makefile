@@ -9,6 +9,7 @@ setup:  ## create a virtual environment with the pinned tools
 
 check:  ## check format, lint and types: takes seconds
 	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff format --check --line-length 80 notebooks/*.ipynb
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m pyrefly check --python-interpreter-path $(PYTHON)
 

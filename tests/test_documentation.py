@@ -21,6 +21,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "text", "bash", "toml", "py"}
+COLUMNS = 80
 MARK = "\x00block "
 
 
@@ -128,6 +129,21 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_every_block_says_what_it_is_so_that_none_escapes_being_run(page: pathlib.Path) -> None:
     assert {block.language for block in read_blocks(page.read_text())} <= LANGUAGES
+
+
+def list_wide_lines(text: str) -> list[str]:
+    """Lines of blocks that a reader would have to scroll to see."""
+    return [line for block in read_blocks(text) for line in block.lines if len(line) > COLUMNS]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_lines_of_code_and_of_output_fit_into_80_columns(page: pathlib.Path) -> None:
+    assert list_wide_lines(page.read_text()) == []
+
+
+def test_a_wide_line_of_a_block_is_found_and_one_of_prose_is_not() -> None:
+    wide, fits = "x" * 81, "x" * 80
+    assert list_wide_lines(f"{wide}\n```text\n{fits}\n{wide}\n```\n{wide}\n") == [wide]
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if "```python\n" in p.read_text()], ids=_name)

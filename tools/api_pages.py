@@ -7,9 +7,10 @@ import ast
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from tests.test_layers import late_block
+from tools import api_order
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = "jaxdist"
@@ -41,15 +42,21 @@ def _parse(module: str) -> ast.Module:
     return ast.parse(_file_of(module).read_text())
 
 
+def _put_first(names: Iterable[str], first: Sequence[str]) -> list[str]:
+    """Return the names in the order of `first`, and then the others in their own order."""
+    places = {name: place for place, name in enumerate(first)}
+    return sorted(names, key=lambda name: places.get(name, len(places)))
+
+
 def list_modules() -> list[str]:
-    """All public modules, the package first."""
+    """All public modules, in the order of the menu."""
     found = {PACKAGE}
     for file in (ROOT / PACKAGE).rglob("*.py"):
         parts = file.relative_to(ROOT).with_suffix("").parts
         parts = parts[:-1] if parts[-1] == "__init__" else parts
         if not any(part.startswith("_") for part in parts):
             found.add(".".join(parts))
-    return sorted(found - LEFT_OUT)
+    return _put_first(sorted(found - LEFT_OUT), api_order.MODULES)
 
 
 def _read_all(body: list[ast.stmt]) -> list[str]:
@@ -96,8 +103,11 @@ def _find_definition(module: str, name: str) -> str:
 
 @functools.cache
 def list_names() -> tuple[Name, ...]:
-    """Every public name of every public module; modules among them are left out."""
-    modules = list_modules()
+    """Every public name of every public module, except modules and hidden names.
+
+    A name that several modules have belongs to the first of them in the alphabet.
+    """
+    modules = sorted(list_modules())
     first: dict[str, str] = {}
     found: list[Name] = []
     for module in modules:
@@ -105,17 +115,27 @@ def list_names() -> tuple[Name, ...]:
             path = f"{module}.{name}"
             if name.startswith("_") or path in modules or f"{source}.{name}" in modules:
                 continue
+            if name in api_order.HIDDEN.get(module, ()):
+                continue
             found.append(Name(module, name, first.setdefault(_find_definition(source, name), path)))
     return tuple(found)
 
 
+def _write_entry(path: str) -> str:
+    """The entry of a name, without members that only jaxdist calls."""
+    hidden = api_order.HIDDEN.get(path, ())
+    filters = ", ".join(f'"{one}"' for one in ("!^_", *(f"!^{name}$" for name in hidden)))
+    return f"::: {path}" + (f"\n    options:\n      filters: [{filters}]" if hidden else "")
+
+
 def write_page(module: str) -> str:
     """The page of one module, in the Markdown of mkdocstrings."""
-    own = [name for name in list_names() if name.module == module]
+    by_name = {name.name: name for name in list_names() if name.module == module}
+    own = [by_name[name] for name in _put_first(by_name, api_order.FIRST.get(module, ()))]
     about = ast.get_docstring(_parse(module)) or ""
     summary = about.partition("\n\n")[0].replace("\n", " ")
     same = [f"- `{n.path}` is [`{n.first}`][{n.first}]" for n in own if n.first != n.path]
-    parts = [f"# {module}", summary, *(f"::: {n.path}" for n in own if n.first == n.path)]
+    parts = [f"# {module}", summary, *(_write_entry(n.path) for n in own if n.first == n.path)]
     if same:
         parts += ["## Names of objects of other modules", "\n".join(same)]
     return "\n\n".join(parts) + "\n"

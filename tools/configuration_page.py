@@ -22,7 +22,7 @@ MEANINGS = pathlib.Path(__file__).with_name("configuration_meanings.toml")
 # A bound above this one guards against slips, and tells a reader nothing.
 _LARGE = 2**20 - 1
 _CHANGE = {"free": "yes", "knowingly": "`--accept-changes`", "never": "no"}
-_PLAIN = {bool: "`true` or `false`", int: "whole number", float: "number", str: "text"}
+_PLAIN = {bool: "`true` or `false`", int: "whole number", float: "number", str: "string"}
 _HEAD = "| entry | value | default | changes on resume | meaning |\n|---|---|---|---|---|"
 
 _INTRODUCTION = """# Configuration reference
@@ -80,7 +80,7 @@ def describe_bounds(meta: Any) -> str:
 def describe_type(kind: Any) -> str:
     """The values that a type hint of the schema accepts, in words."""
     if kind == CompilerOptions:
-        return "any names, each with a bool, a number or a text"
+        return "any names, each with a bool, a number or a string"
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Literal:
         return ", ".join(f"`{json.dumps(value)}`" for value in parts)

@@ -13,6 +13,27 @@ import re
 from typing import Any
 
 _EXTENSION: Any = importlib.import_module("griffe").Extension
+_RAISES = re.compile(r"^( *)Raises:\n((?:\1 +.*\n?|\n)+)", re.M)
+
+
+def rename_sections(text: str) -> str:
+    """Return a docstring with the names of sections that griffe knows.
+
+    Args:
+        text: The docstring, as jaxdist writes it.
+    """
+    text = re.sub(r"^( *)Example:$", r"\1Examples:", text, flags=re.M)
+    return _RAISES.sub(_keep_or_rename, text)
+
+
+def _keep_or_rename(section: re.Match[str]) -> str:
+    """Keep a section whose items all begin with a class, and rename one with a sentence."""
+    lines = [line for line in section[2].splitlines() if line.strip()]
+    indent = min(len(line) - len(line.lstrip()) for line in lines)
+    items = [line[indent:] for line in lines if line[indent] != " "]
+    if all(re.match(r"[\w.]+:", item) for item in items):
+        return section[0]
+    return section[0].replace("Raises:", "Errors:", 1)
 
 
 class DocstringSections(_EXTENSION):
@@ -26,9 +47,7 @@ class DocstringSections(_EXTENSION):
             **_: What else griffe passes.
         """
         if obj.docstring is not None:
-            text = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.M)
-            sentence = r"^( *)Raises:\n(?! *\w+:)"
-            obj.docstring.value = re.sub(sentence, r"\1Errors:\n", text, flags=re.M)
+            obj.docstring.value = rename_sections(obj.docstring.value)
 
     def on_alias_instance(self, *, alias: Any, **_: Any) -> None:
         """Note that an imported name exists at run time.

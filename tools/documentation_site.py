@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import textwrap
 from typing import Any
 
 from tools import api_pages, notebooks
@@ -18,6 +19,7 @@ DOCS = ROOT / "docs"
 API = "reference/api"
 # Files in capitals beside README.md.
 OF_THE_PROJECT = ("changelog", "contributing", "security")
+_COLUMNS = 80
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 
@@ -33,8 +35,19 @@ def _as_page(name: str) -> str:
             if "image/png" in data:
                 parts.append(f"![Output of the cell]({name}_{number}_{order}.png)")
             elif text:
-                parts.append(f"```text\n{_COLOURS.sub('', text).rstrip()}\n```")
+                parts.append(f"```text\n{_wrap(_COLOURS.sub('', text).rstrip())}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def _wrap(text: str) -> str:
+    """Break sentences at the width of a page, and leave tables alone."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        is_table = "  " in line.strip()
+        broken = textwrap.wrap(line, _COLUMNS, subsequent_indent=indent, break_on_hyphens=False)
+        lines += [line] if is_table or not broken else broken
+    return "\n".join(lines)
 
 
 def _read_cells(name: str) -> list[dict[str, Any]]:

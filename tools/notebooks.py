@@ -61,13 +61,15 @@ from glob import glob
 try:
     importlib.metadata.version("jaxdist")
 except importlib.metadata.PackageNotFoundError:  # in Colab and Kaggle
-    files = glob("jaxdist-*.whl") + glob("/kaggle/input/**/jaxdist-*.whl", recursive=True)
+    files = glob("jaxdist-*.whl")
+    files += glob("/kaggle/input/**/jaxdist-*.whl", recursive=True)
     wheel = max(files, default="jaxdist-0.1.0-py3-none-any.whl")
-    # JAX and its plugins stay as they are. If pip says that they conflict with jaxdist, write
-    # "jax[tpu]", "jax[cuda12]" or "jax" (CPU) in place of {{keep}}, and restart the session.
+    # JAX and its plugins stay as they are. If pip says that they conflict with
+    # jaxdist, write "jax[tpu]", "jax[cuda12]" or "jax" (CPU) instead of {{keep}},
+    # and restart the session.
     names = {{d.name for d in importlib.metadata.distributions()}} - {{None}}
-    ours = sorted(name for name in names if name.startswith(("jax", "libtpu")))
-    keep = " ".join(f"{{name}}=={{importlib.metadata.version(name)}}" for name in ours)
+    ours = sorted(n for n in names if n.startswith(("jax", "libtpu")))
+    keep = " ".join(f"{{n}}=={{importlib.metadata.version(n)}}" for n in ours)
     %pip install --quiet "{{wheel}}[{extras}]" {{keep}}
 
 import jaxdist

@@ -238,6 +238,14 @@ def restore_another_model(_: jaxdist.Strategy, folder: pathlib.Path) -> None:
         checkpoints.restore({"w": jnp.zeros(4)})
 
 
+def fit_again_into_a_folder(strategy: jaxdist.Strategy, folder: pathlib.Path) -> None:
+    x = np.ones((8, 1), np.float32)
+    for seed in range(2):
+        model = jaxdist.fit.Model(nnx.Linear(1, 1, rngs=nnx.Rngs(seed)), strategy)
+        model.compile("sgd", "mse")
+        model.fit(x, x, verbose=0, callbacks=[jaxdist.fit.ModelCheckpoint(folder)])
+
+
 def damage_a_checkpoint(_: jaxdist.Strategy, folder: pathlib.Path) -> None:
     with Checkpoints(folder) as checkpoints:
         checkpoints.save(1, {"w": jnp.arange(1000.0)})

@@ -13,7 +13,7 @@ from tests.documentation.mistakes import MISTAKES, provoke
 from tests.test_documentation import ROOT, read_blocks
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
-QUOTED = [block.lines[0] for block in read_blocks(PAGE.read_text())]
+QUOTED = [" ".join(block.lines) for block in read_blocks(PAGE.read_text())]
 # What stands between the parts of a literal that are known before the program runs.
 GAP = "\x00"
 

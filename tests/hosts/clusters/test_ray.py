@@ -82,7 +82,7 @@ def test_a_job_is_submitted_from_elsewhere(nodes: Sequence[Host]) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_an_elastic_job_goes_on_with_the_processes_that_are_left(
+def test_an_elastic_job_continues_with_the_remaining_processes(
     nodes: Sequence[Host], tmp_path: pathlib.Path, fault: str
 ) -> None:
     env = {"JAXDIST_COLLECTIVE_SECONDS": "20", "JAXDIST_JOIN_SECONDS": "60"}

@@ -116,7 +116,7 @@ def test_resolve_and_the_strategy_agree_in_a_batch_script(
     assert sorted(found) == sorted((str(i % count), str(count)) for i in range(starts)), log
 
 
-def test_a_job_goes_on_after_a_task_was_killed(
+def test_a_job_continues_after_a_task_was_killed(
     slurm: Slurm, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ("-n", "3", "--print", "slurm", "--hosts", "3", "--restarts", "1", "--name", "steps")
