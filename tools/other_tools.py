@@ -1,4 +1,4 @@
-"""Runs the programs of the docs that use other tools: `make test-tools`, `make test-tools TOOL=torch`.
+"""Runs the programs of the docs that use other tools: `make test-tools`, for one `TOOL=torch`.
 
 Each tool has an environment of its own below `build/tools`, with this checkout and the newest
 versions that pip finds. What is run there: the blocks of the pages with the title of the tool
@@ -96,12 +96,20 @@ def _read_pages() -> Iterator[tuple[str, Program]]:
             yield found[1], Program(str(page.relative_to(ROOT)), line, found[2], found[3])
 
 
+def has_tests(tool: str) -> bool:
+    """Return whether a page or a test uses the tool."""
+    return bool(find_programs(tool)) or _test_file(tool).exists()
+
+
+def _test_file(tool: str) -> pathlib.Path:
+    return ROOT / "tests" / "tools" / f"test_{tool}.py"
+
+
 def digest_programs(tool: str) -> str:
     """Return a digest of the programs of a tool, of what they print, and of its own tests."""
     parts = [f"{program.text}\0{program.output}" for program in find_programs(tool)]
-    tests = ROOT / "tests" / "tools" / f"test_{tool}.py"
-    if tests.exists():
-        parts.append(tests.read_text())
+    if _test_file(tool).exists():
+        parts.append(_test_file(tool).read_text())
     return hashlib.sha256("\0\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -170,6 +178,9 @@ def main(names: Sequence[str]) -> int:
     summary: list[str] = []
     is_green = True
     for tool in names or TOOLS:
+        if not has_tests(tool):
+            summary.append(f"{tool}: no page and no test uses it")
+            continue
         print(f"\n== {tool}", flush=True)
         began = time.monotonic()
         commit, changes = find_code(ROOT)

@@ -1,4 +1,4 @@
-"""The programs of the pages that use a tool run in its environment, and print what the page says."""
+"""The programs of the pages that use a tool run, and print what their page says."""
 
 import os
 import pathlib
