@@ -1,7 +1,7 @@
 # Run `make setup` once before the other targets. PYTHON=... uses another environment.
 PYTHON ?= .venv/bin/python
 
-.PHONY: setup check test test-all test-rest test-long test-hosts docs wheel bench accelerator maxtext size map raises mutants notebooks
+.PHONY: setup check test test-all test-rest test-long test-hosts test-tools docs wheel bench accelerator maxtext size map raises mutants notebooks
 
 setup:  ## create a virtual environment with the pinned tools
 	python3 -m venv .venv
@@ -45,6 +45,10 @@ test-hosts:  ## run the jobs of the docs on Slurm and Ray with three nodes each,
 	$(PYTHON) -m venv build/hosts
 	build/hosts/bin/python -m pip install -q -e '.[test,ray]' 'ray[default]'
 	build/hosts/bin/python -m tools.hosts
+
+# An environment for each tool, below build/tools. A tool that fails does not keep the others from running.
+test-tools:  ## run the programs of the docs that use PyTorch, pandas, MLflow and others, and record them in tests/records/tools.tsv: 20 minutes; with TOOL=torch one
+	$(PYTHON) -m tools.other_tools $(TOOL)
 
 docs:  ## build the site in build/site, warnings as errors; its code is run by `make test ROOM=documentation`
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict

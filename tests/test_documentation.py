@@ -3,7 +3,8 @@
 In a page, all `python` blocks run in order as one program, in a process of its own where a warning
 is an error. A `text` block that directly follows a `python` block is what that block prints
 (`...` stands for anything, as in a doctest). `py` blocks are programs of other libraries, which
-`documentation/test_old_programs.py` runs.
+`documentation/test_old_programs.py` runs; those with a title, such as `py title="torch"`, are whole
+programs that use another tool, which `make test-tools` runs.
 """
 
 import dataclasses
@@ -18,9 +19,11 @@ import tomllib
 
 import pytest
 
+from tools.other_tools import TOOLS
+
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-LANGUAGES = {"python", "text", "bash", "toml", "py"}
+LANGUAGES = {"python", "text", "bash", "toml", "py"} | {f'py title="{tool}"' for tool in TOOLS}
 COLUMNS = 80
 MARK = "\x00block "
 

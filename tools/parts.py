@@ -144,7 +144,7 @@ class _PartOfRun(_Part):
         root = config.rootpath
         given = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
         self.tests = " ".join(sorted(given)) or "all"
-        self.commit, changes = _code(root)
+        self.commit, changes = find_code(root)
         self.is_changed = bool(changes)
         self.seed = str(config.getoption("hypothesis_seed", None) or "random")
         self.versions = {"python": platform.python_version(), "jax": _version("jax")}
@@ -246,7 +246,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_PartOfRun(text, config))
 
 
-def _code(root: pathlib.Path) -> tuple[str, str]:
+def find_code(root: pathlib.Path) -> tuple[str, str]:
     """Return the commit, and a digest of the changes since then; records do not count."""
     but = ["--", ".", f":!{pathlib.Path(RECORDS).parent}"]
     commit = _git(root, "log", "-1", "--format=%H", *but).strip()

@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from jaxdist.fit._callbacks.files import CSVLogger as CSVLogger
     from jaxdist.fit._callbacks.files import JSONLogger as JSONLogger
     from jaxdist.fit._callbacks.files import Profiler as Profiler
-    from jaxdist.fit._callbacks.files import TensorBoard as TensorBoard
     from jaxdist.fit._callbacks.saving import ModelCheckpoint as ModelCheckpoint
     from jaxdist.fit._callbacks.stopping import EarlyStopping as EarlyStopping
     from jaxdist.fit._callbacks.stopping import LearningRateScheduler as LearningRateScheduler
     from jaxdist.fit._callbacks.stopping import ReduceLROnPlateau as ReduceLROnPlateau
+    from jaxdist.fit._callbacks.tracking import TensorBoard as TensorBoard
+    from jaxdist.fit._callbacks.tracking import Tracker as Tracker
+    from jaxdist.fit._callbacks.tracking import TrackerLogger as TrackerLogger
     from jaxdist.fit._history import History as History
     from jaxdist.fit._history import Summary as Summary
     from jaxdist.fit._model import Model as Model

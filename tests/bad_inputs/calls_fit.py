@@ -5,6 +5,7 @@ import functools
 import pathlib
 import shutil
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -69,6 +70,17 @@ def _train(callback: fit.Callback) -> None:
     """Train with a callback: what it was given is used."""
     given: dict[str, Any] = {"epochs": 2, "verbose": 0, "callbacks": [callback]}
     _model().fit(_x(), _y(), 2, validation_data=(_x(), _y()), **given)
+
+
+class _Tracker:
+    """A tracker that needs floats and integers."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        assert all(isinstance(value, float) for value in metrics.values())
+        assert isinstance(step, int)
+
+    def close(self, completed: bool) -> None:
+        assert completed
 
 
 def _measure(metric: fit.Metric) -> None:
@@ -160,6 +172,9 @@ CALLS = {
     ),
     "jaxdist.fit.TensorBoard": Call(
         lambda: fit.TensorBoard, lambda: {"log_dir": _new_folder()}, use=_train
+    ),
+    "jaxdist.fit.TrackerLogger": Call(
+        lambda: fit.TrackerLogger, lambda: {"make": _Tracker}, use=_train
     ),
     "jaxdist.fit.Profiler": Call(lambda: fit.Profiler, lambda: {"log_dir": _new_folder()}),
     "jaxdist.fit.LearningRateScheduler": Call(

@@ -87,6 +87,8 @@ FOR_SUBCLASSES = {
     "jaxdist.experimental.partitioners.Partitioner.__call__",
     "jaxdist.fit.Callback",
     "jaxdist.fit.Metric",
+    "jaxdist.fit.Tracker",
+    "jaxdist.fit.Tracker.log",
     *(
         f"jaxdist.estimator.SessionRunHook{name}"
         for name in ("", *".begin|.after_create_session|.before_run|.after_run|.end".split("|"))

@@ -1,6 +1,7 @@
 """What each process of a job runs in the tests of `fit`."""
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -96,3 +97,31 @@ def train(counts: list[tuple[int, int, bool]]) -> list[Any]:
         results.append([history, logs, outputs, weights])
     sys.stdout.flush()
     return results
+
+
+class _Lines:
+    """A tracker."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, dict[str, float]]] = []
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self.lines.append((step, dict(metrics)))
+
+    def close(self, completed: bool) -> None:
+        assert completed
+
+
+def train_with_tracker() -> list[Any]:
+    """Train with a tracker; return the lines of those that this process has made."""
+    made: list[_Lines] = []
+
+    def make() -> _Lines:
+        made.append(_Lines())
+        return made[-1]
+
+    data = make_data(20)
+    model = make_model(jaxdist.MultiWorkerMirroredStrategy())
+    callbacks = [fit.TrackerLogger(make, 2)]
+    model.fit(data.x, data.y, 8, 2, verbose=0, callbacks=callbacks)
+    return [tracker.lines for tracker in made]

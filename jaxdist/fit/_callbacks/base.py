@@ -1,6 +1,8 @@
 """`Callback`, `LambdaCallback`, `CallbackList`, which calls all, and the values they watch."""
 
+import contextlib
 import math
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -132,16 +134,18 @@ class CallbackList:
             callback.set_params(params)
 
     def has(self, method: str) -> bool:
-        """Whether a callback overrides a method. The others cost nothing."""
+        """Whether a callback has its own method. The others cost nothing."""
+        inherited = getattr(Callback, method)
         return any(
-            getattr(type(callback), method) is not getattr(Callback, method)
+            getattr(callback, method) != types.MethodType(inherited, callback)
             for callback in self.callbacks
         )
 
     def close(self) -> None:
-        """Close all callbacks."""
-        for callback in self.callbacks:
-            callback.close()
+        """Close all callbacks, also if closing one of them raises an error."""
+        with contextlib.ExitStack() as stack:
+            for callback in reversed(self.callbacks):
+                stack.callback(callback.close)
 
     def call(self, method: str, *args: Any) -> None:
         """Call a method of all callbacks in their order; those that save are called last.

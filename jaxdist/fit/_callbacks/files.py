@@ -1,4 +1,4 @@
-"""Callbacks that write logs: CSV, JSON lines, TensorBoard, and a profile of steps.
+"""Callbacks that write files: logs as CSV or JSON lines, and a profile of steps.
 
 In a job of several processes, one process writes logs; each process records its own profile.
 """
@@ -7,7 +7,6 @@ import abc
 import csv
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,7 +17,6 @@ from jaxdist._devices import chips
 from jaxdist._validate import as_flag, as_integer, as_path
 from jaxdist.errors import BackendStartedError
 from jaxdist.fit._callbacks.base import Callback, Logs
-from jaxdist.training import require_extra
 
 
 class _EpochLog(Callback, abc.ABC):
@@ -122,53 +120,6 @@ class JSONLogger(_EpochLog):
 
     def _write(self, file: TextIO, row: dict[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
-
-
-class TensorBoard(Callback):
-    """Writes the values of each epoch for TensorBoard, with the package tensorboardX.
-
-    Values of training are in the folder `train`, and those of validation in `validation`, under
-    the same names, as Keras writes them.
-
-    Args:
-        log_dir: The folder for `tensorboard --logdir`.
-
-    Raises:
-        MissingExtraError: tensorboardX is not installed.
-
-    Source:
-        `keras.callbacks.TensorBoard`.
-    """
-
-    @called("fit.TensorBoard")
-    def __init__(self, log_dir: str | Path = "logs") -> None:
-        self._folder = Path(as_path("log_dir", log_dir, "logs"))
-        require_extra("tensorboardX", "write logs for TensorBoard")
-        self._writers: dict[str, Any] = {}
-
-    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        if not self.model.writes_logs:
-            return
-        for name, value in logs.items():
-            is_held_out = name.startswith("val_")
-            writer = self._open("validation" if is_held_out else "train")
-            writer.add_scalar(f"epoch_{name.removeprefix('val_')}", value, epoch)
-        for writer in self._writers.values():
-            writer.flush()
-
-    def close(self) -> None:
-        while self._writers:
-            self._writers.popitem()[1].close()
-
-    def _open(self, part: str) -> Any:
-        if part not in self._writers:
-            from tensorboardX import SummaryWriter
-
-            # tensorboardX names files by the second, and would overwrite one of the same second.
-            self._writers[part] = SummaryWriter(
-                str(self._folder / part), filename_suffix=f".{time.time_ns()}.{os.getpid()}"
-            )
-        return self._writers[part]
 
 
 class Profiler(Callback):
