@@ -26,6 +26,7 @@ _PROGRAMS = ("jaxdist", "python", "python3", "pip", "make", "gcloud", "ray", "sr
 _RECORD = """#!/bin/bash
 number=$(ls "$RECORD" | wc -l)
 { printf '%s\\0' "${TF_CONFIG-}" "${0##*/}" "$@"; } > "$RECORD/$(printf %04d "$number")"
+if [ "${0##*/} ${1-}" = "jaxdist new" ]; then mkdir -p "$2"; fi
 """
 
 

@@ -22,6 +22,7 @@ ON_PAGES = {
     "tensorboard",
     "tensorflow",
     "torch",
+    "transformers",
     "wandb",
 }
 

@@ -32,9 +32,7 @@ class Layer(nnx.Module):
         self.query = nnx.LinearGeneral(WIDTH, (HEADS, SIZE), use_bias=False, rngs=rngs)
         self.key = nnx.LinearGeneral(WIDTH, (KEYS, SIZE), use_bias=False, rngs=rngs)
         self.value = nnx.LinearGeneral(WIDTH, (KEYS, SIZE), use_bias=False, rngs=rngs)
-        self.out = nnx.LinearGeneral(
-            (HEADS, SIZE), WIDTH, axis=(-2, -1), use_bias=False, rngs=rngs
-        )
+        self.out = nnx.LinearGeneral((HEADS, SIZE), WIDTH, axis=(-2, -1), use_bias=False, rngs=rngs)
         self.norm_2 = nnx.RMSNorm(WIDTH, epsilon=1e-6, rngs=rngs)
         self.gate, self.up = project(WIDTH, 64), project(WIDTH, 64)
         self.down = project(64, WIDTH)
