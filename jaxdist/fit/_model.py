@@ -86,6 +86,8 @@ class Model:
         self._passes = 0
         # After how many epochs the current `fit` evaluates; None without validation.
         self._validates_every: int | None = None
+        # Whether its validations use the average of the parameters.
+        self._validates_average = False
         self._compiled: Compiled | None = None
         self._predict_step: PredictStep | None = None
 

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from jaxdist._checkpoints import Restored as Restored
     from jaxdist._validate import EXTRAS as EXTRAS
     from jaxdist._validate import require_extra as require_extra
+    from jaxdist.training._averages import moving_average as moving_average
+    from jaxdist.training._averages import use_average as use_average
     from jaxdist.training._evaluate import WEIGHT as WEIGHT
     from jaxdist.training._evaluate import Every as Every
     from jaxdist.training._evaluate import LoopEnd as LoopEnd
