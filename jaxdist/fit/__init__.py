@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from jaxdist._late import open_late as _open_late
 
 if TYPE_CHECKING:
+    from jaxdist.fit._callbacks.averages import SwapEMAWeights as SwapEMAWeights
     from jaxdist.fit._callbacks.base import Callback as Callback
     from jaxdist.fit._callbacks.base import LambdaCallback as LambdaCallback
     from jaxdist.fit._callbacks.files import CSVLogger as CSVLogger

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from flax.training.dynamic_scale import DynamicScale
 
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._parameter_server import ClusterCoordinator, ParameterServerStrategy
@@ -17,6 +18,7 @@ from jaxdist._program import RunOptions
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_integer, log_without_effect, respell, show
 from jaxdist.errors import ArgumentError
+from jaxdist.fit._step.loss_scale import ScaledOptimizer
 from jaxdist.fit._step.losses import CALLER
 from jaxdist.fit._step.output_losses import find_losses
 from jaxdist.fit._step.steps import Steps
@@ -177,7 +179,13 @@ _OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
     ),
     "adagrad": lambda: optax.inject_hyperparams(optax.adagrad)(learning_rate=0.001, eps=1e-7),
 }
-_PRECISIONS = {None: None, "bfloat16": jnp.bfloat16, "mixed_bfloat16": jnp.bfloat16}
+_PRECISIONS = {
+    None: None,
+    "bfloat16": jnp.bfloat16,
+    "mixed_bfloat16": jnp.bfloat16,
+    "float16": jnp.float16,
+    "mixed_float16": jnp.float16,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,6 +214,15 @@ class Compiled:
 def make_predict_step(module: nnx.Module) -> PredictStep:
     """Return the prediction step of a model that is not compiled, and so can only predict."""
     return PredictStep(Steps(module, find_losses("mse", None), (), (), None))
+
+
+def make_optimizer(
+    module: nnx.Module, transform: optax.GradientTransformation, scale: DynamicScale | None
+) -> "nnx.Optimizer[Any]":
+    """Return the optimizer of a module, with a loss scale if one is given."""
+    if scale is not None:
+        return ScaledOptimizer(module, transform, scale)
+    return nnx.Optimizer(module, transform, wrt=nnx.Param)
 
 
 @called(CALLER)
@@ -242,18 +259,12 @@ def _find_optimizer(optimizer: Any) -> optax.GradientTransformation:
 
 @called(CALLER)
 def find_dtype(name: Any) -> Any:
-    if isinstance(name, str) and name in ("float16", "mixed_float16"):
-        raise refuse(
-            f"mixed_precision={name!r}.",
-            "Gradients in float16 underflow without a loss scale, which jaxdist does not keep.",
-            "Pass mixed_precision='bfloat16', which has the range of float32.",
-        )
     found = respell(name, _PRECISIONS)
     if not isinstance(found, str | None) or found not in _PRECISIONS:
         raise refuse(
             f"mixed_precision={show(name)}.",
             "It is the dtype in which layers compute; parameters and losses stay in float32.",
-            "Pass 'bfloat16' or None.",
+            "Pass 'bfloat16', 'float16' or None.",
         )
     return _PRECISIONS[found]
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, overload
 import jax
 import numpy as np
 from flax import nnx
+from flax.training.dynamic_scale import DynamicScale
 
 from jaxdist._buckets import Place
 from jaxdist._called import called, refuse
@@ -22,6 +23,7 @@ from jaxdist.fit._compiled import (
     PredictStep,
     find_dtype,
     get_rate,
+    make_optimizer,
     make_predict_step,
     make_runner,
     make_transformation,
@@ -30,6 +32,7 @@ from jaxdist.fit._compiled import (
 from jaxdist.fit._history import History, Summary, summarize
 from jaxdist.fit._loop import evaluation, resuming, training
 from jaxdist.fit._step.find_metrics import find_output_metrics
+from jaxdist.fit._step.loss_scale import ScaledOptimizer, find_loss_scale
 from jaxdist.fit._step.losses import CALLER
 from jaxdist.fit._step.output_losses import find_losses
 from jaxdist.fit._step.steps import Steps
@@ -87,6 +90,8 @@ class Model:
         self._passes = 0
         # After how many epochs the current `fit` evaluates; None without validation.
         self._validates_every: int | None = None
+        # Whether its validations use the average of the parameters.
+        self._validates_average = False
         self._compiled: Compiled | None = None
         self._predict_step: PredictStep | None = None
 
@@ -101,6 +106,7 @@ class Model:
         loss_weights: Any = None,
         steps_per_execution: int = 1,
         mixed_precision: str | None = None,
+        loss_scale: DynamicScale | None = None,
         gradient_accumulation_steps: int | None = None,
         find_nonfinite: bool = False,
     ) -> None:
@@ -123,7 +129,10 @@ class Model:
             steps_per_execution: How many steps are one dispatch. Has no effect with parameter
                 servers, where each step is a function of its own; this is logged.
             mixed_precision: "bfloat16" or "bf16": layers compute in bfloat16, and parameters,
-                losses and statistics stay in float32.
+                losses and statistics stay in float32. "float16": likewise, with a loss scale. A
+                step whose gradients are not finite changes nothing on any replica.
+            loss_scale: The first loss scale of float16, and the rule by which it changes. It
+                multiplies the loss of each example. The default begins with 4096, and ends at 1.
             gradient_accumulation_steps: Update the parameters after this many steps, with the mean
                 of their gradients (`optax.MultiSteps`).
             find_nonfinite: Keep the state before each step. If a loss is not finite, the model is
@@ -132,6 +141,7 @@ class Model:
         Raises:
             ArgumentError: A name is unknown, or means probabilities in Keras.
             ArgumentTypeError: An argument is of the wrong type.
+            UnsupportedError: `mixed_precision="float16"` with parameter servers.
         """
         losses = find_losses(loss, loss_weights)
         plain = find_output_metrics("metrics", metrics, loss)
@@ -145,9 +155,11 @@ class Model:
                 "Pass steps_per_execution=1 while you look.",
             )
         transform = make_transformation(optimizer, gradient_accumulation_steps)
-        steps = Steps(self.module, losses, plain, weighted, find_dtype(mixed_precision))
+        dtype = find_dtype(mixed_precision)
+        scale = find_loss_scale(loss_scale, dtype, self.strategy)
+        steps = Steps(self.module, losses, plain, weighted, dtype)
         with self.strategy.scope():
-            made = nnx.Optimizer(self.module, transform, wrt=nnx.Param)
+            made = make_optimizer(self.module, transform, scale)
         runner = make_runner(self.strategy, steps, keeps_state=is_looking)
         self._compiled = Compiled(
             made, steps, runner, count, is_looking, EvaluateStep(steps), PredictStep(steps)
@@ -419,6 +431,14 @@ class Model:
     @called("fit.Model")
     def learning_rate(self, rate: float) -> None:
         set_rate(self.optimizer, as_number("learning_rate", rate, least=0.0))
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The loss scale of the next step; None without `mixed_precision="float16"`."""
+        optimizer = self.optimizer
+        if not isinstance(optimizer, ScaledOptimizer):
+            return None
+        return float(jax.device_get(optimizer.scale[...]))
 
     def summary(self) -> Summary:
         """Return a table of layers: shapes, parameters, shardings, and bytes per device."""

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from jaxdist._weights import Weight as Weight
     from jaxdist._weights import export_weights as export_weights
     from jaxdist._weights import load_weights as load_weights
+    from jaxdist.training._averages import moving_average as moving_average
+    from jaxdist.training._averages import use_average as use_average
     from jaxdist.training._evaluate import WEIGHT as WEIGHT
     from jaxdist.training._evaluate import Every as Every
     from jaxdist.training._evaluate import LoopEnd as LoopEnd

@@ -83,6 +83,27 @@ class _Tracker:
         assert completed
 
 
+def _averaged() -> tuple[nnx.Module, Any]:
+    with strategy().scope():
+        module = _module()
+        made = nnx.Optimizer(module, training.moving_average(optax.sgd(0.1)), wrt=nnx.Param)
+    return module, made
+
+
+def _use_average(**given: Any) -> None:
+    """Enter a block with the average."""
+    with training.use_average(**given):
+        pass
+
+
+def _train_with_average(callback: fit.Callback) -> None:
+    """Train with a callback and an optimizer that keeps an average."""
+    with strategy().scope():
+        model = fit.Model(_module())
+        model.compile(training.moving_average(optax.sgd(0.1)), "mse")
+    model.fit(_x(), _y(), 2, validation_data=(_x(), _y()), verbose=0, callbacks=[callback])
+
+
 def _measure(metric: fit.Metric) -> None:
     """Compute a metric."""
     sums = metric.sums(_y(), jnp.stack([_y()[:, 0]] * 3, 1), jnp.ones(4))
@@ -141,6 +162,12 @@ def _exported() -> Any:
 
 
 CALLS = {
+    "jaxdist.training.moving_average": Call(
+        lambda: training.moving_average, lambda: {"tx": optax.sgd(0.1), "decay": 0.9}
+    ),
+    "jaxdist.training.use_average": Call(
+        lambda: _use_average, lambda: dict(zip(("model", "optimizer"), _averaged(), strict=True))
+    ),
     "jaxdist.training.reduce_and_update": Call(lambda: _update, _update_arguments),
     "jaxdist.fit.Model": Call(
         lambda: fit.Model, lambda: {"module": _module(), "strategy": strategy()}
@@ -185,6 +212,7 @@ CALLS = {
     "jaxdist.fit.ReduceLROnPlateau": Call(
         lambda: fit.ReduceLROnPlateau, lambda: {"patience": 1}, use=_train
     ),
+    "jaxdist.fit.SwapEMAWeights": Call(lambda: fit.SwapEMAWeights, use=_train_with_average),
     "jaxdist.fit.EarlyStopping": Call(lambda: fit.EarlyStopping, use=_train),
     "jaxdist.fit.ModelCheckpoint": Call(
         lambda: fit.ModelCheckpoint,

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from flax.training.dynamic_scale import DynamicScale
 
 import jaxdist
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
@@ -246,8 +247,9 @@ def test_a_model_that_is_not_compiled_predicts_and_does_not_train() -> None:
         ({"metrics": [3]}, ArgumentTypeError, "metrics[0]"),
         ({"metrics": ["mae", "mae"]}, ArgumentError, "Give another name to mae"),
         ({"steps_per_execution": 0}, ArgumentError, "steps_per_execution=0"),
-        ({"mixed_precision": "float16"}, ArgumentError, "bfloat16"),
-        ({"mixed_precision": "int8"}, ArgumentError, "'bfloat16' or None"),
+        ({"mixed_precision": "int8"}, ArgumentError, "'bfloat16', 'float16' or None"),
+        ({"loss_scale": DynamicScale()}, ArgumentError, "without mixed_precision='float16'"),
+        ({"loss_scale": 1, "mixed_precision": "float16"}, ArgumentTypeError, "loss_scale=1"),
         ({"gradient_accumulation_steps": 1}, ArgumentError, "gradient_accumulation_steps=1"),
         ({"find_nonfinite": True, "steps_per_execution": 2}, ArgumentError, "one dispatch"),
     ],

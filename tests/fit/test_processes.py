@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fit import in_processes
+from tests.fit import float16_in_processes, in_processes
 from tests.fit.models import make_data, make_model, mirrored
 from tests.processes.job import run_job
 
@@ -74,3 +74,19 @@ def test_processes_resume_a_training_within_an_epoch(
         whole, interrupted = outcome.result
         assert whole == interrupted
         assert len(whole[0]["loss"]) == 3
+
+
+@pytest.mark.slow
+def test_processes_skip_the_same_steps_of_float16_and_have_the_average_of_one() -> None:
+    outcomes = run_job(float16_in_processes.train, 2, devices=2)
+    scales, history, *weights = float16_in_processes.train(mirrored(4))
+    assert scales == [4096, 2048, 2048, 2048, 1024, 1024]
+    for outcome in outcomes:
+        assert outcome.exit_code == 0, outcome.describe()
+        assert outcome.result == outcomes[0].result
+        assert outcome.result[0] == scales
+        for name in ("loss", "val_loss"):
+            np.testing.assert_allclose(outcome.result[1][name], history[name], rtol=1e-2)
+        for found, wanted in zip(outcome.result[2:], weights, strict=True):
+            for one, other in zip(found, wanted, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-3)

@@ -59,7 +59,10 @@ def _move_one(
     """Move one optimizer; return the key of the update program of each parameter."""
     servers: Servers = strategy.storage
     number = strategy.adopted.find_number(optimizer)
-    programs = cut_update(recorder.tx, recorder.treedef.unflatten(recorder.shapes))
+    # Also state that no update needs, such as an average of the parameters: without it, the
+    # optimizer would keep the first one.
+    params = recorder.treedef.unflatten(recorder.shapes)
+    programs = cut_update(recorder.tx, params, keeps_unneeded=True)
     state = _list_state(optimizer)
     held = {name: _read(variable) for name, variable in state.items()}
     keys = []

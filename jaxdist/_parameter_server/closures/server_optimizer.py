@@ -109,7 +109,7 @@ class ServerOptimizer:
             if isinstance(v, ShardedVariable)
         }
         labels = [getattr(v, "remote_name", v.label) for v in given]
-        updates = cut_update(tx, params, sharded, labels)
+        updates = cut_update(tx, params, sharded, labels, keeps_unneeded=True)
         for variable, update in zip(given, updates, strict=True):
             for shard in list_shards(variable):
                 self._register(shard, update, prefix)

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxdist._called import called, name_call, refuse, refuse_type
@@ -69,6 +69,10 @@ class Callback:
 
     def close(self) -> None:
         """Release files and threads. Called when a `fit` ends, also after an error."""
+
+    def _in_evaluation(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context of each evaluation and prediction."""
+        return contextlib.nullcontext()
 
     def on_train_begin(self, logs: Logs) -> None:
         """Called before the first epoch."""
@@ -140,6 +144,14 @@ class CallbackList:
             getattr(callback, method) != types.MethodType(inherited, callback)
             for callback in self.callbacks
         )
+
+    @contextlib.contextmanager
+    def in_evaluation(self) -> Iterator[None]:
+        """Enter the contexts of all callbacks for an evaluation."""
+        with contextlib.ExitStack() as stack:
+            for callback in self.callbacks:
+                stack.enter_context(callback._in_evaluation())
+            yield
 
     def close(self) -> None:
         """Close all callbacks, also if closing one of them raises an error."""

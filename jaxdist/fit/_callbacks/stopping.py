@@ -1,5 +1,6 @@
 """Callbacks that end training or lower the learning rate when a value stops improving."""
 
+import contextlib
 import inspect
 import logging
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from jaxdist._called import called, refuse
 from jaxdist._reports import as_text, find_screen_width
 from jaxdist._validate import as_flag, as_integer, as_number, check_callable, show
 from jaxdist.fit._callbacks.base import Callback, Logs, Monitor
+from jaxdist.training import use_average
 
 _LOG = logging.getLogger("jaxdist")
 
@@ -96,7 +98,8 @@ class EarlyStopping(Callback):
         if self._monitor.is_better(value):
             self._monitor.best, self.best_epoch = value, epoch
             if self._restores:
-                self._weights = self.model.get_weights()
+                with self._watched_weights():
+                    self._weights = self.model.get_weights()
             is_enough = self._baseline is None or self._is_beyond_baseline(value)
             self._wait = 0 if is_enough else self._wait + 1
         else:
@@ -108,6 +111,10 @@ class EarlyStopping(Callback):
     def on_train_end(self, logs: Logs) -> None:
         if self._weights is not None:
             self.model.set_weights(self._weights)
+            # The average too, so that evaluations with it have the best value.
+            if self._watches_average:
+                with self._watched_weights():
+                    self.model.set_weights(self._weights)
         history = self.model.history
         history.monitor, history.best_epoch = self._monitor.name, self.best_epoch
         history.restored_epoch = None if self._weights is None else self.best_epoch
@@ -116,6 +123,17 @@ class EarlyStopping(Callback):
         if text and prints and self.model.writes_logs:
             # Not by a console: rich moves printed lines above the bar that it shows.
             print(as_text([text], find_screen_width()))
+
+    @property
+    def _watches_average(self) -> bool:
+        is_of_validation = self._monitor.name.startswith("val_")
+        return is_of_validation and getattr(self.model, "_validates_average", False)
+
+    def _watched_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Let the model have the weights that the value belongs to, in a block."""
+        if not self._watches_average:
+            return contextlib.nullcontext()
+        return use_average(self.model.module, self.model.optimizer)
 
     def _describe(self, last: int | None) -> str:
         """Return a description of the stop, or an empty one if the last epoch was the best."""

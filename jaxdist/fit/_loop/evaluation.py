@@ -48,6 +48,13 @@ def measure(
     model: Any, source: Any, batch_size: int, steps: int | None, callbacks: CallbackList
 ) -> dict[str, float]:
     """Return the loss and the metrics over the batches of a source."""
+    with callbacks.in_evaluation():
+        return _measure(model, source, batch_size, steps, callbacks)
+
+
+def _measure(
+    model: Any, source: Any, batch_size: int, steps: int | None, callbacks: CallbackList
+) -> dict[str, float]:
     compiled, strategy = model.get_compiled("evaluate"), model.strategy
     begins, ends = callbacks.has("on_test_batch_begin"), callbacks.has("on_test_batch_end")
     callbacks.call("on_test_begin", {})
@@ -82,17 +89,25 @@ def predict(
     callbacks: Sequence[Callback],
 ) -> Any:
     """Return the outputs for all examples; `Model.predict` documents it."""
-    strategy: Strategy = model.strategy
     examples = read_examples(x, None, None)
     size = as_batch_size(batch_size, examples)
     steps = None if steps is None else as_integer("steps", steps, least=1, most=MOST)
     as_verbose(verbose)
     each = CallbackList(callbacks, model, {"steps": steps, "verbose": verbose})
+    source = x if examples is None else examples
+    with each.in_evaluation():
+        return _predict(model, source, size, steps, each)
+
+
+def _predict(
+    model: Any, source: Any, batch_size: int, steps: int | None, each: CallbackList
+) -> Any:
+    strategy: Strategy = model.strategy
     begins, ends = each.has("on_predict_batch_begin"), each.has("on_predict_batch_end")
     each.call("on_predict_begin", {})
     found: list[Any] = []
     pending: deque[Any] = deque()
-    data = iter(distribute_padded(strategy, x if examples is None else examples, size))
+    data = iter(distribute_padded(strategy, source, batch_size))
     for index, (batch, mask) in enumerate(itertools.islice(data, steps)):
         if begins:
             each.call("on_predict_batch_begin", index, {})

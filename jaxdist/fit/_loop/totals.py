@@ -1,5 +1,6 @@
 """Adds up the sums of an epoch, a few steps late, and finds values that are not finite."""
 
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +15,12 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jaxdist._values import PerReplica, is_per_replica
 from jaxdist.errors import CheckpointError, NonFiniteLossError
 from jaxdist.fit._compiled import Compiled
+from jaxdist.fit._step.loss_scale import ScaledOptimizer
 from jaxdist.fit._step.steps import Steps, as_view, split_batch
 
 Sums: TypeAlias = Mapping[str, Any]  # "names" and "values"
+
+_LOG = logging.getLogger("jaxdist")
 
 # How many dispatches may be pending, whose sums are not known yet.
 _MOST_PENDING = 8
@@ -35,6 +39,7 @@ class Totals:
         self, compiled: Compiled, describe_batch: Callable[[int], str], before: Sums | None = None
     ) -> None:
         self._runner, self._steps = compiled.runner, compiled.steps
+        self._is_scaled = isinstance(compiled.optimizer, ScaledOptimizer)
         self._describe_batch = describe_batch
         self._pending: deque[tuple[int, Any]] = deque()
         self._before = before
@@ -57,6 +62,8 @@ class Totals:
             for index, vector in enumerate(vectors):
                 if not math.isfinite(vector[0]):
                     raise self._make_error(first_step + index, vector[0])
+                if self._is_scaled and not vector.any():
+                    self._tell_left_out(first_step + index)
             total = vectors.sum(axis=0)
             before, self._before = self._before, None
             if before is not None:
@@ -86,11 +93,22 @@ class Totals:
         """Return loss and metrics over all steps whose sums are fetched."""
         return {} if self._total is None else self._steps.results(self._total)
 
+    def _tell_left_out(self, step: int) -> None:
+        _LOG.warning(
+            "fit: the loss of step %d of this epoch is not finite in float16. The step is skipped, "
+            "and its examples count in no loss or metric. %s",
+            step + 1,
+            self._describe_batch(step),
+        )
+
     def _make_error(self, step: int, total: float) -> NonFiniteLossError:
+        rule = "A loss is finite; steps after this one have used parameters that are not."
+        if self._is_scaled:
+            rule = "A loss is finite, and with a lower loss scale this one would not be."
         return NonFiniteLossError(
             f"fit.Model.fit stopped: the loss of step {step + 1} of this epoch is {total}.\n"
             f"{self._describe_batch(step)}\n\n"
-            "A loss is finite; steps after this one have used parameters that are not.\n\n"
+            f"{rule}\n\n"
             "Lower the learning rate, clip the gradients with optax.clip_by_global_norm(1.0), or "
             "look at these examples: a label that is not a class gives nan. With "
             "compile(find_nonfinite=True), fit names the first layer whose output is not finite, "

@@ -119,6 +119,7 @@ def fit(model: Any, given: FitArguments) -> History:
         model.history = History(params=params)
         model.stop_training = False
         model._validates_every = None if held_out is None else given.validation_freq
+        model._validates_average = callbacks.has("_in_evaluation")
         progress = Progress(verbose, given.epochs, num_steps)
         loop = _Loop(model, compiled, feed, callbacks, progress, classes, start)
         try:

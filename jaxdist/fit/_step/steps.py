@@ -20,6 +20,7 @@ from jaxdist._validate import show
 from jaxdist._values import is_sharded
 from jaxdist.errors import ShapeError
 from jaxdist.fit._step.find_metrics import measure_sums
+from jaxdist.fit._step.loss_scale import ScaledOptimizer, keep_state
 from jaxdist.fit._step.metrics import Metric
 from jaxdist.fit._step.output_losses import Losses, weigh_classes
 from jaxdist.training import reduce_and_update
@@ -153,6 +154,9 @@ class Steps:
         size = count_rows(x)
         rows = size if is_real is None else jnp.sum(is_real, dtype=jnp.float32)
 
+        scaled = optimizer if isinstance(optimizer, ScaledOptimizer) else None
+        restore = None if scaled is None else keep_state(module, scaled)
+
         def total_loss(module: nnx.Module) -> tuple[jax.Array, dict[Any, jax.Array]]:
             with _use_real_rows(is_real):
                 outputs = self.call(module, x, is_training=True)
@@ -160,7 +164,8 @@ class Steps:
             if classes is not None:
                 of_example = weigh_classes(classes, y, outputs, weight)
             sums = self._measure(y, outputs, of_example, is_real, size)
-            return sums[LOSS, ""], sums
+            loss = sums[LOSS, ""]
+            return loss if scaled is None else loss * scaled.scale[...], sums
 
         find = nnx.value_and_grad(total_loss, has_aux=True)
         (_, sums), grads = find(as_view(module, is_training=True))
@@ -172,8 +177,19 @@ class Steps:
                 grads,
                 is_leaf=is_sharded,
             )
-        _, vector = reduce_and_update(module, optimizer, grads, rows, self._pack(sums))
-        return vector
+        vector = self._pack(sums)
+        if scaled is None or restore is None:
+            return reduce_and_update(module, optimizer, grads, rows, vector)[1]
+        # Replicas see different gradients, and those in pieces are never whole: they add up what
+        # they found, so all of them skip the step or none.
+        grads, found = scaled.unscale(grads)
+        _, (vector, found) = reduce_and_update(module, optimizer, grads, rows, (vector, found))
+        restore(found > 0)
+        was_least = scaled.move(found == 0)
+        # A skipped step whose loss is not finite counts in no sum, unless the scale is no longer
+        # its cause.
+        is_left_out = (found > 0) & ~was_least & ~jnp.isfinite(vector[0])
+        return jnp.where(is_left_out, jnp.zeros_like(vector), vector)
 
     def evaluate(self, module: nnx.Module, batch: Any, mask: jax.Array | None) -> jax.Array:
         """Return the sums over the real examples of all replicas as one vector.

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import jaxdist
-from jaxdist import IndexedSlices
+from jaxdist import IndexedSlices, training
 from jaxdist.coordinator import ClusterCoordinator, ServerOptimizer
 from jaxdist.errors import (
     ArgumentError,
@@ -168,3 +168,20 @@ def test_what_an_optimizer_cannot_take_is_a_named_error() -> None:
     with pytest.raises(ReplicaValueError, match="one gradient"):
         optimizer.apply_gradients([(jaxdist.PerReplica([grad, grad]), v)])
     np.testing.assert_array_equal(v.numpy(), np.ones(3))
+
+
+def test_state_that_no_update_needs_is_on_the_servers_too() -> None:
+    strategy = make_strategy(workers=1)
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        w = jaxdist.Variable(np.zeros(2, "float32"))
+    optimizer = ServerOptimizer(training.moving_average(optax.sgd(1.0), 0.75), [w])
+
+    def step() -> None:
+        optimizer.apply_gradients([(-jnp.ones(2), w)])
+
+    for _ in range(2):
+        coordinator.schedule(step).fetch()
+    [average] = optimizer.slots.values()
+    # 0.75 * 0.25 + 0.25 * 2
+    np.testing.assert_allclose(average.numpy(), [0.6875, 0.6875])
