@@ -17,6 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import tensorstore
+
+from jaxdist._buckets import path as path_module
+from jaxdist._checkpoints import bucket_lock
 
 SCHEMES = ("gs", "s3")
 BUCKET = "bucket"
@@ -175,6 +179,28 @@ def _make_error(scheme: str, status: int) -> bytes:
     return f"<Error><Code>{code}</Code><Message>a test</Message></Error>".encode()
 
 
+@functools.cache
+def _make_context() -> Any:
+    retries = {"max_retries": 4, "initial_delay": "1ms", "max_delay": "2ms"}
+    context = {f"{d}_request_retries": retries for d in ("gcs", "s3")}
+    return tensorstore.Context({**context, **path_module.OCDBT_CACHE})
+
+
+def be_impatient(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Repeat requests soon, and wait for locks for less than a second.
+
+    Returns:
+        What to call after the test.
+    """
+    monkeypatch.setattr(path_module, "make_context", _make_context)
+    monkeypatch.setattr("jaxdist._checkpoints.shards.make_context", _make_context)
+    monkeypatch.setattr(bucket_lock, "_HELD_SECONDS", 0.4)
+    monkeypatch.setattr(bucket_lock, "_RENEWED_SECONDS", 0.05)
+    monkeypatch.setattr(bucket_lock, "_LOOK_SECONDS", 0.02)
+    path_module._open.cache_clear()
+    return path_module._open.cache_clear
+
+
 def use_store(scheme: str, monkeypatch: pytest.MonkeyPatch) -> Proxy:
     """Start the store of this process with one bucket, and set the variables that find it."""
     proxy = _serve(scheme)
@@ -218,6 +244,8 @@ def _start_gs() -> int:
     from gcp_storage_emulator.server import create_server
 
     server = create_server("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)
+    thread: Any = server._api
+    thread.daemon = True  # or Python would wait for it at its end
     server.start()
-    listening: Any = server._api._httpd
+    listening: Any = thread._httpd
     return listening.socket.getsockname()[1]
