@@ -34,6 +34,7 @@ class Proxy(http.server.ThreadingHTTPServer):
 
     Attributes:
         fail: Decides which requests fail: with a status, or with 0 by a cut connection.
+        cuts: Decides, when the store has done a request, whether its answer is lost.
         lag: How many listings a listing is late.
         requests: Method and key of each request since `reset`.
     """
@@ -52,6 +53,7 @@ class Proxy(http.server.ThreadingHTTPServer):
     def reset(self) -> None:
         """Fail no more, and forget the requests."""
         self.fail: Fault = lambda number, method, key: None
+        self.cuts: Callable[[int, str, str], bool] = lambda number, method, key: False
         self.lag = 0
         self.requests: list[tuple[str, str]] = []
 
@@ -98,6 +100,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 if proxy.scheme == "gs":
                     change = self._cut_listing if is_listing else self._add_generation
                     answer = change(key, answer)
+                if proxy.cuts(len(proxy.requests), self.command, key):
+                    self.close_connection = True
+                    self.connection.close()
+                    return
             if is_listing:
                 seen = proxy.listings.setdefault(self.path, [])
                 seen.append(answer)
@@ -181,7 +187,7 @@ def _make_error(scheme: str, status: int) -> bytes:
 
 @functools.cache
 def _make_context() -> Any:
-    retries = {"max_retries": 4, "initial_delay": "1ms", "max_delay": "2ms"}
+    retries = {"max_retries": 10, "initial_delay": "1ms", "max_delay": "2ms"}
     context = {f"{d}_request_retries": retries for d in ("gcs", "s3")}
     return tensorstore.Context({**context, **path_module.OCDBT_CACHE})
 
