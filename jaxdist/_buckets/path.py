@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from jaxdist._buckets.credentials import find_credentials
 from jaxdist.errors import BucketError
 
 # Each scheme with the driver of tensorstore.
@@ -236,13 +237,8 @@ def _describe(scheme: str, bucket: str) -> dict[str, Any]:
     if endpoint := _read_endpoint(scheme):
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         spec |= {"endpoint": endpoint, "aws_region": region or "us-east-1"}
-    if scheme == "s3" and all(os.environ.get(name) for name in _AWS_KEYS):
-        # The same that would be found first. A search prints errors if ~/.aws does not exist.
-        spec["aws_credentials"] = {"type": "environment"}
-    return spec
-
-
-_AWS_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    credentials = find_credentials() if scheme == "s3" else None
+    return spec if credentials is None else {**spec, "aws_credentials": credentials}
 
 
 @functools.cache

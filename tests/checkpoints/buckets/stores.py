@@ -37,6 +37,7 @@ class Proxy(http.server.ThreadingHTTPServer):
         cuts: Decides, when the store has done a request, whether its answer is lost.
         lag: How many listings a listing is late.
         requests: Method and key of each request since `reset`.
+        users: The keys of AWS that have signed them.
     """
 
     daemon_threads = True
@@ -56,6 +57,7 @@ class Proxy(http.server.ThreadingHTTPServer):
         self.cuts: Callable[[int, str, str], bool] = lambda number, method, key: False
         self.lag = 0
         self.requests: list[tuple[str, str]] = []
+        self.users: set[str] = set()
 
     @property
     def url(self) -> str:
@@ -84,6 +86,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         # One request at a time, since the preconditions belong to it.
         with proxy.lock:
             proxy.requests.append((self.command, key))
+            signed = re.search(r"Credential=([^/]*)/", self.headers.get("authorization", ""))
+            proxy.users.add(signed[1] if signed else "")
             status = proxy.fail(len(proxy.requests), self.command, key)
             if status == 0:
                 self.close_connection = True

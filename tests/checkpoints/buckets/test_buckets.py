@@ -14,6 +14,7 @@ import pytest
 from flax import nnx
 
 from jaxdist._buckets import BucketPath
+from jaxdist._buckets.credentials import find_credentials
 from jaxdist._checkpoints import bucket_lock
 from jaxdist._checkpoints.bucket_storage import BucketStorage
 from jaxdist.errors import ArgumentError, BucketError, CheckpointError, DamagedCheckpointError
@@ -438,14 +439,67 @@ def test_a_folder_that_was_written_again_is_read_anew_by_the_same_process(url: s
             assert _read(checkpoints) == (7, float(value))
 
 
-def test_keys_in_the_environment_are_used_without_a_look_into_the_home(
-    url: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+_PROFILES = """[default]
+aws_access_key_id = {}
+aws_secret_access_key = x
+
+[{}]
+aws_access_key_id = {}
+aws_secret_access_key = x
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "variables", "user"),
+    [
+        ((), {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}, "a"),
+        (
+            ("credentials",),
+            {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_PROFILE": "p"},
+            "a",
+        ),
+        (("credentials",), {}, "DEFAULT"),
+        (("credentials",), {"AWS_PROFILE": "p"}, "OTHER"),
+        (("config",), {"AWS_DEFAULT_PROFILE": "p"}, "OTHER"),
+        (("config", "credentials"), {"AWS_ACCESS_KEY_ID": "a"}, "DEFAULT"),
+        (("elsewhere",), {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/elsewhere"}, "DEFAULT"),
+    ],
+)
+def test_credentials_of_aws_are_those_that_its_tools_find_and_nothing_is_printed(
+    files: tuple[str, ...],
+    variables: dict[str, str],
+    user: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (_get(url) / "a").write_bytes(b"1")
-    assert (_get(url) / "a").read_bytes() == b"1"
-    if url.startswith("s3"):
-        assert "Failed to open" not in capfd.readouterr().err
+    store = use_store("s3", monkeypatch)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name, value in {**variables, "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    for name in files:
+        other = "profile p" if name == "config" else "p"
+        (tmp_path / ".aws").mkdir(exist_ok=True)
+        (tmp_path / ".aws" / name).write_text(_PROFILES.format("DEFAULT", other, "OTHER"))
+    capfd.readouterr()
+    assert not _get(f"s3://{BUCKET}/{tmp_path.name}").exists()
+    assert store.users == {user}
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("content", [None, "[default]\nregion=eu-west-1\n", "[", b"\xff"])
+def test_a_profile_without_keys_is_left_to_the_role_of_the_machine(
+    content: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "credentials"
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    assert find_credentials() is None
 
 
 # Damaged, copied
