@@ -1,7 +1,10 @@
 """A model in a bucket: what is in a folder otherwise is there, and the numbers are the same."""
 
 import json
+import os
 import pathlib
+import re
+import signal
 import types
 import uuid
 from collections.abc import Iterator
@@ -12,12 +15,17 @@ import pytest
 
 from jaxdist import estimator as est
 from jaxdist._buckets import BucketPath
+from jaxdist._checkpoints import list_steps
 from jaxdist.errors import BucketError, CheckpointError
 from jaxdist.estimator._running.folder import CheckpointChoice, ModelFolder
 from jaxdist.estimator._running.progress import Summaries, read_summaries
 from tests.checkpoints.buckets.stores import BUCKET, SCHEMES, Proxy, be_impatient, use_store
+from tests.estimator.job_script import WANTED
 from tests.estimator.models import Record, X, Y, batches, model_fn, read_weights
 from tests.estimator.test_summaries import _read_events
+from tests.launching.launcher import start_launcher, wait_until
+
+JOB_SCRIPT = pathlib.Path(__file__).with_name("job_script.py")
 
 
 @pytest.fixture(params=SCHEMES)
@@ -252,6 +260,46 @@ def test_tf_config_names_a_bucket(url: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TF_CONFIG", json.dumps({"model_dir": f"{url}/"}))
     assert est.RunConfig().model_dir == est.RunConfig(url).model_dir == url
     assert est.Estimator(model_fn).train(batches(5)).latest_checkpoint() == f"{url}/checkpoints/8"
+
+
+# Several tasks
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_tasks_that_share_only_a_bucket_train_one_model_with_the_chief_killed(
+    url: str, tmp_path: pathlib.Path
+) -> None:
+    def read_events() -> list[dict[str, Any]]:
+        text = "\n".join(job.lines(0))
+        found = re.findall(r"^\[\w+ \d+\] (\{.*\})$", text, re.MULTILINE)
+        return [json.loads(line) for line in found]
+
+    def list_pids(name: str) -> list[int]:
+        return [e["pid"] for e in read_events() if (e["name"], e["event"]) == (name, "start")]
+
+    options = ("--ps", "1", "--workers", "1", "--evaluator", "--restarts", "3")
+    given = (url, "300", "0.05", str(tmp_path))
+    # With an id of the job, a chief that is started again does not wait for its own lock.
+    env: dict[str, str | None] = {"JAX_PLATFORMS": "cpu", "JAXDIST_JOB_ID": url}
+    folder = _get(url) / "checkpoints"
+    with start_launcher(*options, str(JOB_SCRIPT), *given, env=env) as job:
+        wait_until(lambda: len(list_steps(folder)) > 1, 120)
+        (chief,) = list_pids("chief 0")
+        os.kill(chief, signal.SIGKILL)
+        (outcome,) = job.wait(200)
+        assert outcome.exit_code == 0, outcome.describe()
+        assert len(list_pids("chief 0")) == 2
+    steps = list_steps(folder)
+    assert 300 <= steps[-1] <= 304
+    results = est.experimental.read_eval_metrics(f"{url}/eval")
+    assert list(results)[-1] == steps[-1]
+    assert results[steps[-1]]["loss"] < 0.5
+    names = {n.partition("/")[0] for n in (_get(url) / "export/final").list_names()}
+    exported = est.load_export(f"{url}/export/final/{max(names, key=int)}")
+    assert exported.global_step == steps[-1]
+    found = np.asarray(exported(np.eye(4, dtype=np.float32)))
+    assert np.abs(found - WANTED).max() < 1.5
 
 
 # Stores that fail

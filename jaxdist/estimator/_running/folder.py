@@ -304,7 +304,7 @@ def find_checkpoint(path: Any) -> CheckpointChoice:
         if isinstance(folder, BucketPath):
             folder.check_bucket()
         raise CheckpointError(
-            f"{caller} found no checkpoint in {folder}.\n\n"
+            f"{caller} found no checkpoint in {path}.\n\n"
             "A checkpoint is a folder that is named after its step, in the folder 'checkpoints' of "
             "a model.\n\nPass what Estimator.latest_checkpoint() returns, or train first."
         )
