@@ -9,11 +9,13 @@ import collections
 import contextlib
 import functools
 import itertools
+import json
 import os
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from jaxdist._buckets.credentials import find_credentials
 from jaxdist.errors import BucketError
 
 # Each scheme with the driver of tensorstore.
@@ -67,6 +69,16 @@ class BucketPath:
 
     def __truediv__(self, name: str) -> "BucketPath":
         return BucketPath(self.scheme, self.bucket, f"{self.key}/{name}")
+
+    @property
+    def name(self) -> str:
+        """The last part of the address."""
+        return self.key.rpartition("/")[2]
+
+    @property
+    def parent(self) -> "BucketPath":
+        """The folder that this is in."""
+        return BucketPath(self.scheme, self.bucket, self.key.rpartition("/")[0])
 
     def get_spec(self) -> dict[str, Any]:
         """Return tensorstore's description of the folder."""
@@ -129,23 +141,25 @@ class BucketPath:
         found = self.read_version()
         return found[1] if found is not None and found[0] == content else None
 
-    def check_bucket(self) -> None:
+    def check_bucket(self, must_write: bool = False) -> None:
         """Check that the bucket exists.
 
         Reading and listing cannot tell: in a bucket of Google Cloud Storage that does not exist,
         tensorstore finds no object and reports no error. So an object is written in this folder,
         and deleted.
 
+        Args:
+            must_write: Whether credentials that may only read are an error.
+
         Raises:
-            BucketError: The bucket does not exist or cannot be reached. Credentials that may only
-                read are no error.
+            BucketError: The bucket does not exist or cannot be reached, or `must_write` is not met.
         """
         probe = self / f".jaxdist-probe-{uuid.uuid4().hex}"
         try:
             probe.write_bytes(b"1")
             probe.unlink()
         except BucketError as error:
-            if not error.is_refused:
+            if must_write or not error.is_refused:
                 raise
 
     def exists(self) -> bool:
@@ -189,7 +203,7 @@ class BucketPath:
     @property
     def _store(self) -> Any:
         with self._name_errors():
-            return _open(self.scheme, self.bucket, _read_endpoint(self.scheme))
+            return _open(json.dumps({**_describe(self.scheme, self.bucket), "path": ""}))
 
     @contextlib.contextmanager
     def _name_errors(self) -> Iterator[None]:
@@ -247,7 +261,8 @@ def _describe(scheme: str, bucket: str) -> dict[str, Any]:
     if endpoint := _read_endpoint(scheme):
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         spec |= {"endpoint": endpoint, "aws_region": region or "us-east-1"}
-    return spec
+    credentials = find_credentials() if scheme == "s3" else None
+    return spec if credentials is None else {**spec, "aws_credentials": credentials}
 
 
 @functools.cache
@@ -260,8 +275,7 @@ def make_context() -> Any:
 
 
 @functools.cache
-def _open(scheme: str, bucket: str, endpoint: str) -> Any:
+def _open(spec: str) -> Any:
     import tensorstore
 
-    spec = {**_describe(scheme, bucket), "path": ""}
-    return tensorstore.KvStore.open(spec, context=make_context()).result()
+    return tensorstore.KvStore.open(json.loads(spec), context=make_context()).result()

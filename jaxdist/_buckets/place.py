@@ -16,6 +16,17 @@ def is_in_bucket(path: str) -> bool:
     return split_scheme(path)[0] in SCHEMES
 
 
+def as_address(name: str, value: Any, example: str) -> str:
+    """Return a local path as it was given, and an address in a bucket without a last slash.
+
+    Raises:
+        ArgumentTypeError: As `as_place`.
+        ArgumentError: As `as_place`.
+    """
+    place = as_place(name, value, example)
+    return str(place) if isinstance(place, BucketPath) else as_path(name, value, example)
+
+
 def as_place(name: str, value: Any, example: str) -> Place:
     """Return a `BucketPath` for `gs://` and `s3://`, and an absolute local path otherwise.
 

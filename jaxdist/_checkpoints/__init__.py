@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from jaxdist._checkpoints.leaves import find_plain_leaves as find_plain_leaves
     from jaxdist._checkpoints.leaves import put_into as put_into
     from jaxdist._checkpoints.leaves import to_plain as to_plain
+    from jaxdist._checkpoints.opening import delete_step as delete_step
     from jaxdist._checkpoints.opening import find_damage as find_damage
+    from jaxdist._checkpoints.opening import find_folder as find_folder
     from jaxdist._checkpoints.opening import list_steps as list_steps
     from jaxdist._checkpoints.opening import lock_folder as lock_folder
     from jaxdist._checkpoints.parts import read_saved_notes as read_saved_notes

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jaxdist._buckets import Place
+from jaxdist._buckets import BucketPath, Place
 from jaxdist._called import refuse
 from jaxdist._validate import format_lines
 from jaxdist.errors import BucketError, CheckpointError, DamagedCheckpointError
@@ -102,9 +102,13 @@ def make_damage_error(
             f"is moved to {directory / DAMAGED}."
         )
     else:
+        away = f"move {directory / str(step)} away"
+        if isinstance(directory, BucketPath):
+            # Its folder has another name, and counts as long as the list of checkpoints has it.
+            away = f"delete it by discard_after({step - 1}) of training.Checkpoints('{directory}'),"
         remedy = (
-            "No earlier one exists. Copy it back from elsewhere, or move "
-            f"{directory / str(step)} away to start from the beginning."
+            f"No earlier one exists. Copy it back from elsewhere, or {away} to start from the "
+            "beginning."
         )
     return DamagedCheckpointError(
         f"Checkpoint {step} in {directory} is damaged:\n{format_lines(problems)}\n\n"

@@ -1,19 +1,21 @@
-"""Replaces a file atomically, and reads a JSON file that may be damaged."""
+"""Replaces a file or an object atomically, and reads JSON that may be damaged."""
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
-from jaxdist._buckets import Place
+from jaxdist._buckets import BucketPath, Place
 from jaxdist.errors import BucketError
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Place, content: bytes) -> None:
     """Write `content` to `path` atomically.
 
     A reader sees either the old file or the whole new file, never a part.
     """
+    if isinstance(path, BucketPath):
+        path.write_bytes(content)
+        return
     # In the same folder, since a rename between file systems is not atomic. The process id prevents
     # two processes from writing to the same temporary file.
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")

@@ -25,6 +25,23 @@ def list_steps(directory: Place) -> tuple[int, ...]:
     return open_storage(directory).list_steps()
 
 
+def find_folder(directory: Place, step: int) -> Place:
+    """Return the folder that contains the parts of a checkpoint."""
+    return open_storage(directory).find_folder(step)
+
+
+def delete_step(directory: Place, step: int) -> None:
+    """Delete a complete checkpoint, in a job that has the lock of the directory.
+
+    Raises:
+        CheckpointError: Another job uses the directory.
+        BucketError: The bucket cannot be changed.
+    """
+    storage = open_storage(directory)
+    with storage.lock:
+        storage.delete(step)
+
+
 def find_damage(directory: Place, step: int, *, read_contents: bool = True) -> list[str]:
     """Return a sentence for each file of a checkpoint that differs from what was written."""
     return open_storage(directory).find_damage(step, read_contents=read_contents)

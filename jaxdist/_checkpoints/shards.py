@@ -5,22 +5,21 @@ shard is an array of its own, so processes share nothing, and a reader of a slic
 that overlap it.
 """
 
-import concurrent.futures
 import contextlib
-import functools
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxdist._buckets import BucketPath, Place, make_bucket_error, make_context
+from jaxdist._buckets import OCDBT_CACHE, BucketPath, Place, make_bucket_error, make_context
 from jaxdist._checkpoints.errors import UnreadableError
 from jaxdist._checkpoints.records import Shards
 
 _CHUNK_BYTES = 1 << 26
-_READERS = 8  # arrays at once
+_READ_BYTES = 1 << 30  # at once
 
 
 def start_shards(folder: Place, shards: Shards, process: int) -> Callable[[], None]:
@@ -41,7 +40,7 @@ def start_shards(folder: Place, shards: Shards, process: int) -> Callable[[], No
             if values.size:
                 database, spec = folder / f"process_{process}", _describe(values.shape, dtype)
                 path = f"{name}/{number}"
-                array = _open(database, "zarr3", path, spec, transaction=transaction)
+                array = _open(database, "zarr3", path, spec, transaction=transaction).result()
                 stored = values.view(np.uint8) if dtype in _AS_BYTES else values
                 done.append(array.write(stored, can_reference_source_data_indefinitely=True))
     done.append(transaction.commit_async())
@@ -85,7 +84,7 @@ def _describe(shape: Sequence[int], dtype: str) -> dict[str, Any]:
 
 
 def _open(database: Place, driver: str, path: str, spec: dict[str, Any], **options: Any) -> Any:
-    """Open an array in an OCDBT database."""
+    """Start to open an array in an OCDBT database, and return a future."""
     import tensorstore
 
     if isinstance(database, BucketPath):
@@ -93,15 +92,24 @@ def _open(database: Place, driver: str, path: str, spec: dict[str, Any], **optio
     else:
         base = {"driver": "file", "path": f"{database}/"}
     store = {"driver": "ocdbt", "base": base, "path": f"{path}/", **_DATABASE}
+    options.setdefault("context", make_context())
     with _name_errors(database):
-        options["context"] = make_context()
-        return tensorstore.open({"driver": driver, "kvstore": store, **spec}, **options).result()
+        return tensorstore.open({"driver": driver, "kvstore": store, **spec}, **options)
+
+
+# Note [Requests of a restore]
+# Each array is opened on its own, and would look by a request whether its database has changed. A
+# restore has a cache of its own instead, so what is there was read since it began: no checkpoint
+# is written while it is complete. All reads are started before one is waited for, so that one
+# request reads many neighbours.
 
 
 def read_shards(
     folder: Place, records: Mapping[str, Any], target: Mapping[str, Any], is_orbax: bool
 ) -> dict[str, Any]:
     """Return arrays by name; each device gets its slices, and other parts are not read.
+
+    See Note [Requests of a restore].
 
     Args:
         folder: The folder of the arrays.
@@ -113,46 +121,88 @@ def read_shards(
         UnreadableError: An array cannot be read.
         BucketError: The bucket cannot be read.
     """
-
-    def read(name: str) -> Any:
-        wanted = target[name]
-        array = _open_orbax(folder, name) if is_orbax else _open_whole(folder, name, records[name])
-
-        @functools.cache
-        def read_slices(key: str) -> np.ndarray:
-            with _name_errors(folder):
-                part = array[slices[key]] if wanted.shape else array
-                values = part.read().result()
-            return values.view(wanted.dtype) if str(wanted.dtype) in _AS_BYTES else values
-
-        if isinstance(wanted, np.ndarray):
-            slices = {"": tuple(slice(0, n) for n in wanted.shape)}
-            return read_slices("")
-        indices = wanted.sharding.addressable_devices_indices_map(wanted.shape)
-        slices = {str(index): index for index in indices.values()}
-        return jax.make_array_from_callback(
-            wanted.shape, wanted.sharding, lambda index: read_slices(str(index)), dtype=wanted.dtype
-        )
-
-    with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-        return dict(zip(target, pool.map(read, target), strict=True))
-
-
-def _open_orbax(folder: Place, name: str) -> Any:
-    return _open(folder, "zarr", name, {})
-
-
-def _open_whole(folder: Place, name: str, record: Mapping[str, Any]) -> Any:
-    """Return an array of tensorstore that consists of the shards of all processes."""
     import tensorstore
 
+    context = tensorstore.Context(OCDBT_CACHE, parent=make_context())
+    opening = {
+        name: [_open(folder, "zarr", name, _CACHED, context=context)]
+        if is_orbax
+        else _open_parts(folder, name, records[name], context)
+        for name in target
+    }
+    found: dict[str, Any] = {}
+    reads: deque[_Read] = deque()
+    for name, wanted in target.items():
+        record = None if is_orbax else records[name]
+        with _name_errors(folder):
+            parts = [future.result() for future in opening.pop(name)]
+            reads.append(_Read(name, wanted, _join(parts, record)))
+        while sum(read.size for read in reads) > _READ_BYTES:
+            read = reads.popleft()
+            found[read.name] = read.finish(folder)
+    return found | {read.name: read.finish(folder) for read in reads}
+
+
+_CACHED = {"recheck_cached_metadata": False, "recheck_cached_data": False}
+
+
+class _Read:
+    """The slices of an array that this process needs, which are being read.
+
+    Args:
+        name: Its name.
+        wanted: As in `read_shards`.
+        array: The array of tensorstore.
+    """
+
+    def __init__(self, name: str, wanted: Any, array: Any) -> None:
+        self.name, self._wanted = name, wanted
+        if isinstance(wanted, np.ndarray):
+            indices = [tuple(slice(0, n) for n in wanted.shape)]
+        else:
+            devices = wanted.sharding.addressable_devices_indices_map(wanted.shape)
+            indices = list(devices.values())
+        slices = {str(index): index for index in indices}
+        parts = {key: array[index] if wanted.shape else array for key, index in slices.items()}
+        self.size = sum(part.size for part in parts.values()) * np.dtype(wanted.dtype).itemsize
+        self._slices = {key: part.read() for key, part in parts.items()}
+
+    def finish(self, folder: Place) -> Any:
+        """Wait for the slices, and return the array of JAX or NumPy."""
+        wanted = self._wanted
+        read = {}
+        with _name_errors(folder):
+            for key, slices in self._slices.items():
+                values = slices.result()
+                read[key] = values.view(wanted.dtype) if str(wanted.dtype) in _AS_BYTES else values
+        if isinstance(wanted, np.ndarray):
+            return next(iter(read.values()))
+        return jax.make_array_from_callback(
+            wanted.shape, wanted.sharding, lambda index: read[str(index)], dtype=wanted.dtype
+        )
+
+
+def _open_parts(folder: Place, name: str, record: Mapping[str, Any], context: Any) -> list[Any]:
+    """Start to open the shards of all processes."""
     parts = []
     for process, number, where in record["stored"]:
         spec = _describe([last - first for first, last in where], record["dtype"])
-        part = _open(folder / f"process_{process}", "zarr3", f"{name}/{number}", spec)
+        database, path = folder / f"process_{process}", f"{name}/{number}"
+        parts.append(_open(database, "zarr3", path, {**spec, **_CACHED}, context=context))
+    return parts
+
+
+def _join(parts: Sequence[Any], record: Mapping[str, Any] | None) -> Any:
+    """Return an array of tensorstore that consists of shards; of one part if it has no record."""
+    import tensorstore
+
+    if record is None:
+        return parts[0]
+    placed = []
+    for part, (_, _, where) in zip(parts, record["stored"], strict=True):
         start = tuple(first for first, _ in where)
-        parts.append(part[tensorstore.d[:].translate_to[start]] if start else part)
-    return tensorstore.overlay(parts)
+        placed.append(part[tensorstore.d[:].translate_to[start]] if start else part)
+    return tensorstore.overlay(placed)
 
 
 @contextlib.contextmanager
@@ -185,5 +235,5 @@ _DATABASE = {
     # Neighbours in an object are read by one request.
     "experimental_read_coalescing_threshold_bytes": 1 << 20,
     "experimental_read_coalescing_merged_bytes": 1 << 28,
-    "experimental_read_coalescing_interval": "1ms",
+    "experimental_read_coalescing_interval": "10ms",
 }

@@ -255,7 +255,7 @@ def as_local_path(found: str, path: str) -> str:
     raise ArgumentError(
         f"{found}, which has the scheme {path[: len(scheme)]!r}.\n\n"
         "A path is one of the local file system, or file:///folder. Only directories of "
-        "checkpoints can be in buckets, with gs:// or s3://.\n\n"
+        "checkpoints and of runs can be in buckets, with gs:// or s3://.\n\n"
         f"Mount it{by} and pass the folder where it is mounted. Or pass a local folder, and copy "
         "that."
     )

@@ -2,17 +2,15 @@
 
 import functools
 import operator
-import pathlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from jaxdist._buckets import as_place
 from jaxdist._called import call_as, called, name_call, refuse
 from jaxdist._validate import (
     as_integer,
-    as_local_path,
     as_number,
-    as_path,
     check_callable,
     check_instance,
     check_text,
@@ -39,8 +37,7 @@ def read_eval_metrics(eval_dir: Any) -> dict[int, dict[str, float]]:
     Source:
         `tf.estimator.experimental`, `read_eval_metrics` in `early_stopping.py`.
     """
-    folder = as_path("eval_dir", eval_dir, "runs/eval")
-    found = read_summaries(pathlib.Path(folder))
+    found = read_summaries(as_place("eval_dir", eval_dir, "runs/eval"))
     return {
         step: {name: value for name, value in values.items() if name != "time"}
         for step, values in sorted(found.items())
@@ -135,15 +132,13 @@ class _Watched(NamedTuple):
         check_instance("estimator", self.estimator, Estimator, "an estimator.Estimator", example)
         check_text("metric_name", self.metric_name, "loss")
         if self.eval_dir is not None:
-            as_path("eval_dir", self.eval_dir, "runs/eval")
+            as_place("eval_dir", self.eval_dir, "runs/eval")
         as_integer("min_steps", self.min_steps, least=0)
 
     def read(self) -> Iterator[tuple[int, float]]:
         """Yield the steps of the evaluations, and their values."""
-        given, name = self.eval_dir, self.metric_name
-        folder = self.estimator.eval_dir()
-        if given is not None:
-            folder = as_local_path(f"eval_dir is {given!r}", str(given))
+        name = self.metric_name
+        folder = self.estimator.eval_dir() if self.eval_dir is None else self.eval_dir
         for step, values in read_eval_metrics(folder).items():
             if step < self.min_steps:
                 continue

@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import pathlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,13 +10,13 @@ from typing import Any
 import optax
 
 from jaxdist import data
+from jaxdist._buckets import as_address, as_place
 from jaxdist._called import call_as, called, name_call, refuse
 from jaxdist._strategies import Strategy, get_strategy, has_strategy
 from jaxdist._validate import (
     as_flag,
     as_integer,
     as_list,
-    as_path,
     check_instance,
     check_text,
     show,
@@ -72,7 +71,8 @@ class Estimator:
             its modules by `get_module`. Or a Flax NNX module, or a Keras model, with `loss` and
             `optimizer`; or a compiled Keras model. The object itself does not change: the trained
             values are in the folder.
-        model_dir: The folder; None for that of `config`, or else a temporary one.
+        model_dir: The folder, also `gs://BUCKET/FOLDER` or `s3://BUCKET/FOLDER`; None for that of
+            `config`, or else a temporary one.
         config: How the model is trained and saved; None for `RunConfig()`.
         params: Passed to `model_fn` and `input_fn`.
         warm_start_from: The folder of another model, or `WarmStartSettings`: a new model begins
@@ -320,7 +320,7 @@ class Estimator:
         `weights` (an Orbax checkpoint) and `export.json`. `load_export` reads it.
 
         Args:
-            export_dir_base: The folder of exports.
+            export_dir_base: The folder of exports, which may be in a bucket.
             features: Example features, or `jax.ShapeDtypeStruct`s: their shapes and dtypes count.
             checkpoint_path: A checkpoint; None for the newest.
             any_batch: Whether the program takes any number of rows; False for that of `features`.
@@ -333,7 +333,7 @@ class Estimator:
         Source:
             `tf.estimator.Estimator.export_saved_model`.
         """
-        base = pathlib.Path(as_path("export_dir_base", export_dir_base, "runs/a/export"))
+        base = as_place("export_dir_base", export_dir_base, "runs/a/export")
         any_batch = as_flag("any_batch", any_batch)
         check_features(features, any_batch=any_batch)
         strategy = self._find_strategy(None)
@@ -426,7 +426,7 @@ class Estimator:
 
     def _choose(self, path: Any) -> CheckpointChoice:
         if path is not None:
-            path = as_path("checkpoint_path", path, "runs/a/checkpoints/100")
+            path = as_address("checkpoint_path", path, "runs/a/checkpoints/100")
             return call_as(
                 f"{name_call()} was given checkpoint_path={path!r}, and", find_checkpoint, path
             )
@@ -474,7 +474,7 @@ class Estimator:
 
 
 def _find_folder(given: Any, config: RunConfig) -> ModelFolder:
-    folder = None if given is None else as_path("model_dir", given, "runs/a")
+    folder = None if given is None else as_address("model_dir", given, "runs/a")
     if folder is not None and config.model_dir not in (None, folder):
         raise refuse(
             f"model_dir={show(folder)}, and config.model_dir is {config.model_dir!r}.",
@@ -486,7 +486,8 @@ def _find_folder(given: Any, config: RunConfig) -> ModelFolder:
         folder = tempfile.mkdtemp(prefix="jaxdist-")
         _LOG.warning("%s was given no model_dir, and uses %s.", _CALLER, folder)
     keep = config.keep_checkpoint_max
-    return ModelFolder(pathlib.Path(folder).absolute(), keep, config.keep_checkpoint_every_n_hours)
+    place = as_place("model_dir", folder, "runs/a")
+    return ModelFolder(place, keep, config.keep_checkpoint_every_n_hours)
 
 
 def _open_elements(read: Callable[[Any], Any]) -> Iterator[Any]:

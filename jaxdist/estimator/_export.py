@@ -1,8 +1,9 @@
 """An exported model: a StableHLO program, and a checkpoint of its weights."""
 
 import json
-import pathlib
+import shutil
 import time
+import uuid
 from typing import Any
 
 import jax
@@ -11,20 +12,29 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxdist._buckets import BucketPath, Place, as_place
 from jaxdist._called import called, name_call, refuse, refuse_type
 from jaxdist._checkpoints import Checkpoints
-from jaxdist._validate import as_path, is_array, show
-from jaxdist.errors import CheckpointError
+from jaxdist._validate import is_array, show
+from jaxdist.errors import BucketError, CheckpointError
 from jaxdist.estimator._model.building import Built
 from jaxdist.training import require_extra
 
 _PROGRAM, _WEIGHTS, _ABOUT = "predict.bin", "weights", "export.json"
+_TAKEN = "export.begun"  # in a bucket
+
+# Note [Complete or absent exports]
+# On a file system an export is written into a folder with another name, which is renamed. A bucket
+# has no rename: there `export.json` is written last and deleted first, and a folder without it is
+# not an export. An object that is created under a condition gives each export a folder of its own.
 
 
 def write_export(
-    built: Built, features: Any, base: pathlib.Path, global_step: int, *, any_batch: bool
-) -> pathlib.Path:
+    built: Built, features: Any, base: Place, global_step: int, *, any_batch: bool
+) -> Place:
     """Write a model into a new folder of `base`, and return its path.
+
+    See Note [Complete or absent exports].
 
     Args:
         built: The model for `PREDICT`, with the values of a checkpoint.
@@ -50,33 +60,69 @@ def write_export(
         (rows,) = jax.export.symbolic_shape("rows")
         shapes = jax.tree.map(lambda s: jax.ShapeDtypeStruct((rows, *s.shape[1:]), s.dtype), shapes)
     weights = jax.tree.map(_take_shape, plain)
-    program = jax.export.export(jax.jit(predict))(weights, shapes).serialize()
-    folder = _make_folder(base)
+    program = bytes(jax.export.export(jax.jit(predict))(weights, shapes).serialize())
+    folder = _choose_folder(base)
+    if isinstance(folder, BucketPath):
+        _write(folder, global_step, plain, program, _describe(global_step, shapes, weights))
+        return folder
     partial = folder.with_name(f"{folder.name}.partial")
     partial.mkdir(parents=True)
-    with Checkpoints(partial / _WEIGHTS) as checkpoints:
-        checkpoints.save(global_step, {"weights": plain})
-    (partial / _PROGRAM).write_bytes(program)
+    _write(partial, global_step, plain, program, _describe(global_step, shapes, weights))
+    partial.rename(folder)
+    return folder
+
+
+def _describe(global_step: int, shapes: Any, weights: Any) -> bytes:
     about = {
         "global_step": global_step,
         "features": str(shapes),
         "weights": jax.tree.map(lambda s: [str(s.dtype), list(s.shape)], weights),
     }
-    (partial / _ABOUT).write_text(json.dumps(about, indent=1))
-    # The rename makes it complete or absent, even if the process is killed.
-    partial.rename(folder)
-    return folder
+    return json.dumps(about, indent=1).encode()
+
+
+def _write(folder: Place, step: int, weights: Any, program: bytes, about: bytes) -> None:
+    with Checkpoints(folder / _WEIGHTS) as checkpoints:
+        checkpoints.save(step, {"weights": weights})
+    (folder / _PROGRAM).write_bytes(program)
+    (folder / _ABOUT).write_bytes(about)
 
 
 def _take_shape(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
-def _make_folder(base: pathlib.Path) -> pathlib.Path:
+def _choose_folder(base: Place) -> Place:
     """Return the path of a new export: the time in seconds, as in TensorFlow."""
-    number = int(time.time())
-    taken = [int(p.name) for p in base.glob("*") if p.name.isdigit()]
-    return base / str(max([number, *(n + 1 for n in taken)]))
+    number = max([int(time.time()), *(n + 1 for n in _list_numbers(base, ""))])
+    if isinstance(base, BucketPath):
+        # The listing may be late. Equal contents would be taken for the same request.
+        while not (base / str(number) / _TAKEN).create(uuid.uuid4().bytes):
+            number += 1
+    return base / str(number)
+
+
+def _list_numbers(base: Place, ending: str) -> list[int]:
+    """Return the names of exports in order; in a bucket of those that have such an object."""
+    if isinstance(base, BucketPath):
+        found = base.list_names()
+        names = {name.partition("/")[0] for name in found if name.endswith(ending)}
+    else:
+        names = {path.name for path in base.glob("*")}
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def delete_old(base: Place, keep: int | None) -> None:
+    """Delete all exports but the newest ones."""
+    if keep is None:
+        return
+    for number in _list_numbers(base, f"/{_ABOUT}")[:-keep]:
+        folder = base / str(number)
+        if isinstance(folder, BucketPath):
+            (folder / _ABOUT).unlink()
+            folder.rmtree()
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class Exported:
@@ -121,13 +167,14 @@ def load_export(path: Any) -> Exported:
 
     Raises:
         CheckpointError: There is no export at the path, or it is damaged.
+        BucketError: The bucket cannot be read.
 
     Example:
         See `Exported`.
     """
-    folder = pathlib.Path(as_path("path", path, "runs/a/export/best/1767000000"))
+    folder = as_place("path", path, "runs/a/export/best/1767000000")
     try:
-        about = json.loads((folder / _ABOUT).read_text())
+        about = json.loads((folder / _ABOUT).read_bytes())
         program = (folder / _PROGRAM).read_bytes()
         like = jax.tree.map(
             lambda entry: jax.ShapeDtypeStruct(tuple(entry[1]), jnp.dtype(entry[0])),
@@ -135,6 +182,8 @@ def load_export(path: Any) -> Exported:
             is_leaf=lambda x: isinstance(x, list),
         )
         step = int(about["global_step"])
+    except BucketError:
+        raise
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise CheckpointError(
             f"{name_call()} found no export in {folder}: {type(error).__name__}: {error}.\n\n"

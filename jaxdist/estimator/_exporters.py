@@ -1,14 +1,14 @@
 """Exporters: decide which evaluations are followed by an export."""
 
 import json
-import pathlib
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxdist._buckets import as_place
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._checkpoints import read_dict, replace_file
 from jaxdist._validate import as_integer, check_callable, check_instance, check_text, show
+from jaxdist.estimator._export import delete_old
 
 _BEST = "best.json"
 
@@ -147,7 +147,7 @@ class LatestExporter(Exporter):
         """
         features = self._make_features()
         found: str = estimator.export(export_path, features, checkpoint_path=checkpoint_path)
-        _delete_old(pathlib.Path(export_path), self._keep)
+        delete_old(as_place("export_path", export_path, "runs/a/export/best"), self._keep)
         return found
 
 
@@ -204,7 +204,7 @@ class BestExporter(Exporter):
             eval_result: The results that `evaluate` returned.
             is_the_final_export: Whether training has ended.
         """
-        folder = pathlib.Path(export_path)
+        folder = as_place("export_path", export_path, "runs/a/export/best")
         best = read_dict(folder / _BEST)
         if best is not None and not self._is_better(
             best_eval_result=best, current_eval_result=eval_result
@@ -215,7 +215,7 @@ class BestExporter(Exporter):
         # After the export: a process that is killed between the two repeats the export.
         plain = {name: float(value) for name, value in eval_result.items()}
         replace_file(folder / _BEST, json.dumps(plain).encode())
-        _delete_old(folder, self._keep)
+        delete_old(folder, self._keep)
         return found
 
 
@@ -223,14 +223,6 @@ def _has_smaller_loss(
     best_eval_result: Mapping[str, Any], current_eval_result: Mapping[str, Any]
 ) -> bool:
     return bool(current_eval_result["loss"] < best_eval_result["loss"])
-
-
-def _delete_old(folder: pathlib.Path, keep: int | None) -> None:
-    if keep is None:
-        return
-    numbers = sorted(int(p.name) for p in folder.glob("*") if p.name.isdigit())
-    for number in numbers[:-keep]:
-        shutil.rmtree(folder / str(number), ignore_errors=True)
 
 
 def _check_receiver(function: Any) -> Callable[[], Any]:

@@ -4,10 +4,11 @@ import copy
 import inspect
 from typing import Any, NamedTuple
 
+from jaxdist._buckets import as_address
 from jaxdist._called import call_as, called, refuse, refuse_type
 from jaxdist._parameter_server import ParameterServerStrategy
 from jaxdist._strategies import Strategy
-from jaxdist._validate import as_integer, as_number, as_path, show
+from jaxdist._validate import as_integer, as_number, show
 from jaxdist.cluster_resolver import ClusterSpec
 from jaxdist.errors import ArgumentError, UnsupportedError
 from jaxdist.estimator._own_task import read_own_task
@@ -118,7 +119,8 @@ class RunConfig:
     The task is read from `TF_CONFIG`, which `jaxdist launch` sets.
 
     Args:
-        model_dir: The folder of checkpoints, summaries and exports; None for that of `TF_CONFIG`.
+        model_dir: The folder of checkpoints, summaries and exports, also `gs://BUCKET/FOLDER` or
+            `s3://BUCKET/FOLDER`; None for that of `TF_CONFIG`.
         tf_random_seed: The seed of the modules; None means 0, the same in all processes.
         save_summary_steps: How often a line is added to `summaries.jsonl`; None for never.
         save_checkpoints_steps: How often a checkpoint is saved, in steps.
@@ -287,9 +289,11 @@ def _make_range_error(name: str, value: Any) -> ArgumentError:
 
 
 def _read_folder(given: Any, of_task: str | None) -> str | None:
+    if of_task is not None:
+        of_task = as_address("model_dir", of_task, "runs/a")
     if given is None:
         return of_task
-    folder = as_path("model_dir", given, "runs/a")
+    folder = as_address("model_dir", given, "runs/a")
     if of_task is not None and of_task != folder:
         raise refuse(
             f"model_dir={folder!r}, and TF_CONFIG has {of_task!r}.",

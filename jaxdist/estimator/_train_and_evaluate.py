@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from jaxdist._buckets import BucketPath, Place, as_place
 from jaxdist._called import called
 from jaxdist._checkpoints import list_steps, read_dict, replace_file
 from jaxdist._launching import FINISHED, LAUNCH_ID
@@ -32,7 +33,11 @@ _LAUNCHER = "JAXDIST_LAUNCHER"
 def tell_end(model_dir: str, step: int) -> None:
     """Write a file that says that training has ended, at which step, and in which job."""
     content = {"step": step, "job": os.environ.get(LAUNCH_ID), "time": time.time()}
-    replace_file(pathlib.Path(model_dir, _NAME), json.dumps(content).encode())
+    replace_file(_place(model_dir) / _NAME, json.dumps(content).encode())
+
+
+def _place(model_dir: str) -> Place:
+    return as_place("model_dir", model_dir, "runs/a")
 
 
 def find_end(model_dir: str, since: float) -> int | None:
@@ -42,7 +47,7 @@ def find_end(model_dir: str, since: float) -> int | None:
         model_dir: The folder of the model.
         since: When this process began. Without a launcher, an older end is of another job.
     """
-    found = read_dict(pathlib.Path(model_dir, _NAME))
+    found = read_dict(_place(model_dir) / _NAME)
     try:
         if found is None:
             return None
@@ -96,7 +101,7 @@ class Evaluations:
         result, path = self.result, self._path
         if result is None or path is None:
             return
-        base = pathlib.Path(self._estimator.model_dir, "export")
+        base = _place(self._estimator.model_dir) / "export"
         found = []
         for exporter in self._spec.exporters:
             exported = exporter.export(
@@ -137,11 +142,11 @@ class EvaluatingListener(CheckpointSaverListener):
 
     def _evaluate(self, step: int) -> None:
         self._began, self._step = time.monotonic(), step
-        path = pathlib.Path(self._estimator.model_dir, "checkpoints", str(step))
+        path = _place(self._estimator.model_dir) / "checkpoints" / str(step)
         self._evaluations.evaluate(str(path))
 
 
-_PAUSE = 0.2
+_PAUSE, _BUCKET_PAUSE = 0.2, 2.0
 _REPORT_SECONDS = 600.0
 
 
@@ -152,7 +157,12 @@ def run_evaluator(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSp
     """
     began = time.time()
     evaluations = Evaluations(estimator, eval_spec)
-    folder = pathlib.Path(estimator.model_dir, "checkpoints")
+    folder = _place(estimator.model_dir) / "checkpoints"
+    pause = _PAUSE
+    if isinstance(folder, BucketPath):
+        # Otherwise it would wait for a checkpoint in a bucket that does not exist.
+        folder.check_bucket()
+        pause = _BUCKET_PAUSE  # each look takes requests, which cost money
     wait_until = time.monotonic() + eval_spec.start_delay_secs
     next_report = time.monotonic() + _REPORT_SECONDS
     done: int | None = None
@@ -177,10 +187,10 @@ def run_evaluator(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSp
         if time.monotonic() > next_report:
             next_report = time.monotonic() + _REPORT_SECONDS
             _LOG.info("The evaluator waits for a checkpoint after step %s in %s.", done, folder)
-        time.sleep(_PAUSE)
+        time.sleep(pause)
 
 
-def evaluate_checkpoint(evaluations: Evaluations, folder: pathlib.Path, step: int) -> bool:
+def evaluate_checkpoint(evaluations: Evaluations, folder: Place, step: int) -> bool:
     """Evaluate a checkpoint; return whether it still existed."""
     try:
         evaluations.evaluate(str(folder / str(step)))

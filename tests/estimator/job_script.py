@@ -1,4 +1,4 @@
-"""The script of all tasks of a job: `python job_script.py MODEL_DIR MAX_STEPS SECONDS`."""
+"""The script of all tasks of a job: `python job_script.py MODEL_DIR MAX_STEPS SECONDS [NOTES]`."""
 
 import json
 import os
@@ -94,7 +94,7 @@ def say(**found: object) -> None:
     os.write(1, f"{json.dumps({**found, 'pid': os.getpid()})}\n".encode())
 
 
-def main(model_dir: str, max_steps: int, seconds: float) -> None:
+def main(model_dir: str, max_steps: int, seconds: float, notes: str | None = None) -> None:
     """Run this task, as the page on `ParameterServerStrategy` does."""
     task = json.loads(os.environ["TF_CONFIG"])["task"]
     name = f"{task['type']} {task['index']}"
@@ -106,7 +106,7 @@ def main(model_dir: str, max_steps: int, seconds: float) -> None:
         experimental_distribute=jaxdist.contrib.DistributeConfig(train_distribute=strategy),
     )
     estimator = est.Estimator(model_fn, config=run_config)
-    folder = pathlib.Path(model_dir).parent
+    folder = pathlib.Path(model_dir).parent if notes is None else pathlib.Path(notes)
     est.train_and_evaluate(
         estimator,
         est.TrainSpec(read_rows, max_steps=max_steps, hooks=[Tell(folder, name, seconds)]),
@@ -122,4 +122,4 @@ def main(model_dir: str, max_steps: int, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:])

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import jaxdist
 from jaxdist import jobs
-from jaxdist._checkpoints import orbax
+from jaxdist._checkpoints import parts
 from jaxdist.errors import CheckpointError, ConfigError
 from jaxdist.jobs import TASKS, DigitsConfig, TrainingReport, load_config
 from jaxdist.jobs._config.changes import find_changed_entries
@@ -117,7 +117,7 @@ def test_a_checkpoint_that_fails_in_the_background_ends_the_run_and_is_not_calle
     def fill_disk(*_: object) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(orbax, "format_records", fill_disk)
+    monkeypatch.setattr(parts, "format_records", fill_disk)
     said: list[str] = []
     monkeypatch.setattr(Run, "_say", lambda _, text: said.append(text))
     with pytest.raises(CheckpointError, match=r"Checkpoint 10 cannot be written(.|\n)*No space"):

@@ -13,21 +13,25 @@ import jax.numpy as jnp
 from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
 
 from jaxdist import _compat
+from jaxdist._buckets import BucketPath, Place, as_place
 from jaxdist._called import call_as, called, name_call, refuse
 from jaxdist._checkpoints import (
     Checkpoints,
+    delete_step,
+    find_folder,
     list_steps,
     put_into,
     read_saved_notes,
+    replace_file,
     to_plain,
 )
-from jaxdist._validate import as_local_path, as_path, check_instance, check_text
+from jaxdist._validate import check_instance, check_text
 from jaxdist.errors import CheckpointError, ShapeError
 from jaxdist.estimator._model.building import Built
 
 _CHECKPOINTS, _DELETED = "checkpoints", "deleted."
 _KEEP_ALL = (1 << 31) - 1
-_LEAVES = "leaves"
+_LEAVES, _TIME = "leaves", "time"
 
 T = TypeVar("T")
 
@@ -42,13 +46,13 @@ class CheckpointChoice:
         is_newest: Whether it was chosen as the newest one.
     """
 
-    folder: pathlib.Path
+    folder: Place
     step: int
     is_newest: bool = False
 
     @property
-    def path(self) -> pathlib.Path:
-        """The folder of this checkpoint."""
+    def path(self) -> Place:
+        """The folder of this checkpoint; in a bucket the address that names it."""
         return self.folder / str(self.step)
 
     def follow(self, read: Callable[["CheckpointChoice"], T]) -> tuple["CheckpointChoice", T]:
@@ -130,13 +134,14 @@ class ModelFolder:
         keep_hours: One checkpoint in this many hours is kept forever.
     """
 
-    def __init__(self, path: pathlib.Path, keep: int | None, keep_hours: float) -> None:
+    def __init__(self, path: Place, keep: int | None, keep_hours: float) -> None:
         self.path = path
         self._keep, self._seconds = keep, 3600 * keep_hours
         self._kept_at: float | None = None
+        self._kept: set[int] = set()
 
     @property
-    def checkpoints(self) -> pathlib.Path:
+    def checkpoints(self) -> Place:
         """The folder of the checkpoints."""
         return self.path / _CHECKPOINTS
 
@@ -159,38 +164,61 @@ class ModelFolder:
             array = jax.eval_shape(_find_stored, leaf)
             name = keystr(path, simple=True, separator=".")
             leaves[name] = [str(array.dtype), list(array.shape)]
-        checkpoints.save(step, state, {_LEAVES: leaves})
+        checkpoints.save(step, state, {_LEAVES: leaves, _TIME: time.time()})
         checkpoints.wait_until_finished()
 
     def delete_old(self) -> None:
         """Delete the checkpoints that are no longer needed."""
-        for left in self.checkpoints.glob(f"{_DELETED}*"):
-            # An earlier process was killed while it deleted a checkpoint.
-            shutil.rmtree(left, ignore_errors=True)
+        if isinstance(self.checkpoints, pathlib.Path):
+            for left in self.checkpoints.glob(f"{_DELETED}*"):
+                # An earlier process was killed while it deleted a checkpoint.
+                shutil.rmtree(left, ignore_errors=True)
         if self._keep is None:
             return
         for step in list_steps(self.checkpoints)[: -self._keep]:
-            folder = self.checkpoints / str(step)
-            written = folder.stat().st_mtime
+            if step in self._kept:
+                continue
+            mark = find_folder(self.checkpoints, step) / _KEPT
+            written = self._find_time(step)
             if self._kept_at is None:
                 self._kept_at = self._find_begin()
-            if written - self._kept_at >= self._seconds:
+            if written is not None and written - self._kept_at >= self._seconds:
                 self._kept_at = written
-                (folder / _KEPT).touch()
-            if (folder / _KEPT).exists():
-                continue
-            left = self.checkpoints / f"{_DELETED}{step}"
-            folder.rename(left)
-            shutil.rmtree(left, ignore_errors=True)
+                replace_file(mark, b"1")
+            if mark.exists():
+                self._kept.add(step)
+            else:
+                _delete(self.checkpoints, step)
+
+    def _find_time(self, step: int) -> float | None:
+        """Return when a checkpoint was written; None if it does not say."""
+        if isinstance(self.checkpoints, pathlib.Path):
+            return (self.checkpoints / str(step)).stat().st_mtime
+        written = (read_saved_notes(self.checkpoints, step) or {}).get(_TIME)
+        return written if isinstance(written, float) else None
 
     def _find_begin(self) -> float:
         """Return when the last checkpoint that is kept forever was written, or the first one."""
-        folders = [self.checkpoints / str(step) for step in list_steps(self.checkpoints)]
-        kept = [f.stat().st_mtime for f in folders if (f / _KEPT).exists()]
-        return max(kept) if kept else min((f.stat().st_mtime for f in folders), default=time.time())
+        times = {step: self._find_time(step) for step in list_steps(self.checkpoints)}
+        known = {step: written for step, written in times.items() if written is not None}
+        kept = [
+            written
+            for step, written in known.items()
+            if (find_folder(self.checkpoints, step) / _KEPT).exists()
+        ]
+        return max(kept) if kept else min(known.values(), default=time.time())
 
 
 _KEPT = "kept_for_ever"
+
+
+def _delete(directory: Place, step: int) -> None:
+    if isinstance(directory, BucketPath):
+        delete_step(directory, step)
+        return
+    left = directory / f"{_DELETED}{step}"
+    (directory / str(step)).rename(left)
+    shutil.rmtree(left, ignore_errors=True)
 
 
 def _find_stored(leaf: Any) -> Any:
@@ -240,7 +268,7 @@ def read_settings(given: Any) -> WarmStartSettings | None:
 
 
 def _check_settings(settings: WarmStartSettings, name: str) -> WarmStartSettings:
-    as_path(name, settings.ckpt_to_initialize_from, "runs/a")
+    as_place(name, settings.ckpt_to_initialize_from, "runs/a")
     check_text("vars_to_warm_start", settings.vars_to_warm_start, ".*")
     try:
         re.compile(settings.vars_to_warm_start)
@@ -262,15 +290,21 @@ def find_checkpoint(path: Any) -> CheckpointChoice:
 
     Raises:
         CheckpointError: There is no checkpoint at the path.
+        BucketError: The bucket does not exist, or cannot be read.
     """
     caller = name_call()
-    folder = pathlib.Path(as_local_path(f"{caller} was given {path!r}", str(path)))
-    if folder.name.isdigit() and folder.is_dir():
-        return CheckpointChoice(folder.parent, int(folder.name))
+    folder = as_place("path", path, "runs/a")
+    # A model may be in a folder whose name is a number.
     latest = ModelFolder(folder, None, 1).find_latest()
+    if latest is None and folder.name.isdecimal():
+        step = int(folder.name)
+        if step in list_steps(folder.parent):
+            return CheckpointChoice(folder.parent, step)
     if latest is None:
+        if isinstance(folder, BucketPath):
+            folder.check_bucket()
         raise CheckpointError(
-            f"{caller} found no checkpoint in {folder}.\n\n"
+            f"{caller} found no checkpoint in {path}.\n\n"
             "A checkpoint is a folder that is named after its step, in the folder 'checkpoints' of "
             "a model.\n\nPass what Estimator.latest_checkpoint() returns, or train first."
         )

@@ -3,8 +3,10 @@
 import contextlib
 import json
 import logging
+import math
 import os
 import pathlib
+import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -12,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxdist.errors import NonFiniteLossError
+from jaxdist._buckets import BucketPath, Place
+from jaxdist._checkpoints import replace_file
+from jaxdist.errors import BucketError, NonFiniteLossError
 from jaxdist.estimator._run_config import RunConfig
 from jaxdist.training import EXTRAS
 
@@ -22,58 +26,112 @@ _NAME = "summaries.jsonl"
 TENSORBOARD = next(extra for extra in EXTRAS if extra.name == "tensorboardX")
 
 
+# Note [Summaries in a bucket]
+# No object of a bucket can be appended to, and Google Cloud Storage writes each object at most once
+# a second. So lines are collected for some seconds, and the object is replaced by one that has
+# them. They are sent before each checkpoint: a run that is killed continues from the newest one,
+# and writes the lines after it again. The file of events is in a temporary folder, and is copied.
+
+
 class Summaries:
     """Writes `summaries.jsonl`, one line for each step, and events if tensorboardX is installed.
 
-    jaxdist itself reads only the lines.
+    jaxdist itself reads only the lines. See Note [Summaries in a bucket].
 
     Args:
         folder: The folder of both.
     """
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: Place) -> None:
         self._folder = folder
         self._events: Any = None
+        self._lines, self._sent = "", -math.inf  # not sent yet, and when others were sent
+        self._local: tempfile.TemporaryDirectory[str] | None = None
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write the numbers of a step; they are on disk afterwards."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        """Write the numbers of a step; they are on disk afterwards, or in a bucket soon."""
         plain = {name: float(np.asarray(value)) for name, value in values.items()}
-        line = json.dumps({"step": step, "time": time.time(), **plain})
-        with (self._folder / _NAME).open("a") as file:
-            # One write, so that readers in other processes see whole lines.
-            file.write(line + "\n")
+        self._lines += json.dumps({"step": step, "time": time.time(), **plain}) + "\n"
+        self._write_events(step, plain)
+        is_late = time.monotonic() >= self._sent + _SENT_SECONDS
+        if is_late or not isinstance(self._folder, BucketPath):
+            self.flush()
+
+    def _write_events(self, step: int, values: Mapping[str, float]) -> None:
         if not TENSORBOARD.is_installed:
             return
         if self._events is None:
             from tensorboardX import SummaryWriter
 
+            folder = str(self._folder)
+            if isinstance(self._folder, BucketPath):
+                self._local = tempfile.TemporaryDirectory(prefix="jaxdist-")
+                folder = self._local.name
             # tensorboardX names files by the second, and would overwrite one of the same second.
-            self._events = SummaryWriter(
-                str(self._folder), filename_suffix=f".{time.time_ns()}.{os.getpid()}"
-            )
-        for name, value in plain.items():
+            self._events = SummaryWriter(folder, filename_suffix=f".{time.time_ns()}.{os.getpid()}")
+        for name, value in values.items():
             self._events.add_scalar(name, value, step)
         self._events.flush()
 
+    def flush(self) -> None:
+        """Write what was collected.
+
+        Raises:
+            BucketError: The bucket cannot be written.
+        """
+        if not self._lines:
+            return
+        path = self._folder / _NAME
+        if isinstance(path, BucketPath):
+            _append(path, self._lines.encode())
+            if self._local is not None:
+                self._copy_events(self._local.name)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a") as file:
+                # One write, so that readers in other processes see whole lines.
+                file.write(self._lines)
+        self._lines, self._sent = "", time.monotonic()
+
     def close(self) -> None:
-        """Close the event file, and end the thread that writes it."""
-        events, self._events = self._events, None
-        if events is not None:
-            events.close()
+        """Write what was collected, close the event file, and end the thread that writes it."""
+        (events, local), self._events, self._local = (self._events, self._local), None, None
+        with contextlib.ExitStack() as stack:
+            if local is not None:
+                stack.callback(local.cleanup)
+                # A thread of tensorboardX writes the last events when it is closed.
+                stack.callback(self._copy_events, local.name)
+            if events is not None:
+                stack.callback(events.close)
+            self.flush()
+
+    def _copy_events(self, local: str) -> None:
+        for events in pathlib.Path(local).iterdir():
+            replace_file(self._folder / events.name, events.read_bytes())
 
 
-def write_summary(folder: pathlib.Path, step: int, values: Mapping[str, Any]) -> None:
+_SENT_SECONDS = 10.0
+
+
+def _append(path: BucketPath, lines: bytes) -> None:
+    while True:
+        found = path.read_version()
+        done = path.create(lines) if found is None else path.replace(found[0] + lines, found[1])
+        if done:
+            return
+
+
+def write_summary(folder: Place, step: int, values: Mapping[str, Any]) -> None:
     """Write the numbers of one step."""
     with contextlib.closing(Summaries(folder)) as summaries:
         summaries.write(step, values)
 
 
-def read_summaries(folder: pathlib.Path) -> dict[int, dict[str, float]]:
+def read_summaries(folder: Place) -> dict[int, dict[str, float]]:
     """Return the numbers by step; the last ones, if a step was written twice."""
     found: dict[int, dict[str, float]] = {}
     try:
-        lines = (folder / _NAME).read_text().splitlines()
+        lines = (folder / _NAME).read_bytes().decode().splitlines()
     except FileNotFoundError:
         return found
     for line in lines:
@@ -141,7 +199,7 @@ class Progress:
         is_chief: Whether this process writes summaries.
     """
 
-    def __init__(self, folder: pathlib.Path, config: RunConfig, *, is_chief: bool) -> None:
+    def __init__(self, folder: Place, config: RunConfig, *, is_chief: bool) -> None:
         self._summaries = Summaries(folder)
         self._every = config.save_summary_steps if is_chief else None
         self._log_every = config.log_step_count_steps
@@ -171,7 +229,20 @@ class Progress:
         """Write the summary of the last step."""
         if self._every is not None and self._loss is not None and step != self._written:
             self._summaries.write(step, {"loss": self._loss})
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the summaries of all steps up to now. A checkpoint is saved after this.
+
+        Raises:
+            BucketError: The bucket cannot be written.
+        """
+        self._summaries.flush()
 
     def close(self) -> None:
         """Close the summaries, also after an error."""
-        self._summaries.close()
+        try:
+            self._summaries.close()
+        except BucketError as error:
+            # After another error, which counts.
+            _LOG.warning("The last summaries were not written: %s", error)

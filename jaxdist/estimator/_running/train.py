@@ -220,6 +220,7 @@ class _Loop:
             values = self._take_step(batch)
             if self._saves and self._is_save_due():
                 self._losses.check_all()
+                self._progress.flush()
                 if self._saver.save(state):
                     context.request_stop()
             call_each(self._hooks, "after_run", context, values)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxdist import tpu
-from jaxdist._buckets import Place
+from jaxdist._buckets import BucketPath, Place, as_place
 from jaxdist._checkpoints import read_dict
 from jaxdist._validate import show
-from jaxdist.errors import CheckpointError, ConfigError, TopologyError
+from jaxdist.errors import BucketError, CheckpointError, ConfigError, TopologyError
 from jaxdist.jobs._config.load import LoadedConfig
-from jaxdist.jobs._config.schema import count_logical_devices
+from jaxdist.jobs._config.schema import OutputConfig, count_logical_devices
 from jaxdist.jobs._partitions import PARTITIONS, list_like
 from jaxdist.training import require_extra
 
@@ -87,11 +87,16 @@ def _check_warmup(loaded: LoadedConfig[Any]) -> None:
 
 def _check_files(loaded: LoadedConfig[Any]) -> None:
     """Make the directories of the output, and check that files can be written there."""
-    output = loaded.values.output
+    output, folder = loaded.values.output, find_output(loaded.values.output)
     names = {"metrics": output.metrics, "picture": output.picture}
-    _make_folder(Path(output.directory), "output.directory", loaded)
+    if isinstance(folder, BucketPath):
+        _check_bucket(folder, names, loaded)
+    else:
+        _make_folder(folder, "output.directory", loaded)
     for entry, name in names.items():
-        path = Path(output.directory) / name
+        path = folder / name
+        if isinstance(path, BucketPath):
+            continue
         if name:
             _make_folder(path.parent, f"output.{entry}", loaded)
         if name and path.is_dir():
@@ -107,6 +112,32 @@ def _check_files(loaded: LoadedConfig[Any]) -> None:
             f"{output.picture!r}.\n\nThe picture and the metrics are two files.\n\n"
             "Set output.picture to another name, such as 'learning_curve.png'."
         )
+
+
+def find_output(output: OutputConfig) -> Place:
+    """Return the directory of the output, a local path as it was given."""
+    place = as_place("output.directory", output.directory, "runs/job")
+    return place if isinstance(place, BucketPath) else Path(output.directory)
+
+
+def _check_bucket(folder: BucketPath, names: Mapping[str, str], loaded: LoadedConfig[Any]) -> None:
+    """Check that objects can be written and deleted, and that the files are in the folder."""
+    for entry, name in names.items():
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ConfigError(
+                f"{loaded.origin(f'output.{entry}')}: output.{entry} is {name!r}, and "
+                f"output.directory is {str(folder)!r}.\n\n"
+                "In a bucket the files are below output.directory.\n\n"
+                f"Set output.{entry} to a name, such as {Path(name).name!r}."
+            )
+    try:
+        folder.check_bucket(must_write=True)
+    except BucketError as error:
+        found, _, remedy = str(error).partition("\n\n")
+        raise ConfigError(
+            f"{loaded.origin('output.directory')}: nothing can be written to output.directory: "
+            f"{found}\n\n{remedy}"
+        ) from error
 
 
 def _make_folder(folder: Path, name: str, loaded: LoadedConfig[Any]) -> None:
@@ -145,7 +176,7 @@ def check_output_is_ours(loaded: LoadedConfig[Any], losses: Sequence[float]) -> 
         ConfigError: The metrics file in the directory has other losses.
     """
     output = loaded.values.output
-    path = Path(output.directory) / output.metrics
+    path = find_output(output) / output.metrics
     there = read_dict(path)
     if there is None or not isinstance(there.get("losses"), list):
         return

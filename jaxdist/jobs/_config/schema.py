@@ -264,14 +264,14 @@ class CheckpointConfig:
 class OutputConfig:
     """The section `[output]`: the files at the end of a run.
 
-    With an empty `picture`, none is drawn.
+    The directory may be in a bucket (`gs://`, `s3://`). With an empty `picture`, none is drawn.
 
     Example:
         >>> OutputConfig(directory="runs/wine").metrics
         'metrics.json'
     """
 
-    directory: LocalPath = entry("runs/digits_mirrored", change="free")
+    directory: Place = entry("runs/digits_mirrored", change="free")
     metrics: LocalPath = entry("metrics.json", change="free")
     picture: LocalPathOrNone = entry("learning_curve.png", change="free")
 

@@ -4,9 +4,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from jaxdist._buckets import as_place
+from jaxdist._buckets import Place, as_place
 from jaxdist._checkpoints import find_damage, list_steps, read_dict, read_saved_notes
 from jaxdist.jobs._config.changes import check_same_run
+from jaxdist.jobs._config.checks import find_output
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig, OutputConfig
 
@@ -99,7 +100,7 @@ def finished_line(report: TrainingReport, loaded: LoadedConfig[Any]) -> str:
     output = loaded.values.output
     return (
         f"finished before, at step {report.steps}: nothing was trained or written. The metrics are "
-        f"in {Path(output.directory) / output.metrics}; "
+        f"in {find_output(output) / output.metrics}; "
         "--set training.steps=... continues from there"
     )
 
@@ -109,8 +110,12 @@ _NEEDED = {"losses", "replicas", "unit", "evaluations", "headline"}
 
 def _read_metrics(output: OutputConfig) -> dict[str, Any] | None:
     """Read the metrics file. Return None if it or the configured picture is missing."""
-    folder = Path(output.directory)
-    if output.picture and not (folder / output.picture).is_file():
+    folder = find_output(output)
+    if output.picture and not _is_file(folder / output.picture):
         return None
     found = read_dict(folder / output.metrics)
     return found if found is not None and found.keys() >= _NEEDED else None
+
+
+def _is_file(path: Place) -> bool:
+    return path.is_file() if isinstance(path, Path) else path.exists()

@@ -5,11 +5,12 @@ import io
 import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from jaxdist._buckets import Place
 from jaxdist._checkpoints import replace_file
-from jaxdist.errors import ConfigError
+from jaxdist.errors import BucketError, ConfigError
+from jaxdist.jobs._config.checks import find_output
 from jaxdist.jobs._config.schema import OutputConfig
 from jaxdist.jobs._run.finished import TrainingReport
 from jaxdist.jobs._task import Curve, Task
@@ -32,13 +33,13 @@ class History:
     changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
-def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
+def write_metrics(path: Place, metrics: Mapping[str, Any]) -> None:
     """Write a JSON file. A reader sees the old file or all of the new one, never a part."""
     text = json.dumps(metrics, indent=2, allow_nan=True) + "\n"
     replace_file(path, text.encode())
 
 
-def draw_learning_curve(path: Path, history: History, curve: Curve, *, title: str) -> None:
+def draw_learning_curve(path: Place, history: History, curve: Curve, *, title: str) -> None:
     """Draw training loss, held-out loss and a measure over the steps into a PNG file.
 
     A dashed line marks the evaluation with the smallest loss; the model is from the last step.
@@ -81,7 +82,7 @@ def write_output(
     task: Task[Any],
     report: TrainingReport,
     history: History,
-) -> list[Path]:
+) -> list[Place]:
     """Write the metrics, and draw the picture if one is configured.
 
     Returns:
@@ -90,7 +91,7 @@ def write_output(
     Raises:
         ConfigError: A file cannot be written.
     """
-    folder = Path(config.directory)
+    folder = find_output(config)
     try:
         write_metrics(folder / config.metrics, metrics)
         if not config.picture:
@@ -98,9 +99,12 @@ def write_output(
         title = f"{task.title}, {report.num_replicas} replicas, {report.headline}"
         draw_learning_curve(folder / config.picture, history, task.curve, title=title)
     except OSError as error:
+        found, remedy = f"{error}.", "Free space or set another output.directory, and run again."
+        if isinstance(error, BucketError):
+            found, _, remedy = str(error).partition("\n\n")
         raise ConfigError(
-            f"The files of output.directory {config.directory!r} cannot be written: {error}.\n\n"
+            f"The files of output.directory {config.directory!r} cannot be written: {found}\n\n"
             f"The checkpoint of step {report.steps} is complete, and no step is trained twice.\n\n"
-            "Free space or set another output.directory, and run again."
+            f"{remedy}"
         ) from error
     return [folder / config.metrics, folder / config.picture]

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ from jaxdist._reports import print_line
 from jaxdist._strategies import Strategy, check_strategy
 from jaxdist._validate import as_flag, check_instance
 from jaxdist.data import DistributedIterator, InputOptions, batches
-from jaxdist.jobs._config.checks import check_job
+from jaxdist.jobs._config.checks import check_job, find_output
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._run.finished import TrainingReport, finished_line, finished_run
@@ -176,7 +175,7 @@ def train(
     # Both folders may be the same: a process can take a lock several times.
     with (
         lock_folder(as_place("directory", config.checkpoint.directory, "runs/job")),
-        lock_folder(Path(config.output.directory)),
+        lock_folder(find_output(config.output)),
         Checkpoints(config.checkpoint.directory, keep=config.checkpoint.keep) as checkpoints,
         _make_batches(config, strategy, task) as data,
     ):

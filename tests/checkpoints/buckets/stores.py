@@ -17,6 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import tensorstore
+
+from jaxdist._buckets import path as path_module
+from jaxdist._checkpoints import bucket_lock
 
 SCHEMES = ("gs", "s3")
 BUCKET = "bucket"
@@ -30,8 +34,10 @@ class Proxy(http.server.ThreadingHTTPServer):
 
     Attributes:
         fail: Decides which requests fail: with a status, or with 0 by a cut connection.
+        cuts: Decides, when the store has done a request, whether its answer is lost.
         lag: How many listings a listing is late.
         requests: Method and key of each request since `reset`.
+        users: The keys of AWS that have signed them.
     """
 
     daemon_threads = True
@@ -48,8 +54,10 @@ class Proxy(http.server.ThreadingHTTPServer):
     def reset(self) -> None:
         """Fail no more, and forget the requests."""
         self.fail: Fault = lambda number, method, key: None
+        self.cuts: Callable[[int, str, str], bool] = lambda number, method, key: False
         self.lag = 0
         self.requests: list[tuple[str, str]] = []
+        self.users: set[str] = set()
 
     @property
     def url(self) -> str:
@@ -78,6 +86,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         # One request at a time, since the preconditions belong to it.
         with proxy.lock:
             proxy.requests.append((self.command, key))
+            signed = re.search(r"Credential=([^/]*)/", self.headers.get("authorization", ""))
+            proxy.users.add(signed[1] if signed else "")
             status = proxy.fail(len(proxy.requests), self.command, key)
             if status == 0:
                 self.close_connection = True
@@ -94,6 +104,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 if proxy.scheme == "gs":
                     change = self._cut_listing if is_listing else self._add_generation
                     answer = change(key, answer)
+                if proxy.cuts(len(proxy.requests), self.command, key):
+                    self.close_connection = True
+                    self.connection.close()
+                    return
             if is_listing:
                 seen = proxy.listings.setdefault(self.path, [])
                 seen.append(answer)
@@ -175,6 +189,28 @@ def _make_error(scheme: str, status: int) -> bytes:
     return f"<Error><Code>{code}</Code><Message>a test</Message></Error>".encode()
 
 
+@functools.cache
+def _make_context() -> Any:
+    retries = {"max_retries": 10, "initial_delay": "1ms", "max_delay": "2ms"}
+    context = {f"{d}_request_retries": retries for d in ("gcs", "s3")}
+    return tensorstore.Context({**context, **path_module.OCDBT_CACHE})
+
+
+def be_impatient(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Repeat requests soon, and wait for locks for less than a second.
+
+    Returns:
+        What to call after the test.
+    """
+    monkeypatch.setattr(path_module, "make_context", _make_context)
+    monkeypatch.setattr("jaxdist._checkpoints.shards.make_context", _make_context)
+    monkeypatch.setattr(bucket_lock, "_HELD_SECONDS", 0.4)
+    monkeypatch.setattr(bucket_lock, "_RENEWED_SECONDS", 0.05)
+    monkeypatch.setattr(bucket_lock, "_LOOK_SECONDS", 0.02)
+    path_module._open.cache_clear()
+    return path_module._open.cache_clear
+
+
 def use_store(scheme: str, monkeypatch: pytest.MonkeyPatch) -> Proxy:
     """Start the store of this process with one bucket, and set the variables that find it."""
     proxy = _serve(scheme)
@@ -218,6 +254,8 @@ def _start_gs() -> int:
     from gcp_storage_emulator.server import create_server
 
     server = create_server("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)
+    thread: Any = server._api
+    thread.daemon = True  # or Python would wait for it at its end
     server.start()
-    listening: Any = server._api._httpd
+    listening: Any = thread._httpd
     return listening.socket.getsockname()[1]

@@ -1,7 +1,6 @@
 """Checkpoints in buckets: complete or absent, whatever the store or another job does."""
 
 import contextlib
-import functools
 import pathlib
 import threading
 from collections.abc import Callable, Iterator
@@ -12,17 +11,16 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-import tensorstore
 from flax import nnx
 
 from jaxdist._buckets import BucketPath
-from jaxdist._buckets import path as path_module
+from jaxdist._buckets.credentials import find_credentials
 from jaxdist._checkpoints import bucket_lock
 from jaxdist._checkpoints.bucket_storage import BucketStorage
 from jaxdist.errors import ArgumentError, BucketError, CheckpointError, DamagedCheckpointError
 from jaxdist.training import Checkpoints
 from tests import tables
-from tests.checkpoints.buckets.stores import BUCKET, SCHEMES, Proxy, use_store
+from tests.checkpoints.buckets.stores import BUCKET, SCHEMES, Proxy, be_impatient, use_store
 
 
 @pytest.fixture(params=SCHEMES)
@@ -30,23 +28,11 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pr
     return use_store(request.param, monkeypatch)
 
 
-@functools.cache
-def _make_context() -> Any:
-    retries = {"max_retries": 4, "initial_delay": "1ms", "max_delay": "2ms"}
-    context = {f"{d}_request_retries": retries for d in ("gcs", "s3")}
-    return tensorstore.Context({**context, **path_module.OCDBT_CACHE})
-
-
 @pytest.fixture(autouse=True)
 def _impatient(store: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(path_module, "make_context", _make_context)
-    monkeypatch.setattr("jaxdist._checkpoints.shards.make_context", _make_context)
-    monkeypatch.setattr(bucket_lock, "_HELD_SECONDS", 0.4)
-    monkeypatch.setattr(bucket_lock, "_RENEWED_SECONDS", 0.05)
-    monkeypatch.setattr(bucket_lock, "_LOOK_SECONDS", 0.02)
-    path_module._open.cache_clear()
+    forget = be_impatient(monkeypatch)
     yield
-    path_module._open.cache_clear()
+    forget()
 
 
 @pytest.fixture
@@ -415,6 +401,107 @@ def test_listings_that_are_late_lose_nothing(store: Proxy, url: str, lag: int) -
         assert checkpoints.steps() == (5, 6)
 
 
+def test_a_restore_of_800_shards_takes_few_requests(store: Proxy, url: str) -> None:
+    sharding = jax.NamedSharding(jax.make_mesh((8,), ("a",)), jax.P("a"))
+    values = np.random.default_rng(0).normal(size=(100, 8, 50)).astype(np.float32)
+    with Checkpoints(url) as checkpoints:
+        checkpoints.save(1, {str(i): jax.device_put(x, sharding) for i, x in enumerate(values)})
+    like = {str(i): jax.device_put(np.zeros((8, 50), np.float32), sharding) for i in range(100)}
+    with Checkpoints(url) as checkpoints:
+        store.requests.clear()
+        restored = checkpoints.restore(like)
+        requests = list(store.requests)
+    assert restored is not None
+    for i, wanted in enumerate(values):
+        _assert_equal_bits(restored.state[str(i)], wanted)
+    names = [key.rpartition("/")[2] for _, key in requests]
+    assert names.count("manifest.ocdbt") == 1
+    # Before, each shard took one. How many neighbours are read at once depends on the machine.
+    assert len(requests) < 200
+
+
+def test_a_folder_that_was_written_again_is_read_anew_by_the_same_process(url: str) -> None:
+    for value in 1, 2:
+        # A copied folder has no name of its own.
+        with Checkpoints(f"{url}/from{value}") as checkpoints:
+            checkpoints.save(7, _make_state(value))
+        source = _get(url) / f"from{value}"
+        names = source.list_names()
+        (folder,) = {"/".join(n.split("/")[:2]) for n in names if n.startswith("7/")}
+        for name in names:
+            if name.startswith(folder):
+                (_get(url) / "to" / name.replace(folder, "7/same")).write_bytes(
+                    (source / name).read_bytes()
+                )
+        index = b'{"complete": {"7": "7/same"}, "damaged": {}}'
+        (_get(url) / "to" / "checkpoints.json").write_bytes(index)
+        with Checkpoints(f"{url}/to") as checkpoints:
+            assert _read(checkpoints) == (7, float(value))
+
+
+_PROFILES = """[default]
+aws_access_key_id = {}
+aws_secret_access_key = x
+
+[{}]
+aws_access_key_id = {}
+aws_secret_access_key = x
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "variables", "user"),
+    [
+        ((), {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}, "a"),
+        (
+            ("credentials",),
+            {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_PROFILE": "p"},
+            "a",
+        ),
+        (("credentials",), {}, "DEFAULT"),
+        (("credentials",), {"AWS_PROFILE": "p"}, "OTHER"),
+        (("config",), {"AWS_DEFAULT_PROFILE": "p"}, "OTHER"),
+        (("config", "credentials"), {"AWS_ACCESS_KEY_ID": "a"}, "DEFAULT"),
+        (("elsewhere",), {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/elsewhere"}, "DEFAULT"),
+    ],
+)
+def test_credentials_of_aws_are_those_that_its_tools_find_and_nothing_is_printed(
+    files: tuple[str, ...],
+    variables: dict[str, str],
+    user: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    store = use_store("s3", monkeypatch)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name, value in {**variables, "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    for name in files:
+        other = "profile p" if name == "config" else "p"
+        (tmp_path / ".aws").mkdir(exist_ok=True)
+        (tmp_path / ".aws" / name).write_text(_PROFILES.format("DEFAULT", other, "OTHER"))
+    capfd.readouterr()
+    assert not _get(f"s3://{BUCKET}/{tmp_path.name}").exists()
+    assert store.users == {user}
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("content", [None, "[default]\nregion=eu-west-1\n", "[", b"\xff"])
+def test_a_profile_without_keys_is_left_to_the_role_of_the_machine(
+    content: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "credentials"
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    assert find_credentials() is None
+
+
 # Damaged, copied
 
 
@@ -455,10 +542,19 @@ def test_objects_that_are_gone_are_named(url: str) -> None:
     with Checkpoints(url) as checkpoints:
         with pytest.raises(DamagedCheckpointError, match="The notes cannot be read"):
             _read(checkpoints)
-        with pytest.raises(DamagedCheckpointError, match="no checksums of process 0"):
+        with pytest.raises(
+            DamagedCheckpointError,
+            match=rf"no checksums of process 0(.|\n)*discard_after\(0\) of training.Checkpoints"
+            rf"\('{url}'\)",
+        ):
             _read(checkpoints, step=1)
         with pytest.raises(CheckpointError, match="Checkpoint 9 is not in"):
             _read(checkpoints, step=9)
+        # What the message says.
+        assert checkpoints.discard_after(0) == (1, 2)
+        assert _read(checkpoints) is None
+        checkpoints.save(1, _make_state(1))
+        assert _read(checkpoints) == (1, 1.0)
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"complete": 3}'])
