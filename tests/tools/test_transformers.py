@@ -47,8 +47,8 @@ class Layer(nnx.Module):
 
 
 def rotate(x: jax.Array) -> jax.Array:
-    angles = jnp.arange(x.shape[1])[:, None] * 10000.0 ** (-jnp.arange(0, SIZE, 2) / SIZE)
-    cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+    angles = jnp.outer(jnp.arange(x.shape[1]), 10000.0 ** (-jnp.arange(0, SIZE, 2) / SIZE))
+    cos, sin = jnp.cos(angles)[None, :, None], jnp.sin(angles)[None, :, None]
     a, b = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
