@@ -18,6 +18,7 @@ from jaxdist._weights import slices
 from jaxdist._weights.files import open_weights
 from jaxdist._weights.leaves import ModelWeight
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError
+from tests.tables import examples
 
 Weight = training.Weight
 
@@ -59,7 +60,7 @@ def _draw_changes(draw: st.DrawFn) -> tuple[np.ndarray, Any, np.ndarray]:
     return array, weight, np.ascontiguousarray(wanted).reshape(wanted.shape)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150, 2000), deadline=None)
 @given(
     _draw_changes(),
     st.sampled_from([0, 64, 1 << 14]),
