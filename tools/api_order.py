@@ -121,6 +121,9 @@ FIRST: dict[str, tuple[str, ...]] = {
         "ModelCheckpoint",
         "LearningRateScheduler",
         "ReduceLROnPlateau",
+        "SwapEMAWeights",
+        "TrackerLogger",
+        "Tracker",
     ),
     "jaxdist.hlo": ("collectives", "CompiledCollective", "work", "Work", "schedule", "Schedule"),
     "jaxdist.jobs": (
@@ -163,6 +166,11 @@ FIRST: dict[str, tuple[str, ...]] = {
         "reduce_and_update",
         "Checkpoints",
         "Restored",
+        "load_weights",
+        "export_weights",
+        "Weight",
+        "moving_average",
+        "use_average",
     ),
 }
 
