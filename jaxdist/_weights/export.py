@@ -77,6 +77,7 @@ def export_weights(
         BucketError: The bucket cannot be written.
 
     Example:
+        >>> import pathlib, tempfile
         >>> model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
         >>> path = pathlib.Path(tempfile.mkdtemp(), "linear.safetensors")
         >>> torch_names = {"kernel": training.Weight("weight").T}

@@ -73,6 +73,7 @@ def load_weights(
         BucketError: The bucket cannot be read.
 
     Example:
+        >>> import pathlib, tempfile
         >>> model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
         >>> path = pathlib.Path(tempfile.mkdtemp(), "linear.safetensors")
         >>> training.export_weights(model, path)
