@@ -2,25 +2,29 @@
 
 import json
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from jaxdist._buckets import BucketPath, Place
 from jaxdist.errors import BucketError
 
 
-def replace_file(path: Place, content: bytes) -> None:
-    """Write `content` to `path` atomically.
+def replace_file(path: Place, content: bytes | Iterable[bytes | memoryview]) -> None:
+    """Write `content`, or parts that are made one after the other, to `path` atomically.
 
-    A reader sees either the old file or the whole new file, never a part.
+    A reader sees either the old file or the whole new file, never a part. An object in a bucket is
+    made in memory.
     """
+    parts = [content] if isinstance(content, bytes) else content
     if isinstance(path, BucketPath):
-        path.write_bytes(content)
+        path.write_bytes(b"".join(parts))
         return
     # In the same folder, since a rename between file systems is not atomic. The process id prevents
     # two processes from writing to the same temporary file.
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_bytes(content)
+        with partial.open("wb") as file:
+            file.writelines(parts)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

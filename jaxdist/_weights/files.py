@@ -13,13 +13,14 @@ import os
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from jaxdist._buckets import BucketPath, Place
 from jaxdist._called import refuse
+from jaxdist._checkpoints import replace_file
 from jaxdist.errors import BucketError, CheckpointError
 
 ENDING = ".safetensors"
@@ -281,11 +282,9 @@ def write_weights(
     """
     names = order_weights(arrays)
     if str(place).endswith(ENDING):
-        if isinstance(place, BucketPath):
-            place.write_bytes(b"".join(_list_content(names, arrays, metadata)))
-        else:
+        if not isinstance(place, BucketPath):
             place.parent.mkdir(parents=True, exist_ok=True)
-            _replace(place, _list_content(names, arrays, metadata))
+        replace_file(place, _list_content(names, arrays, metadata))
         return
     groups = _divide(names, arrays, most_bytes)
     if not isinstance(place, BucketPath):
@@ -304,12 +303,7 @@ def write_weights(
     total = sum(array.nbytes for array in arrays.values())
     where = {name: file for file, group in zip(files, groups, strict=True) for name in group}
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
-    content = json.dumps(index, indent=2).encode()
-    file = place / INDEX
-    if isinstance(file, BucketPath):
-        file.write_bytes(content)
-    else:
-        _replace(file, [content])
+    replace_file(place / INDEX, json.dumps(index, indent=2).encode())
 
 
 _PART = re.compile(rf"model-\d{{5}}-of-\d{{5}}{re.escape(ENDING)}")
@@ -352,20 +346,3 @@ def _list_content(
     for name in names:
         values = np.ascontiguousarray(arrays[name].read())
         yield values.reshape(-1).view(np.uint8).data
-
-
-def _replace(file: Any, content: Iterable[bytes | memoryview]) -> None:
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-    try:
-        with open(partial, "wb") as opened:
-            _write_all(opened, content)
-        os.replace(partial, file)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _write_all(opened: BinaryIO, content: Iterable[bytes | memoryview]) -> None:
-    for part in content:
-        opened.write(part)
-    opened.flush()
-    os.fsync(opened.fileno())
