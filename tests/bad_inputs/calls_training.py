@@ -107,6 +107,9 @@ CALLS = {
     ),
     "jaxdist.training.Weight": Call(lambda: training.Weight, lambda: {"name": "a"}),
     "jaxdist.training.Weight.transpose": Call(lambda: training.Weight("a").transpose, dict),
+    "jaxdist.training.Weight.__getitem__": Call(
+        lambda: training.Weight("a").__getitem__, lambda: {"index": 0}
+    ),
     "jaxdist.training.Weight.reshape": Call(lambda: training.Weight("a").reshape, dict),
     "jaxdist.training.export_weights": Call(
         lambda: training.export_weights,
