@@ -5,6 +5,10 @@ from typing import TYPE_CHECKING
 from jaxdist._late import open_late as _open_late
 
 if TYPE_CHECKING:
+    from jaxdist._update.averages import is_average_shown as is_average_shown
+    from jaxdist._update.averages import keeps_average as keeps_average
+    from jaxdist._update.averages import moving_average as moving_average
+    from jaxdist._update.averages import use_average as use_average
     from jaxdist._update.compressed import CompressionErrors as CompressionErrors
     from jaxdist._update.compressed import compressed_update as compressed_update
     from jaxdist._update.nested import REDUCED as REDUCED

@@ -13,6 +13,7 @@ from jaxdist._buckets import Place
 from jaxdist._called import called, refuse
 from jaxdist._processes import get_current_process
 from jaxdist._strategies import Strategy, get_strategy, has_strategy
+from jaxdist._update import is_average_shown, keeps_average
 from jaxdist._validate import as_flag, as_integer, as_number, check_instance
 from jaxdist._weights import Mapped, export_weights, fetch_weight, list_weights, load_weights
 from jaxdist.errors import ContextError
@@ -156,7 +157,7 @@ class Model:
             )
         transform = make_transformation(optimizer, gradient_accumulation_steps)
         dtype = find_dtype(mixed_precision)
-        scale = find_loss_scale(loss_scale, dtype, self.strategy)
+        scale = find_loss_scale(loss_scale, dtype, self.strategy, self.module)
         steps = Steps(self.module, losses, plain, weighted, dtype)
         with self.strategy.scope():
             made = make_optimizer(self.module, transform, scale)
@@ -178,6 +179,19 @@ class Model:
                 "Call model.compile(optimizer=optax.adam(1e-3), loss='mse') first."
             )
         return self._compiled
+
+    def check_has_parameters(self, method: str) -> None:
+        """Check that the module has its parameters, and not their average.
+
+        Raises:
+            ContextError: This is called in a block of `training.use_average`.
+        """
+        if self._compiled is not None and is_average_shown(self._compiled.optimizer):
+            raise ContextError(
+                f"fit.Model.{method} was called in a block of training.use_average.\n\n"
+                "There the module has the average, and the optimizer keeps the parameters.\n\n"
+                "Call it outside of the block. In it, evaluate, predict or call export_weights."
+            )
 
     def objects(self) -> dict[str, Any]:
         """Return the objects that a checkpoint saves: the module and its optimizer."""
@@ -505,9 +519,15 @@ class Model:
     ) -> None:
         """Load weights of safetensors by name, as `training.load_weights`.
 
-        The optimizer stays as it is.
+        The optimizer stays as it is. Load before `compile` if it keeps an average
+        (`training.moving_average`), which begins with the parameters of that moment.
         """
         load_weights(self.module, path, mapping, ignore=ignore)
+        if self._compiled is not None and keeps_average(self._compiled.optimizer):
+            _LOG.warning(
+                "fit.Model.load_weights: the average of the optimizer still has the parameters of "
+                "compile. Load weights before compile, so that the average begins with them."
+            )
 
     def __repr__(self) -> str:
         count = self.strategy.num_replicas_in_sync

@@ -7,13 +7,13 @@ from jaxdist._late import open_late as _open_late
 if TYPE_CHECKING:
     from jaxdist._checkpoints import Checkpoints as Checkpoints
     from jaxdist._checkpoints import Restored as Restored
+    from jaxdist._update import moving_average as moving_average
+    from jaxdist._update import use_average as use_average
     from jaxdist._validate import EXTRAS as EXTRAS
     from jaxdist._validate import require_extra as require_extra
     from jaxdist._weights import Weight as Weight
     from jaxdist._weights import export_weights as export_weights
     from jaxdist._weights import load_weights as load_weights
-    from jaxdist.training._averages import moving_average as moving_average
-    from jaxdist.training._averages import use_average as use_average
     from jaxdist.training._evaluate import WEIGHT as WEIGHT
     from jaxdist.training._evaluate import Every as Every
     from jaxdist.training._evaluate import LoopEnd as LoopEnd

@@ -11,7 +11,7 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import fit, partition, training
-from jaxdist.errors import ArgumentError, UnsupportedError
+from jaxdist.errors import ArgumentError, ContextError, UnsupportedError
 from tests.fit.models import LOSS, Net, make_data, make_model, mirrored
 from tests.parameter_server.strategy import version_1
 from tests.parameter_server.strategy.making import make_strategy
@@ -258,3 +258,42 @@ def test_workers_of_version_1_may_not_put_the_average_on_the_servers() -> None:
         return str(error.value)
 
     assert len(version_1.run_workers(script, version_1.make_spec(workers=2, chief=True))) == 2
+
+
+@pytest.mark.parametrize("method", ["fit", "train_on_batch", "save", "load"])
+def test_methods_that_need_the_parameters_are_errors_in_the_block(
+    method: str, tmp_path: pathlib.Path
+) -> None:
+    model = make_model(mirrored(2))
+    model.compile(training.moving_average(optax.sgd(0.1)), LOSS)
+    model.save(tmp_path)
+    data = make_data(16)
+    before = model.get_weights()
+    given = (tmp_path,) if method in ("save", "load") else (data.x, data.y)
+
+    def call() -> None:
+        with training.use_average(model.module, model.optimizer):
+            getattr(model, method)(*given)
+
+    with pytest.raises(ContextError, match=f"fit.Model.{method} was called in a block"):
+        call()
+    assert all(np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True))
+
+
+def test_weights_that_are_loaded_after_compile_are_reported(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make_model(mirrored(2))
+    model.export_weights(tmp_path / "w.safetensors")
+    model.load_weights(tmp_path / "w.safetensors")
+    assert "the average of the optimizer" not in caplog.text
+    model.compile(training.moving_average(optax.sgd(0.1)), LOSS)
+    model.load_weights(tmp_path / "w.safetensors")
+    assert "the average of the optimizer still has the parameters of compile" in caplog.text
+
+
+def test_parameters_of_low_precision_have_their_dtype_in_the_block() -> None:
+    module = nnx.Linear(2, 1, param_dtype=jax.numpy.bfloat16, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(module, training.moving_average(optax.sgd(0.1)), wrt=nnx.Param)
+    with training.use_average(module, optimizer):
+        assert module.kernel[...].dtype == jax.numpy.bfloat16

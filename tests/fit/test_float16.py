@@ -16,7 +16,7 @@ from flax.training.dynamic_scale import DynamicScale
 import jaxdist
 from jaxdist import fit, partition, training
 from jaxdist._checkpoints import to_plain
-from jaxdist.errors import NonFiniteLossError, UnsupportedError
+from jaxdist.errors import ArgumentError, NonFiniteLossError, UnsupportedError
 from tests.fit.models import LOSS, Net, make_data, make_model, mirrored
 from tests.parameter_server.strategy.making import make_strategy
 
@@ -235,8 +235,8 @@ def test_a_loss_that_is_not_finite_is_an_error_once_the_scale_is_at_its_minimum(
     model = _scaled(mirrored(2), loss_scale=first, find_nonfinite=looks)
     before = model.get_weights()
     x, y = np.tile(_spoil(0)[:SIZE], (3, 1)), np.tile(DATA.y[:SIZE], 3)
-    words = "is hidden" if looks else "with a lower loss scale this one would not be"
-    with pytest.raises(NonFiniteLossError, match=rf"(?s)the loss of step 2 .*{words}"):
+    words = "is hidden" if looks else "a lower loss scale would not change that"
+    with pytest.raises(NonFiniteLossError, match=rf"(?s)the loss.* of step 2 .*{words}"):
         model.fit(x, y, SIZE, shuffle=False, verbose=0)
     assert model.loss_scale == 1.0
     for one, other in zip(model.get_weights(), before, strict=True):
@@ -245,7 +245,7 @@ def test_a_loss_that_is_not_finite_is_an_error_once_the_scale_is_at_its_minimum(
 
 def test_a_label_that_is_not_a_class_is_an_error_with_any_scale() -> None:
     # Its gradient is finite, so no scale is to blame.
-    with pytest.raises(NonFiniteLossError, match=r"the loss of step 1 "):
+    with pytest.raises(NonFiniteLossError, match=r"the loss, or .* of step 1 "):
         _scaled(mirrored(2)).fit(DATA.x, np.full(20, 7), SIZE, verbose=0)
 
 
@@ -281,3 +281,51 @@ def test_a_training_that_is_killed_and_resumed_has_the_same_scales(tmp_path: pat
 def test_parameter_servers_have_no_loss_scale() -> None:
     with pytest.raises(UnsupportedError, match=r"mixed_precision='float16' and parameter servers"):
         _scaled(make_strategy(servers=1, workers=1))
+
+
+class _Slope(nnx.Module):
+    """Its loss is finite, and a gradient is not: the norm has no slope at 0."""
+
+    def __init__(self) -> None:
+        self.out = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+        self.shift = nnx.Param(jnp.zeros(3))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.out(x) + jnp.linalg.norm(self.shift[...])
+
+
+@pytest.mark.parametrize("scale", [None, DynamicScale(scale=64.0)])
+def test_gradients_that_are_never_finite_are_an_error(scale: DynamicScale | None) -> None:
+    model = fit.Model(_Slope(), mirrored(2))
+    model.compile(optax.sgd(0.1), "mse", mixed_precision="float16", loss_scale=scale)
+    x = np.ones((64, 2), np.float32)
+    with pytest.raises(NonFiniteLossError, match="or a gradient at the lowest loss scale"):
+        model.fit(x, x[:, :1], batch_size=2, epochs=3, verbose=0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"scale": float("nan")},
+        {"scale": 0.0},
+        {"scale": -1.0},
+        {"scale": float("inf")},
+        {"backoff_factor": 2.0},
+        {"backoff_factor": 1.0},
+        {"backoff_factor": 0.0},
+        {"growth_factor": 1.0},
+        {"growth_interval": 0},
+        {"minimum_scale": -1.0},
+        {"minimum_scale": 1e6},
+    ],
+)
+def test_a_rule_of_the_scale_that_cannot_work_is_named(wrong: dict[str, Any]) -> None:
+    [(name, value)] = wrong.items()
+    with pytest.raises(ArgumentError, match=f"loss_scale with .*{name}={value}"):
+        _scaled(mirrored(1), loss_scale=DynamicScale(**wrong))
+
+
+def test_parameters_in_float16_are_refused() -> None:
+    model = fit.Model(nnx.Linear(2, 1, param_dtype=jnp.float16, rngs=nnx.Rngs(0)), mirrored(1))
+    with pytest.raises(ArgumentError, match=r"2 parameter\(s\) in float16: bias, kernel"):
+        model.compile("sgd", "mse", mixed_precision="float16")

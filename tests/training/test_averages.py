@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxdist
-from jaxdist import partition, training
-from jaxdist.errors import ArgumentError, ArgumentTypeError
+from jaxdist import _compat, partition, training
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from tests.fit.models import mirrored
 
 
@@ -100,7 +100,7 @@ def test_a_block_with_the_average_needs_an_optimizer_of_this_model_that_has_one(
         training.use_average(model, optimizer).__enter__()
     _, optimizer = _make(training.moving_average(optax.sgd(1.0)))
     other = nnx.LayerNorm(2, rngs=nnx.Rngs(0))
-    with pytest.raises(ArgumentError, match=r"2 parameters, and an average of 2 other ones"):
+    with pytest.raises(ArgumentError, match=r"2 parameters, and an average of 2 of other paths"):
         training.use_average(other, optimizer).__enter__()
     with pytest.raises(ArgumentTypeError, match=r"use_average was given optimizer=3"):
         training.use_average(model, 3).__enter__()  # type: ignore[arg-type]
@@ -181,3 +181,77 @@ def test_a_block_within_a_block_has_the_average_too() -> None:
         np.testing.assert_array_equal(model.kernel[...], outer)
     np.testing.assert_array_equal(model.kernel[...], moved)
     assert np.abs(outer - moved).max() > 0
+
+
+def test_steps_that_accumulate_inside_of_a_chain_are_refused() -> None:
+    inner = optax.MultiSteps(optax.sgd(1.0), 4).gradient_transformation()
+    tx = training.moving_average(optax.chain(optax.identity(), inner), 0.5)
+    with pytest.raises(ArgumentError, match=r"Put it outside: optax.MultiSteps"):
+        tx.init(jnp.zeros(1))
+
+
+def test_an_optimizer_that_is_updated_in_the_block_is_an_error() -> None:
+    model, optimizer = _make(training.moving_average(optax.sgd(0.1), 0.5))
+    strategy = mirrored(2)
+    x = jnp.ones((4, 2))
+
+    def train() -> None:
+        with training.use_average(model, optimizer):
+            strategy.run(_step, (model, optimizer, x))
+
+    with pytest.raises(ContextError, match="the optimizer was updated in the block"):
+        train()
+    # Nothing is deleted.
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(nnx.state(model)))
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 4])
+def test_ctrl_c_in_an_exchange_gives_both_back(stop: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = _make(training.moving_average(optax.sgd(0.1), 0.5))
+    _step(model, optimizer, jnp.ones((4, 2)))
+    before = jax.tree.map(np.array, (nnx.state(model), nnx.state(optimizer)))
+    hold, calls = _compat.set_held, 0
+
+    def interrupt(variable: Any, value: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == stop:
+            raise KeyboardInterrupt
+        hold(variable, value)
+
+    def show() -> None:
+        with training.use_average(model, optimizer):
+            pass
+
+    monkeypatch.setattr(_compat, "set_held", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        show()
+    monkeypatch.undo()
+    after = jax.tree.map(np.array, (nnx.state(model), nnx.state(optimizer)))
+    pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+    assert all(np.array_equal(a, b) for a, b in pairs)
+
+
+def test_parameters_that_are_not_trained_stay_as_they_are_in_the_block() -> None:
+    averaged = training.moving_average(optax.sgd(0.5), 0.5)
+    tx = optax.multi_transform(
+        {"trained": averaged, "frozen": optax.set_to_zero()},
+        lambda params: jax.tree.map_with_path(
+            lambda path, _: "frozen" if "bias" in str(path) else "trained", params
+        ),
+    )
+    model, optimizer = _make(tx)
+    bias = np.array(model.bias[...])
+    before = np.array(model.kernel[...])
+    _step(model, optimizer, jnp.ones((4, 2)))
+    last = np.array(model.kernel[...])
+    with training.use_average(model, optimizer):
+        np.testing.assert_array_equal(model.bias[...], bias)
+        np.testing.assert_allclose(model.kernel[...], (before + last) / 2, rtol=1e-6)
+    np.testing.assert_array_equal(model.kernel[...], last)
+
+
+def test_the_average_of_another_shape_is_refused() -> None:
+    _, optimizer = _make(training.moving_average(optax.sgd(0.1)))
+    with pytest.raises(ArgumentError, match="of other paths or shapes"):
+        training.use_average(nnx.Linear(7, 3, rngs=nnx.Rngs(0)), optimizer).__enter__()

@@ -102,11 +102,13 @@ class Totals:
         )
 
     def _make_error(self, step: int, total: float) -> NonFiniteLossError:
+        what = "the loss"
         rule = "A loss is finite; steps after this one have used parameters that are not."
         if self._is_scaled:
-            rule = "A loss is finite, and with a lower loss scale this one would not be."
+            what = "the loss, or a gradient at the lowest loss scale,"
+            rule = "Both are finite, and a lower loss scale would not change that."
         return NonFiniteLossError(
-            f"fit.Model.fit stopped: the loss of step {step + 1} of this epoch is {total}.\n"
+            f"fit.Model.fit stopped: {what} of step {step + 1} of this epoch is {total}.\n"
             f"{self._describe_batch(step)}\n\n"
             f"{rule}\n\n"
             "Lower the learning rate, clip the gradients with optax.clip_by_global_norm(1.0), or "

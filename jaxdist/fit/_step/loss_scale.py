@@ -1,5 +1,6 @@
 """The loss scale of float16, and steps that it skips."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,9 +21,13 @@ from jaxdist.fit._step.losses import CALLER
 # examples. With a scale of 1, a loss that is not finite is not the fault of the scale.
 _FIRST = DynamicScale(scale=4096.0, minimum_scale=1.0)
 
+_NO_MINIMUM = 1e-30
+
 
 @called(CALLER)
-def find_loss_scale(given: Any, dtype: Any, strategy: Strategy) -> DynamicScale | None:
+def find_loss_scale(
+    given: Any, dtype: Any, strategy: Strategy, module: nnx.Module
+) -> DynamicScale | None:
     """Return the loss scale of `compile`; None for a dtype that needs none."""
     if dtype != jnp.float16:
         if given is None:
@@ -41,13 +46,48 @@ def find_loss_scale(given: Any, dtype: Any, strategy: Strategy) -> DynamicScale 
             "Pass mixed_precision='bfloat16', which needs no loss scale.",
             kind=UnsupportedError,
         )
+    in_16_bits = [
+        "/".join(map(str, path))
+        for path, x in nnx.to_flat_state(nnx.state(module, nnx.Param))
+        if getattr(x, "dtype", None) == jnp.float16
+    ]
+    if in_16_bits:
+        raise refuse(
+            f"mixed_precision='float16' and {len(in_16_bits)} parameter(s) in float16: "
+            f"{', '.join(in_16_bits[:5])}.",
+            "The layers compute in float16, and the parameters stay in float32: an update is often "
+            "too small for float16.",
+            "Make the module with param_dtype=jnp.float32.",
+        )
     if given is not None and not isinstance(given, DynamicScale):
         raise refuse_type(
             f"loss_scale={show(given)}.",
             "It is a flax.training.dynamic_scale.DynamicScale.",
             "Pass for instance loss_scale=DynamicScale(growth_interval=500, minimum_scale=1.0).",
         )
-    return _FIRST if given is None else given
+    if given is None:
+        return _FIRST
+    _check_rule(given)
+    return given
+
+
+def _check_rule(given: DynamicScale) -> None:
+    scale, least = float(given.scale), given.minimum_scale
+    rules = {
+        f"scale={scale}": math.isfinite(scale) and scale > 0,
+        f"growth_factor={given.growth_factor}": given.growth_factor > 1,
+        f"backoff_factor={given.backoff_factor}": 0 < given.backoff_factor < 1,
+        f"growth_interval={given.growth_interval}": given.growth_interval >= 1,
+        f"minimum_scale={least}": least is None or 0 < least <= scale,
+    }
+    wrong = [text for text, holds in rules.items() if not holds]
+    if wrong:
+        raise refuse(
+            f"loss_scale with {' and '.join(wrong)}.",
+            "The scale is finite and above 0 and at least minimum_scale, and growth_interval at "
+            "least 1. growth_factor is above 1, and backoff_factor between 0 and 1.",
+            "Pass for instance loss_scale=DynamicScale(growth_interval=500, minimum_scale=1.0).",
+        )
 
 
 class ScaledOptimizer(nnx.Optimizer[Any]):
@@ -83,7 +123,9 @@ class ScaledOptimizer(nnx.Optimizer[Any]):
         slope = jnp.where(is_finite, 0.0, jnp.inf)
         after = before.value_and_grad(lambda x: slope * x)(jnp.zeros(())).dynamic_scale
         self.scale[...], self.finite_steps[...] = after.scale, after.fin_steps
-        return scale <= (0.0 if rule.minimum_scale is None else rule.minimum_scale)
+        least = rule.minimum_scale
+        # The default of Flax is the smallest float32, which takes a hundred skipped steps more.
+        return scale <= (1.0 if least is None or least < _NO_MINIMUM else least)
 
 
 def keep_state(module: nnx.Module, optimizer: ScaledOptimizer) -> Callable[[jax.Array], None]:

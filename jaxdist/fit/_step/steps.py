@@ -188,8 +188,12 @@ class Steps:
         was_least = scaled.move(found == 0)
         # A skipped step whose loss is not finite counts in no sum, unless the scale is no longer
         # its cause.
-        is_left_out = (found > 0) & ~was_least & ~jnp.isfinite(vector[0])
-        return jnp.where(is_left_out, jnp.zeros_like(vector), vector)
+        is_finite = jnp.isfinite(vector[0])
+        is_left_out = (found > 0) & ~was_least & ~is_finite
+        vector = jnp.where(is_left_out, jnp.zeros_like(vector), vector)
+        # A finite loss whose gradients are not finite at any scale: every step would be skipped.
+        is_stuck = (found > 0) & was_least & is_finite
+        return vector.at[0].set(jnp.where(is_stuck, jnp.nan, vector[0]))
 
     def evaluate(self, module: nnx.Module, batch: Any, mask: jax.Array | None) -> jax.Array:
         """Return the sums over the real examples of all replicas as one vector.

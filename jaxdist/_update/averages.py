@@ -16,7 +16,7 @@ from jaxdist._called import called, refuse, refuse_type
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_number, check_instance, show
 from jaxdist._values import Sharded, is_sharded, whole_array
-from jaxdist.errors import ArgumentError
+from jaxdist.errors import ArgumentError, ContextError
 
 # The optimizers whose averages the models have, in blocks of `use_average`.
 _SHOWN: ContextVar[tuple[Any, ...]] = ContextVar("jaxdist_shown_averages", default=())
@@ -75,12 +75,7 @@ def moving_average(
         `optax.incremental_update`.
     """
     if isinstance(tx, optax.MultiSteps) or _is_of_several_steps(tx):
-        raise refuse(
-            "tx=optax.MultiSteps(...).",
-            "It updates the parameters once in several steps, and the average would count each "
-            "of these steps.",
-            "Put it outside: optax.MultiSteps(training.moving_average(tx), every_k_schedule=k).",
-        )
+        raise _refuse_several_steps()
     if not isinstance(tx, optax.GradientTransformation):
         raise refuse_type(
             f"tx={show(tx)}.",
@@ -98,8 +93,12 @@ def moving_average(
 
     def init(params: PyTree) -> AverageState:
         # Copies: a step may reuse the memory of the parameters and of the state.
+        state = inner.init(params)
+        parts = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, optax.MultiStepsState))
+        if any(isinstance(part, optax.MultiStepsState) for part in parts):
+            raise _refuse_several_steps()
         copies = jax.tree.map(lambda p: jnp.array(p, _widen(p), copy=True), params)
-        return AverageState(copies, inner.init(params))
+        return AverageState(copies, state)
 
     @called("training.moving_average: update")
     def update(
@@ -120,6 +119,16 @@ def moving_average(
     return optax.GradientTransformationExtraArgs(init, cast(Any, update))
 
 
+@called("training.moving_average")
+def _refuse_several_steps() -> ArgumentError:
+    return refuse(
+        "tx with optax.MultiSteps(...).",
+        "It updates the parameters once in several steps, and the average would count each of "
+        "these steps.",
+        "Put it outside: optax.MultiSteps(training.moving_average(tx), every_k_schedule=k).",
+    )
+
+
 def _widen(x: Any) -> Any:
     # With 8 bits of precision, an average would not move: 0.999 rounds to 1.
     return jnp.promote_types(x.dtype, jnp.float32)
@@ -137,8 +146,9 @@ def use_average(model: nnx.Module, optimizer: "nnx.Optimizer[Any]") -> Iterator[
 
     Model and average exchange their arrays, and get them back at the end of the block, also after
     an error. Statistics, such as those of BatchNorm, are not averaged and stay as they are.
-    Evaluate, predict or save in the block; do not train. With parameter servers, the servers have
-    the average in the block, so no worker may train meanwhile.
+    Evaluate, predict or export weights in the block; do not train, and save checkpoints outside.
+    With parameter servers, the servers have the average in the block, so no worker may train
+    meanwhile.
 
     Cost:
         Nothing is copied, unless parameters are whole and their averages in pieces
@@ -152,6 +162,7 @@ def use_average(model: nnx.Module, optimizer: "nnx.Optimizer[Any]") -> Iterator[
     Raises:
         ArgumentTypeError: `model` is not an NNX module, or `optimizer` not an `nnx.Optimizer`.
         ArgumentError: The optimizer keeps no average, or that of another model.
+        ContextError: The optimizer was updated in the block. The model has what it computed.
 
     Example:
         >>> model = nnx.Linear(1, 1, use_bias=False, rngs=nnx.Rngs(0))
@@ -169,7 +180,7 @@ def use_average(model: nnx.Module, optimizer: "nnx.Optimizer[Any]") -> Iterator[
         `keras.callbacks.SwapEMAWeights`.
     """
     pairs = _find_pairs(model, optimizer)
-    if any(other is optimizer for other in _SHOWN.get()):
+    if is_average_shown(optimizer):
         # A second exchange would give the parameters back.
         yield
         return
@@ -177,14 +188,30 @@ def use_average(model: nnx.Module, optimizer: "nnx.Optimizer[Any]") -> Iterator[
         (_OnServers if _compat.is_distant(_compat.get_held(own)) else _Here)(own, average)
         for own, average in pairs
     ]
-    try:
+    with contextlib.ExitStack() as stack:
         for one in exchanged:
+            # Before the exchange: Ctrl-C may stop it anywhere.
+            stack.callback(one.restore)
             one.show()
         with _compat.set_in_block(_SHOWN, (*_SHOWN.get(), optimizer)):
             yield
-    finally:
-        for one in exchanged:
-            one.restore()
+        if any(one.is_updated for one in exchanged):
+            raise ContextError(
+                "training.use_average: the optimizer was updated in the block.\n\n"
+                "There the model has the average, and the optimizer keeps the parameters, so an "
+                "update would mix them.\n\n"
+                "Train outside of the block. Restore the model from its last checkpoint."
+            )
+
+
+def is_average_shown(optimizer: Any) -> bool:
+    """Whether the model of an optimizer has the average, in a block of `use_average`."""
+    return any(other is optimizer for other in _SHOWN.get())
+
+
+def keeps_average(optimizer: Any) -> bool:
+    """Whether the state of an optimizer has an average of the parameters."""
+    return any(True for _ in _find_averages(optimizer.opt_state))
 
 
 class _Here:
@@ -196,6 +223,14 @@ class _Here:
         self._shown = self._other
         if is_sharded(self._other) and not is_sharded(self._own):
             self._shown = jax.device_put(whole_array(self._other), self._own.sharding)
+        if self._shown.dtype != self._own.dtype:
+            self._shown = jax.tree.map(lambda x: x.astype(self._own.dtype), self._shown)
+
+    @property
+    def is_updated(self) -> bool:
+        """Whether the optimizer has computed another average meanwhile."""
+        now = _compat.get_held(self._average)
+        return now is not self._own and now is not self._other
 
     def show(self) -> None:
         """Let the parameter have the average."""
@@ -206,6 +241,10 @@ class _Here:
     def restore(self) -> None:
         """Undo it; what was assigned to the parameter meanwhile was assigned to the average."""
         now = _compat.get_held(self._parameter)
+        if now is self._own:  # It was not shown yet.
+            return
+        if self.is_updated:  # The parameters that the optimizer kept may be deleted.
+            self._own = _compat.get_held(self._average)
         _compat.set_held(self._parameter, self._own)
         if now is self._shown:
             now = self._other
@@ -224,6 +263,11 @@ class _OnServers:
         self._own = parameter.get_value()
         self._shown = average.get_value().astype(self._own.dtype)
 
+    @property
+    def is_updated(self) -> bool:
+        """Whether the optimizer has computed another average: it does so on the servers."""
+        return False
+
     def show(self) -> None:
         """Let the parameter have the average."""
         _compat.set_held(self._parameter, self._shown)
@@ -231,6 +275,8 @@ class _OnServers:
     def restore(self) -> None:
         """Undo it; what was assigned to the parameter meanwhile was assigned to the average."""
         now = _compat.get_held(self._parameter)
+        if now is self._there:  # It was not shown yet.
+            return
         if now is self._shown:  # No call has written it.
             _compat.set_held(self._parameter, self._there)
             return
@@ -260,15 +306,20 @@ def _find_pairs(model: Any, optimizer: Any) -> list[tuple[Any, Any]]:
         for path, node in nnx.iter_graph(model)
         if isinstance(node, nnx.Variable) and is_parameter(path, node)
     }
-    if parameters.keys() != averages.keys():
+    held = {path: _compat.get_held(node) for path, node in averages.items()}
+    shapes = {path: getattr(_compat.get_held(x), "shape", None) for path, x in parameters.items()}
+    # Transformations such as `optax.multi_transform` leave out parameters that are not trained.
+    masked = {path for path, value in held.items() if isinstance(value, optax.MaskedNode)}
+    other = {p: x.shape for p, x in held.items() if p not in masked}
+    if shapes.keys() != held.keys() or any(shapes[p] != shape for p, shape in other.items()):
         raise refuse(
-            f"a model with {len(parameters)} parameters, and an average of {len(averages)} other "
-            "ones.",
+            f"a model with {len(parameters)} parameters, and an average of {len(averages)} of "
+            "other paths or shapes.",
             "The average is that of the model that the optimizer was created for.",
             "Pass this model.",
             kind=ArgumentError,
         )
-    return [(parameters[path], averages[path]) for path in parameters]
+    return [(parameters[path], averages[path]) for path in other]
 
 
 def _find_averages(state: Any) -> Iterator[Any]:
