@@ -172,7 +172,7 @@ def agree_on_result(group: Group, call: str, act: Callable[[], T]) -> T:
     made = DamagedCheckpointError if kind == "damaged" else CheckpointError
     raise made(
         f"{call}: process {failed[0]} has failed, and this process has not.\n\n"
-        "Checkpoints are restored, and deleted, by all processes or by none.\n\n"
+        "All processes do this together, or none does it.\n\n"
         f"That process reports:\n{text}"
     )
 

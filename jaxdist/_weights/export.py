@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxdist._buckets import Place, as_place
-from jaxdist._called import called, name_call
+from jaxdist._called import called, name_call, refuse
 from jaxdist._checkpoints import agree_on_result, find_group
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_integer, as_list, check_text, format_lines
@@ -24,6 +24,7 @@ from jaxdist._weights.files import (
 )
 from jaxdist._weights.leaves import ModelWeight, fetch_weight, list_weights
 from jaxdist._weights.mapping import Mapped, Source, find_sources, is_ignored
+from jaxdist._weights.matching import find_kind
 from jaxdist._weights.slices import convert
 from jaxdist._weights.weight import Weight, apply, list_transposes, make_unread
 from jaxdist.errors import CheckpointError
@@ -53,8 +54,9 @@ def export_weights(
         has one array of the file at a time; in a bucket, one file.
 
     Guarantees:
-        A file is complete or absent. A folder has no index while it is written. Process 0 writes,
-        and the call returns when the files are complete.
+        A file is complete or absent. A folder has no index while it is written. If processes hold
+        parts of arrays, process 0 writes, and the call returns when the files are complete.
+        Otherwise each process that calls writes: call it in one of them.
 
     Args:
         model: An NNX module; or a pytree of arrays, `Sharded`s and variables. All processes call
@@ -71,8 +73,8 @@ def export_weights(
             own.
 
     Raises:
-        CheckpointError: The files cannot be written, a dtype is none of safetensors, or the model
-            does not have all elements of an array of `like`.
+        CheckpointError: The files cannot be written, safetensors does not have a dtype, or the
+            model does not have all elements of an array of `like`.
         ArgumentError: The mapping does not fit the model, or cannot be inverted.
         BucketError: The bucket cannot be written.
 
@@ -94,6 +96,12 @@ def export_weights(
     patterns = [*as_list("ignore", ignore, "a list of names", "Pass ['lm_head.weight'].")]
     for pattern in patterns:
         check_text("ignore", pattern, "lm_head.weight")
+    if patterns and like is None:
+        raise refuse(
+            f"ignore={patterns} without like.",
+            "ignore names arrays of like that are left out.",
+            "Pass mapping={PATH: None} for arrays of the model that are left out.",
+        )
     template = None if like is None else as_place("like", like, f"weights{ENDING}")
     weights, _ = list_weights(model)
     sources = find_sources([w.path for w in weights], {} if mapping is None else mapping)
@@ -119,13 +127,21 @@ def export_weights(
         return left.pop(name).read()
 
     def act() -> None:
-        try:
-            if is_first:
-                again = {n: x.with_read(functools.partial(read, n)) for n, x in arrays.items()}
+        errors = []
+        if is_first:
+            again = {n: x.with_read(functools.partial(read, n)) for n, x in arrays.items()}
+            try:
                 _write(place, again, metadata, most)
-        finally:
-            for name in order_weights(left):
+            except Exception as error:
+                errors.append(error)
+        for name in order_weights(left):
+            # The others may not see an error of this process, and go on with the next gather.
+            try:
                 read(name)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     agree_on_result(group, call, act)
 
@@ -171,7 +187,7 @@ def _plan(
     made: dict[str, ToWrite] = {}
     names = uses if template is None else {**uses, **template.arrays}
     for name in names:
-        if template is not None and is_ignored(name, ignore) and name not in uses:
+        if is_ignored(name, ignore):
             continue
         found = (
             _invert(name, uses[name])
@@ -209,12 +225,17 @@ def _invert(name: str, uses: Sequence[_Use]) -> ToWrite | str:
     if orders is None:
         return f"{part} of an unknown shape"
 
+    shape = weight.shape if row is None else weight.shape[1:]
+    rank = len(shape)
+    counted = [[dim % max(rank, 1) for dim in dims] for dims in orders]
+    if any(dims and sorted(dims) != list(range(rank)) for dims in counted):
+        return f"{part} of an array of {rank} dims"
+
     def turn(array: np.ndarray) -> np.ndarray:
-        for dims in reversed(orders):
+        for dims in reversed(counted):
             array = np.transpose(array, np.argsort(dims).tolist() if dims else None)
         return array
 
-    shape = weight.shape if row is None else weight.shape[1:]
     turned = turn(make_unread(shape, weight.dtype)).shape
     return ToWrite(turned, weight.dtype, lambda: turn(fetch_weight(weight, row)))
 
@@ -223,7 +244,7 @@ def _fill_like(name: str, uses: Sequence[_Use], template: Opened) -> ToWrite | s
     """Return an array with the shape and dtype of that of the template."""
     stored = template.arrays.get(name)
     if stored is None:
-        return f"it is no array of like, and {uses[0][0].path} is written to it"
+        return f"like has no array of this name, and {uses[0][0].path} is written to it"
     if not uses:
         return "no array of the model is written to it"
     parts = []
@@ -233,6 +254,8 @@ def _fill_like(name: str, uses: Sequence[_Use], template: Opened) -> ToWrite | s
             found = apply(part, make_unread(stored.shape, stored.dtype))
         except (ValueError, IndexError) as error:
             return f"{part} of {list(stored.shape)}: {error}"
+        if find_kind(weight.dtype) != find_kind(stored.dtype):
+            return f"{weight.path} is {weight.dtype}, and the array of like {stored.dtype}"
         if found.shape != shape:
             return f"{weight.path} is {list(shape)}, and {part} is {list(found.shape)}"
         parts.append(part)

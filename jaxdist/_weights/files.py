@@ -66,6 +66,11 @@ class Stored:
     shape: tuple[int, ...]
     dtype: np.dtype
 
+    @property
+    def nbytes(self) -> int:
+        """The number of its bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
@@ -86,7 +91,8 @@ def open_weights(name: str, place: Place) -> Opened:
         CheckpointError: There is no such file, or one is damaged.
         BucketError: The bucket cannot be read.
     """
-    if str(place).endswith(ENDING) and place.exists():
+    is_file = place.exists() if isinstance(place, BucketPath) else place.is_file()
+    if str(place).endswith(ENDING) and is_file:
         return Opened(*_read_header(place))
     if (place / INDEX).exists():
         return _read_index(place / INDEX, place)
@@ -105,13 +111,15 @@ def _read_index(file: Place, folder: Place) -> Opened:
     try:
         names = dict(json.loads(_read_file(file))["weight_map"])
     except (ValueError, LookupError, TypeError) as error:
-        raise _make_damage_error(file, f"it is no index: {type(error).__name__}: {error}") from None
+        what = f"it is not an index: {type(error).__name__}: {error}"
+        raise _make_damage_error(file, what) from None
+    # A file of another folder is never meant.
+    wrong = [x for x in names.values() if not isinstance(x, str) or "/" in x or "\\" in x]
+    if wrong:
+        raise _make_damage_error(file, f"it names {wrong[0]!r}, which is not in its folder")
     arrays: dict[str, Stored] = {}
     metadata: dict[str, str] = {}
     for number, part in enumerate(sorted(set(names.values()))):
-        # A file of another folder is never meant.
-        if not isinstance(part, str) or "/" in part or "\\" in part:
-            raise _make_damage_error(file, f"it names {part!r}, which is not in its folder")
         found, more = _read_header(folder / part)
         own = [name for name, where in names.items() if where == part and name in found]
         arrays |= {name: found[name] for name in own}
@@ -136,10 +144,13 @@ def _read_header(file: Place) -> tuple[dict[str, Stored], dict[str, str]]:
             raise _make_damage_error(file, f"its header is not JSON: {error}") from None
     arrays = {name: _read_entry(file, 8 + length, name, x) for name, x in header.items()}
     end = 8 + length
-    for name, where in sorted(arrays.items(), key=lambda entry: (entry[1].start, entry[0])):
+    # Arrays without elements come before the one that begins at the same byte.
+    order = sorted(arrays, key=lambda name: (arrays[name].start, arrays[name].nbytes, name))
+    for name in order:
+        where = arrays[name]
         if where.start != end:
             raise _make_damage_error(file, f"{name!r} starts at byte {where.start:,}, not {end:,}")
-        end += math.prod(where.shape) * where.dtype.itemsize
+        end += where.nbytes
     if isinstance(file, BucketPath):
         # A cut upload; its last byte is read without the others.
         with read_ranges(file, [(end - 1, 1)]):
@@ -156,7 +167,7 @@ def _read_entry(file: Place, base: int, name: str, entry: Any) -> Stored:
         is_wrong = (
             not isinstance(code, str)
             or len(lengths) != len(shape)
-            or not isinstance(start, int)
+            or not (isinstance(start, int) and isinstance(stop, int))
             or start < 0
         )
     except (TypeError, LookupError, ValueError):
@@ -229,7 +240,10 @@ def _read_range(file: Place, opened: int, start: int, count: int) -> np.ndarray:
     done = 0
     # Linux reads at most 2 GiB at once.
     while done < count:
-        got = os.preadv(opened, [data.data[done : done + (1 << 30)]], start + done)
+        try:
+            got = os.preadv(opened, [data.data[done : done + (1 << 30)]], start + done)
+        except OSError as error:
+            raise _make_missing_error(file, error) from None
         if got == 0:
             break
         done += got

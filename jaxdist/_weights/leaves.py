@@ -12,14 +12,21 @@ from jax.experimental.multihost_utils import process_allgather
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist import _compat
-from jaxdist._called import refuse
+from jaxdist._called import name_call, refuse, refuse_type
 from jaxdist._typing import PyTree
 from jaxdist._validate import show
-from jaxdist._values import Sharded, from_state, is_assignable, is_nnx_object, is_sharded_leaf
+from jaxdist._values import (
+    Sharded,
+    from_state,
+    is_assignable,
+    is_nnx_object,
+    is_sharded_leaf,
+    refuse_ref,
+)
 
 # What a module computes or draws anew. All else is a weight: parameters, statistics, and variables
 # of the user's own classes.
-NO_WEIGHTS = (nnx.RngState, nnx.Intermediate, nnx.Cache, nnx.Perturbation)
+NO_WEIGHTS = (nnx.RngState, nnx.OptState, nnx.Intermediate, nnx.Cache, nnx.Perturbation)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +59,12 @@ class ModelWeight:
     def spans_processes(self) -> bool:
         """Whether other processes have parts of it."""
         sharding = getattr(self.held, "sharding", None)
+        if isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
+            raise refuse(
+                f"model with {self.path} on an abstract mesh.",
+                "Arrays are on devices, and an abstract mesh has none.",
+                "Place the shapes: partition.place(strategy, model, rules).",
+            )
         return sharding is not None and not sharding.is_fully_addressable
 
 
@@ -64,7 +77,8 @@ def list_weights(
     new arrays in pytrees. If it raises, nothing has changed.
 
     Raises:
-        ArgumentError: The model has no weights.
+        ArgumentError: The model has no weights, or two of them have one path.
+        ArgumentTypeError: A value is a number or a container, and not an array.
     """
     found, tree = tree_flatten_with_path(model, is_leaf=_is_leaf)
     leaves = [(path, _copy_state(x) if isinstance(x, nnx.State) else x) for path, x in found]
@@ -72,6 +86,23 @@ def list_weights(
     setters: dict[str, Callable[[Any], None]] = {}  # of objects, which stay the same ones
     places: dict[str, int] = {}  # of leaves, which are replaced
     seen: set[int] = set()
+
+    def add(name: str, value: Any) -> None:
+        if name in values:
+            raise refuse(
+                f"model with two arrays at the path {name}.",
+                "A path is the name of one array in a file.",
+                "Rename one of the keys: a slash in a key looks like a level.",
+            )
+        refuse_ref(f"{name_call()} was given model at {name}", value)
+        if isinstance(value, (bool, int, float, complex, dict, list, tuple)):
+            raise refuse_type(
+                f"model with {show(value)} at {name}.",
+                "Weights are arrays, and it would be left out.",
+                "Make it an array, jnp.asarray(value), or leave it out of the model.",
+            )
+        values[name] = value
+
     for number, (path, leaf) in enumerate(leaves):
         if is_nnx_object(leaf) or isinstance(leaf, nnx.State):
             is_state = isinstance(leaf, nnx.State)
@@ -79,13 +110,14 @@ def list_weights(
                 # Objects may share a variable.
                 if isinstance(variable, nnx.Variable) and id(variable) not in seen:
                     seen.add(id(variable))
-                    name = _join(path, inner)
-                    value: Any = None if isinstance(variable, NO_WEIGHTS) else _unbox(variable)
-                    values[name] = value
+                    if isinstance(variable, NO_WEIGHTS):
+                        continue
+                    name, value = _join(path, inner), _unbox(variable)
+                    add(name, value)
                     setters[name] = value.assign if is_assignable(value) else variable.set_raw_value
         elif not isinstance(leaf, NO_WEIGHTS):
             name = _join(path)
-            values[name] = _unbox(leaf)
+            add(name, _unbox(leaf))
             if is_assignable(leaf):
                 setters[name] = leaf.assign
             else:
@@ -159,7 +191,9 @@ def fetch_weight(weight: ModelWeight, row: int | None = None) -> np.ndarray:
     Cost:
         An all-gather if other processes hold parts of it; then all of them call this function.
     """
-    held = weight.held
+    held, shape = weight.held, weight.shape
+    if row is not None:
+        held, shape = held[row], shape[1:]
     if not isinstance(held, jax.Array):
         whole = np.array(held)
     elif held.is_fully_addressable or held.is_fully_replicated:
@@ -171,5 +205,4 @@ def fetch_weight(weight: ModelWeight, row: int | None = None) -> np.ndarray:
     else:
         whole = process_allgather(held, tiled=True)
     # Without padding.
-    whole = whole[(*(slice(0, n) for n in weight.shape), ...)]
-    return whole if row is None else whole[row, ...]
+    return whole[(*(slice(0, n) for n in shape), ...)]

@@ -1,8 +1,7 @@
 """`load_weights`: from a file of safetensors into a model, each process its own slices."""
 
 import concurrent.futures
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +21,7 @@ from jaxdist._weights.leaves import ModelWeight, list_weights
 from jaxdist._weights.mapping import Mapped, Source, find_sources
 from jaxdist._weights.matching import Parts, match
 from jaxdist._weights.slices import Index, read_slices
+from jaxdist.errors import CheckpointError
 
 _SMALL = 1 << 20  # arrays with fewer elements are read several at once
 _READERS = 8
@@ -111,42 +111,68 @@ def _read_all(
     stored = open_weights("path", place).arrays
     wanted = [weight for weight in weights if weight.path in sources]
     found = match(place, wanted, sources, stored, ignore)
-    small = [weight for weight in wanted if math.prod(weight.shape) < _SMALL]
-    large = [weight for weight in wanted if math.prod(weight.shape) >= _SMALL]
+    targets = [(weight, found[weight.path], _list_slices(weight)) for weight in wanted]
 
-    def read(weight: ModelWeight) -> Any:
-        return _read_weight(weight, found[weight.path])
+    def read(weight: ModelWeight, parts: Parts, slices: Mapping[str, Index]) -> list[np.ndarray]:
+        return list(read_slices(weight, parts, list(slices.values())))
 
+    values = {}
+    small = [target for target in targets if target[1].count_elements(target[0]) < _SMALL]
+    # Threads only read: settings of JAX such as `jax.enable_x64` are those of this thread.
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-        values = dict(zip([w.path for w in small], pool.map(read, small), strict=True))
+        for target, pieces in zip(small, pool.map(read, *zip(*small, strict=True)), strict=True):
+            values[target[0].path] = _place(target[0], target[2], pieces)
     # One at a time, since the host may not have memory for two.
-    return values | {weight.path: read(weight) for weight in large}
+    for weight, parts, slices in targets:
+        if weight.path not in values:
+            pieces = read_slices(weight, parts, list(slices.values()))
+            values[weight.path] = _place(weight, slices, pieces)
+    return values
 
 
-def _read_weight(weight: ModelWeight, parts: Parts) -> Any:
+def _is_free(weight: ModelWeight) -> bool:
+    """Return whether an array is in no fixed place, so that it may move to another device."""
+    held = weight.held
+    if getattr(held, "sharding", None) is None:
+        return True
+    return isinstance(held, jax.Array) and not _compat.is_committed(held)
+
+
+def _list_slices(weight: ModelWeight) -> dict[str, Index]:
+    """Return the slices that this process needs; replicas that hold the same one need it once."""
+    shape = weight.held.shape
+    if _is_free(weight):
+        return {"": _as_slices((), shape)}
+    indices = weight.held.sharding.addressable_devices_indices_map(shape).values()
+    return {str(index): _as_slices(index, shape) for index in indices}
+
+
+def _place(weight: ModelWeight, slices: Mapping[str, Index], pieces: Iterable[np.ndarray]) -> Any:
     """Return a new value for an array of the model, with its placement."""
     held = weight.held
-    sharding = getattr(held, "sharding", None)
-    if sharding is None or (isinstance(held, jax.Array) and not _compat.is_committed(held)):
-        [values] = read_slices(weight, parts, [_as_slices((), held.shape)])
+    sharding: Any = getattr(held, "sharding", None)
+    if _is_free(weight):
+        [values] = pieces
         new: Any = values
-        if not isinstance(held, np.ndarray):
-            # It may still move to another device, as before.
+        if not isinstance(held, (np.ndarray, np.generic)):
             devices = [None] if sharding is None else sharding.device_set
             with jax.default_device(next(iter(devices))):
                 new = jnp.asarray(values)
     else:
         devices = sharding.addressable_devices_indices_map(held.shape)
-        # Replicas that hold the same slice read it once.
-        wanted = {str(index): _as_slices(index, held.shape) for index in devices.values()}
         arrays = {}
-        slices = read_slices(weight, parts, list(wanted.values()))
-        for key, values in zip(wanted, slices, strict=True):
+        for key, values in zip(slices, pieces, strict=True):
             for device in (d for d, index in devices.items() if str(index) == key):
                 one = SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
                 arrays[device] = jax.device_put(values, one)
         new = jax.make_array_from_single_device_arrays(
             held.shape, sharding, [arrays[device] for device in devices], dtype=weight.dtype
+        )
+    if new.dtype != weight.dtype:
+        raise CheckpointError(
+            f"{weight.path} is {weight.dtype} in the model, and JAX has made {new.dtype} of it.\n\n"
+            "JAX has 64 bits only with jax_enable_x64.\n\n"
+            "Load in a block of jax.enable_x64(True), or make the model with 32 bits."
         )
     return Sharded(new, *weight.value.cut) if isinstance(weight.value, Sharded) else new
 

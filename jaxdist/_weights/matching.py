@@ -29,12 +29,16 @@ def match(
     problems: list[str] = []
     missing: list[str] = []
     used: set[str] = set()
+    owners: dict[str, str] = {}
     for weight in weights:
         source = sources[weight.path]
         names = [part.name for part in source.parts]
         if not source.is_given and names[0] not in stored and weight.path in stored:
             names = [weight.path]
         used.update(names)
+        if not source.is_given and owners.setdefault(names[0], weight.path) != weight.path:
+            problems.append(f"{weight.path}: {owners[names[0]]} has the name {names[0]!r}, too")
+            continue
         absent = [name for name in names if name not in stored]
         if absent:
             problems.append(f"{weight.path}: the file has no {_describe_missing(absent, stored)}")
@@ -98,12 +102,13 @@ def _find_parts(weight: ModelWeight, source: Source, stored: Sequence[Stored]) -
         turned = shape[::-1] == weight.shape and not source.is_stacked
         hint = ": add .T" if turned else ""
         return f"{list(weight.shape)}, and {source} is {list(shape)}{hint}"
-    kinds = {_find_kind(array.dtype) for array in stored}
-    if kinds != {_find_kind(weight.dtype)}:
+    kinds = {find_kind(array.dtype) for array in stored}
+    if kinds != {find_kind(weight.dtype)}:
         return f"{weight.dtype}, and {source} is {stored[0].dtype}"
     return Parts(parts, source.is_stacked)
 
 
-def _find_kind(dtype: np.dtype) -> Any:
+def find_kind(dtype: np.dtype) -> Any:
+    """Return the kind within which numbers are converted: floats, integers, bools or complex."""
     kinds = (jnp.floating, jnp.integer, jnp.bool_, jnp.complexfloating)
     return next((kind for kind in kinds if jnp.issubdtype(dtype, kind)), dtype)

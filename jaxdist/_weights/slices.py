@@ -136,6 +136,11 @@ class Parts:
     parts: Sequence[Region | Copied]
     is_stacked: bool
 
+    def count_elements(self, weight: ModelWeight) -> int:
+        """Return how many elements are in memory while an array of a model is read."""
+        copied = [x.stored.shape for x in self.parts if isinstance(x, Copied)]
+        return max(map(math.prod, [weight.shape, *copied]))
+
 
 def find_part(stored: Stored, weight: Weight) -> Region | Copied:
     """Return where the elements of a weight are.
@@ -201,7 +206,7 @@ def _open(weight: ModelWeight, part: Region | Copied, indices: Sequence[Index]) 
         for along in zip(*indices, strict=True)
     )
     if isinstance(part, Copied):
-        values = apply(part.weight, _read_whole(part.stored), copy=None)[(*box, ...)]
+        values = apply(part.weight, _read_whole(part.stored), copy=None)[(*box, ...)].copy()
     elif part.take(box).cost >= sum(part.take(index).cost for index in indices):
         region = part
 

@@ -5,6 +5,7 @@ import math
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,19 +56,16 @@ def test_the_evaluation_with_the_smallest_loss_is_marked(
         assert axes.get_lines()[-1].get_label() == "step 20: best held-out loss"
 
 
-def test_a_file_that_cannot_be_finished_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "m.json"
     replace_file(path, b"old")
 
-    def full(self: Path, content: bytes) -> int:
+    def full() -> Iterator[bytes]:
+        yield b"new"
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="No space"):
-        replace_file(path, b"new")
-    monkeypatch.undo()
+        replace_file(path, full())
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["m.json"]
 

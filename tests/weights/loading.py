@@ -68,3 +68,17 @@ def round_trip_of_parts(folder: str) -> dict[str, Any]:
 def _sum(model: Net) -> float:
     held: Any = model.first.kernel.get_raw_value()
     return float(np.sum(held.held.addressable_data(0)))
+
+
+def export_a_number_too_large(folder: str) -> dict[str, Any]:
+    """Export three arrays of all processes, the first of which does not fit into `like`."""
+    strategy = jaxdist.MultiWorkerMirroredStrategy()
+    large = {name: np.full((8, 2), 1e30, np.float32) for name in "abc"}
+    rules = partition.Rules([], otherwise=partition.Shard(0))
+    model = partition.place(strategy, large, rules)
+    template = pathlib.Path(folder, "like.safetensors")
+    try:
+        training.export_weights(model, pathlib.Path(folder, "x.safetensors"), like=template)
+    except jaxdist.errors.CheckpointError as error:
+        return {"error": str(error)}
+    return {"error": ""}

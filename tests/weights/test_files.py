@@ -50,6 +50,7 @@ DAMAGED: dict[str, tuple[Any, bytes, str]] = {
     "a text as length": (_entry(shape=["2"]), bytes(8), "the entry of 'a'"),
     "no shape": ({"a": {"dtype": "F32"}}, bytes(8), "the entry of 'a'"),
     "a number as entry": ({"a": 3}, bytes(8), "the entry of 'a'"),
+    "a text as offset": (_entry(data_offsets=[0, "8"]), bytes(8), "the entry of 'a'"),
     "one offset": (_entry(data_offsets=[0]), bytes(8), "the entry of 'a'"),
     "a negative offset": (_entry(data_offsets=[-8, 0]), bytes(8), "the entry of 'a'"),
     "a dtype of part of a byte": (_entry(dtype="F4"), bytes(8), "with the dtype 'F4'"),
@@ -102,11 +103,12 @@ def test_a_file_that_ends_while_it_is_read_is_named(
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("[", "it is no index"),
-        ("{}", "it is no index"),
-        ('{"weight_map": 3}', "it is no index"),
+        ("[", "it is not an index"),
+        ("{}", "it is not an index"),
+        ('{"weight_map": 3}', "it is not an index"),
         ('{"weight_map": {"a": "../x.safetensors"}}', "which is not in its folder"),
         ('{"weight_map": {"a": 3}}', "which is not in its folder"),
+        ('{"weight_map": {"a": ["x"], "b": 3}}', "which is not in its folder"),
         ('{"weight_map": {"a": "x.safetensors", "c": "x.safetensors"}}', r"1 array\(s\) are not"),
         ('{"weight_map": {"a": "y.safetensors"}}', "cannot be read: FileNotFoundError"),
     ],
@@ -119,7 +121,9 @@ def test_a_damaged_index_is_named(content: str, text: str, tmp_path: pathlib.Pat
 
 
 def test_a_folder_without_weights_is_named(tmp_path: pathlib.Path) -> None:
-    for path in (tmp_path, tmp_path / "missing", tmp_path / "missing.safetensors"):
+    (tmp_path / "folder.safetensors").mkdir()
+    names = ("", "missing", "missing.safetensors", "folder.safetensors")
+    for path in (tmp_path / name for name in names):
         with pytest.raises(CheckpointError, match="which has no weights"):
             training.load_weights(_zeros(), path)
 
@@ -268,3 +272,12 @@ def test_replicas_of_an_array_read_it_once(
         reads.clear()
         training.load_weights({"x": empty}, path)
         assert sum(reads) == size
+
+
+def test_arrays_without_elements_come_back(tmp_path: pathlib.Path) -> None:
+    model = {"z": np.zeros((0, 3), np.int64), "a": np.ones(4, np.float32), "b": np.ones(())}
+    training.export_weights(model, tmp_path / "x.safetensors")
+    assert safetensors.numpy.load_file(tmp_path / "x.safetensors").keys() == model.keys()
+    empty = {name: np.zeros_like(x) for name, x in model.items()}
+    found = training.load_weights(empty, tmp_path / "x.safetensors")
+    assert all(np.array_equal(found[name], x) for name, x in model.items())

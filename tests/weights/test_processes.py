@@ -2,6 +2,7 @@
 
 import pathlib
 
+import numpy as np
 import pytest
 
 from jaxdist import training
@@ -34,3 +35,11 @@ def test_an_error_of_one_process_is_one_of_all(tmp_path: pathlib.Path) -> None:
             other = "which has no weights" if process == 1 else "process 1 has failed"
             assert other in text
         assert ("cannot write" if process == 0 else "process 0 has failed") in write
+
+
+def test_a_number_that_does_not_fit_stops_no_process(tmp_path: pathlib.Path) -> None:
+    like = {name: np.zeros((8, 2), np.float16) for name in "abc"}
+    training.export_weights(like, tmp_path / "like.safetensors")
+    found = results_of_job(loading.export_a_number_too_large, 2, args=(str(tmp_path),), devices=2)
+    assert all("cannot be converted from float32 to float16" in x["error"] for x in found)
+    assert not (tmp_path / "x.safetensors").exists()
