@@ -170,6 +170,31 @@ def test_a_tracker_is_closed_after_an_error(error: type[BaseException]) -> None:
     assert noted.closed == [False]
 
 
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_training_is_not_completed_if_a_later_callback_fails_at_its_end(
+    error: type[BaseException],
+) -> None:
+    class FailOnce(fit.Callback):
+        is_left = True
+
+        def on_train_end(self, logs: Any) -> None:
+            if self.is_left:
+                self.is_left = False
+                raise error
+
+    noted, callback = _Noted(), FailOnce()
+    callbacks = [fit.TrackerLogger(lambda: noted), callback]
+    model = make_model(mirrored(1))
+    with pytest.raises(error):
+        _fit(model, *callbacks)
+    assert noted.closed == [False]
+    _fit(model, *callbacks)
+    callback.is_left = True
+    with pytest.raises(error):
+        _fit(model, *callbacks)
+    assert noted.closed == [False, True, False]
+
+
 def test_a_tracker_is_closed_after_another_one_cannot_be() -> None:
     class Broken(_Noted):
         def close(self, completed: bool) -> None:
@@ -204,6 +229,26 @@ def test_a_method_that_is_set_on_a_callback_is_called() -> None:
     callback.on_train_batch_end = lambda batch, logs: seen.append(batch)
     _fit(make_model(mirrored(1)), callback, epochs=1)
     assert seen == [0, 1, 2]
+
+
+@pytest.mark.parametrize("frequency", ["epoch", 1])
+def test_methods_of_a_subclass_are_called_with_any_frequency(frequency: str | int) -> None:
+    seen: list[tuple[str, int]] = []
+
+    class Own(fit.TrackerLogger):
+        def on_train_batch_begin(self, batch: int, logs: Any) -> None:
+            super().on_train_batch_begin(batch, logs)
+            seen.append(("begin", batch))
+
+        def on_train_batch_end(self, batch: int, logs: Any) -> None:
+            super().on_train_batch_end(batch, logs)
+            seen.append(("end", batch))
+
+    noted = _Noted()
+    _fit(make_model(mirrored(1)), Own(lambda: noted, frequency), epochs=1)
+    assert seen == [(name, batch) for batch in range(3) for name in ("begin", "end")]
+    # They add to the logs of steps, and replace none.
+    assert [step for step, _ in noted.lines] == ([0] if frequency == "epoch" else [1, 2, 3])
 
 
 @pytest.mark.slow
