@@ -148,6 +148,44 @@ def test_steps_continue_with_initial_epoch() -> None:
     assert noted.closed == [True, True]
 
 
+class _Stream:
+    """A dataset of four batches that does not know its length."""
+
+    def __iter__(self) -> Any:
+        for _ in range(4):
+            yield DATA.x[:4], DATA.y[:4]
+
+
+def test_steps_continue_with_initial_epoch_where_the_length_is_unknown() -> None:
+    model, noted = make_model(mirrored(2)), _Noted()
+    callback = fit.TrackerLogger(lambda: noted, 2)
+
+    def train(first: int, epochs: int) -> list[int]:
+        noted.lines.clear()
+        given: dict[str, Any] = {"initial_epoch": first, "epochs": epochs, "verbose": 0}
+        model.fit(_Stream(), callbacks=[callback], **given)
+        return [step for step, _ in noted.lines]
+
+    assert train(0, 2) == [2, 4, 6, 8]
+    assert train(2, 4) == [10, 12, 14, 16]
+    # Epochs that nobody has trained are not counted.
+    assert train(6, 7) == [18, 20]
+    # An epoch is trained again, and later ones after it.
+    assert train(1, 2) == [6, 8]
+    assert train(4, 5) == [10, 12]
+    assert train(0, 1) == [2, 4]
+
+
+def test_steps_that_were_counted_win_over_the_length_of_a_later_dataset() -> None:
+    model, noted = make_model(mirrored(2)), _Noted()
+    callback = fit.TrackerLogger(lambda: noted, 100)
+    _fit(model, callback, epochs=2)
+    # Before: 2, below the 6 steps that are logged.
+    _fit(model, callback, epochs=3, initial_epoch=2, batch_size=20)
+    _fit(model, callback, epochs=6, initial_epoch=5, batch_size=20)
+    assert [step for step, _ in noted.lines] == [3, 6, 7, 10]
+
+
 def test_a_training_with_no_epoch_left_makes_no_tracker(tmp_path: pathlib.Path) -> None:
     made: list[_Noted] = []
 

@@ -56,7 +56,9 @@ class TrackerLogger(Callback):
         make: Returns the tracker. To continue a run after a restart, return one of the same run.
         log_freq: "epoch": the step is the number of the epoch, from 0. With a number N, it also
             logs after every N training steps, the values of the epoch so far, and the step is the
-            number of training steps so far, also for epochs.
+            number of training steps so far, also for epochs. With `initial_epoch`, the steps of
+            epochs that this callback has not seen are computed from the length of the dataset; if
+            that is unknown, they are not counted.
 
     Raises:
         ArgumentTypeError: `make` is not a function, or it returns something that has no `log` or no
@@ -99,6 +101,8 @@ class TrackerLogger(Callback):
         # Training steps before this epoch, None until they are known; and those until now.
         self._before: int | None = None
         self._steps = 0
+        # Those before each epoch that this callback knows, also from earlier trainings.
+        self._starts = {0: 0}
         self._logged: tuple[int, set[str]] = (-1, set())
         self._is_completed = False
 
@@ -116,7 +120,11 @@ class TrackerLogger(Callback):
     @called(_CALLER)
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
         if self._before is None:
-            self._before = epoch * (self.params.get("steps") or 0)
+            # Later epochs are those of a training that begins anew.
+            self._starts = {n: steps for n, steps in self._starts.items() if n <= epoch}
+            last = max(self._starts)
+            unseen = (epoch - last) * (self.params.get("steps") or 0)
+            self._before = self._starts[last] + unseen
         if self._tracker is None and self.model.writes_logs:
             tracker = self._make()
             if not isinstance(tracker, Tracker):
@@ -129,7 +137,8 @@ class TrackerLogger(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         self._log(logs, epoch if self._every is None else self._steps)
-        self._before = None if self._every is None else self._steps
+        if self._every is not None:
+            self._before = self._starts[epoch + 1] = self._steps
 
     def _complete(self) -> None:
         self._is_completed = True
