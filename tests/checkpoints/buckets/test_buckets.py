@@ -502,6 +502,53 @@ def test_a_profile_without_keys_is_left_to_the_role_of_the_machine(
     assert find_credentials() is None
 
 
+_SSO = "[profile p]\nsso_session = mine\nsso_account_id = 1\n\n[sso-session mine]\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "config", "message"),
+    [
+        (
+            {"AWS_PROFILE": "typo"},
+            _PROFILES.format("a", "profile p", "b"),
+            r"AWS_PROFILE=typo, the profile 'typo' is in none(.|\n)*unset AWS_PROFILE",
+        ),
+        ({"AWS_DEFAULT_PROFILE": "typo"}, None, "AWS_DEFAULT_PROFILE=typo, .* is in none"),
+        ({"AWS_PROFILE": "default"}, "[", "AWS_PROFILE=default, .* is in none"),
+        ({"AWS_PROFILE": "p"}, "[profile p]\nregion = x\n", "'p' has no credentials.*but region"),
+        ({"AWS_PROFILE": "p"}, "[profile p]\n", "'p' has no credentials.*but no values"),
+        (
+            {"AWS_PROFILE": "p"},
+            _SSO,
+            r"sso_session(.|\n)*SSO is not supported(.|\n)*export-credentials --profile p --format",
+        ),
+        (
+            {},
+            "[default]\nsso_start_url = https://x\n",
+            r"without AWS_PROFILE, the profile 'default' has.*sso_start_url(.|\n)*not supported",
+        ),
+    ],
+    ids=["typo", "no files", "unreadable", "region", "empty", "sso", "sso of default"],
+)
+def test_a_profile_that_is_named_and_cannot_be_used_is_not_replaced_by_the_role_of_the_machine(
+    variables: dict[str, str],
+    config: str | None,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+) -> None:
+    use_store("s3", monkeypatch)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name, value in {**variables, "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    if config is not None:
+        (tmp_path / ".aws").mkdir()
+        (tmp_path / ".aws" / "config").write_text(config)
+    with pytest.raises(BucketError, match=message):
+        Checkpoints(f"s3://{BUCKET}/{tmp_path.name}")
+
+
 # Damaged, copied
 
 
