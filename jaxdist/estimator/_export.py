@@ -27,6 +27,9 @@ _TAKEN = "export.begun"  # in a bucket
 # On a file system an export is written into a folder with another name, which is renamed. A bucket
 # has no rename: there `export.json` is written last and deleted first, and a folder without it is
 # not an export. An object that is created under a condition gives each export a folder of its own.
+# What a killed process has left is deleted with the exports that are older than those that are
+# kept. If it is another process that still writes, its export would be deleted as well when it is
+# complete; but while fewer are complete than are kept, it would not, and nothing is deleted.
 
 
 def write_export(
@@ -113,11 +116,17 @@ def _list_numbers(base: Place, ending: str) -> list[int]:
 
 
 def delete_old(base: Place, keep: int | None) -> None:
-    """Delete all exports but the newest ones."""
-    if keep is None:
+    """Delete all exports but the newest ones, and incomplete ones that are older than these.
+
+    See Note [Complete or absent exports].
+    """
+    complete = _list_numbers(base, f"/{_ABOUT}")
+    if keep is None or len(complete) < keep:
         return
-    for number in _list_numbers(base, f"/{_ABOUT}")[:-keep]:
+    for number in _list_numbers(base, ""):
         folder = base / str(number)
+        if number >= complete[-keep]:
+            break
         if isinstance(folder, BucketPath):
             (folder / _ABOUT).unlink()
             folder.rmtree()
