@@ -15,7 +15,7 @@ from flax import nnx
 
 from jaxdist._buckets import BucketPath
 from jaxdist._buckets.credentials import find_credentials
-from jaxdist._checkpoints import bucket_lock
+from jaxdist._checkpoints import bucket_lock, shards
 from jaxdist._checkpoints.bucket_storage import BucketStorage
 from jaxdist.errors import ArgumentError, BucketError, CheckpointError, DamagedCheckpointError
 from jaxdist.training import Checkpoints
@@ -418,6 +418,43 @@ def test_a_restore_of_800_shards_takes_few_requests(store: Proxy, url: str) -> N
     assert names.count("manifest.ocdbt") == 1
     # Before, each shard took one. How many neighbours are read at once depends on the machine.
     assert len(requests) < 200
+
+
+def test_a_restore_reads_a_number_of_bytes_at_once_and_adds_each_array_once(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, started, most = 0, 0, 0
+
+    class Counted(shards._Read):
+        def __init__(self, name: str, wanted: Any, array: Any) -> None:
+            nonlocal started, most
+            super().__init__(name, wanted, array)
+            started += 1
+            most = max(most, started)
+
+        def __getattribute__(self, name: str) -> Any:
+            nonlocal looked
+            looked += name == "size"
+            return super().__getattribute__(name)
+
+        def finish(self, folder: Any) -> Any:
+            nonlocal started
+            started -= 1
+            return super().finish(folder)
+
+    state = {str(i): np.full(10, i, np.float32) for i in range(40)}
+    with Checkpoints(url) as checkpoints:
+        checkpoints.save(1, state)
+        monkeypatch.setattr(shards, "_Read", Counted)
+        monkeypatch.setattr(shards, "_READ_BYTES", 12 * 40)
+        restored = checkpoints.restore({name: np.zeros_like(x) for name, x in state.items()})
+    assert restored is not None
+    for name, wanted in state.items():
+        _assert_equal_bits(restored.state[name], wanted)
+    # One is started before the first is waited for.
+    assert (started, most) == (0, 13)
+    # Before, of all that are being read for each array: about 500.
+    assert looked <= 2 * len(state)
 
 
 def test_a_folder_that_was_written_again_is_read_anew_by_the_same_process(url: str) -> None:
