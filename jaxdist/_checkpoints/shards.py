@@ -132,13 +132,16 @@ def read_shards(
     }
     found: dict[str, Any] = {}
     reads: deque[_Read] = deque()
+    size = 0
     for name, wanted in target.items():
         record = None if is_orbax else records[name]
         with _name_errors(folder):
             parts = [future.result() for future in opening.pop(name)]
             reads.append(_Read(name, wanted, _join(parts, record)))
-        while sum(read.size for read in reads) > _READ_BYTES:
+        size += reads[-1].size
+        while size > _READ_BYTES:
             read = reads.popleft()
+            size -= read.size
             found[read.name] = read.finish(folder)
     return found | {read.name: read.finish(folder) for read in reads}
 

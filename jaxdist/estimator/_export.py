@@ -21,12 +21,15 @@ from jaxdist.estimator._model.building import Built
 from jaxdist.training import require_extra
 
 _PROGRAM, _WEIGHTS, _ABOUT = "predict.bin", "weights", "export.json"
-_TAKEN = "export.begun"  # in a bucket
+_TAKEN, _PARTIAL = "export.begun", ".partial"  # in a bucket; on a file system
 
 # Note [Complete or absent exports]
 # On a file system an export is written into a folder with another name, which is renamed. A bucket
 # has no rename: there `export.json` is written last and deleted first, and a folder without it is
 # not an export. An object that is created under a condition gives each export a folder of its own.
+# What a killed process has left is deleted with the exports that are older than those that are
+# kept. If it is another process that still writes, its export would be deleted as well when it is
+# complete; but while fewer are complete than are kept, it would not, and nothing is deleted.
 
 
 def write_export(
@@ -65,7 +68,7 @@ def write_export(
     if isinstance(folder, BucketPath):
         _write(folder, global_step, plain, program, _describe(global_step, shapes, weights))
         return folder
-    partial = folder.with_name(f"{folder.name}.partial")
+    partial = folder.with_name(f"{folder.name}{_PARTIAL}")
     partial.mkdir(parents=True)
     _write(partial, global_step, plain, program, _describe(global_step, shapes, weights))
     partial.rename(folder)
@@ -94,7 +97,7 @@ def _take_shape(leaf: Any) -> Any:
 
 def _choose_folder(base: Place) -> Place:
     """Return the path of a new export: the time in seconds, as in TensorFlow."""
-    number = max([int(time.time()), *(n + 1 for n in _list_numbers(base, ""))])
+    number = max([int(time.time()), *(n + 1 for n in _list_numbers(base))])
     if isinstance(base, BucketPath):
         # The listing may be late. Equal contents would be taken for the same request.
         while not (base / str(number) / _TAKEN).create(uuid.uuid4().bytes):
@@ -102,27 +105,36 @@ def _choose_folder(base: Place) -> Place:
     return base / str(number)
 
 
-def _list_numbers(base: Place, ending: str) -> list[int]:
-    """Return the names of exports in order; in a bucket of those that have such an object."""
+def _list_numbers(base: Place, *, complete: bool = False) -> list[int]:
+    """Return the names of exports in order, of all or of the complete ones."""
     if isinstance(base, BucketPath):
+        ending = f"/{_ABOUT}" if complete else ""
         found = base.list_names()
         names = {name.partition("/")[0] for name in found if name.endswith(ending)}
     else:
-        names = {path.name for path in base.glob("*")}
+        ending = "" if complete else _PARTIAL
+        names = {path.name.removesuffix(ending) for path in base.glob("*")}
     return sorted(int(name) for name in names if name.isdecimal())
 
 
 def delete_old(base: Place, keep: int | None) -> None:
-    """Delete all exports but the newest ones."""
-    if keep is None:
+    """Delete all exports but the newest ones, and incomplete ones that are older than these.
+
+    See Note [Complete or absent exports].
+    """
+    complete = _list_numbers(base, complete=True)
+    if keep is None or len(complete) < keep:
         return
-    for number in _list_numbers(base, f"/{_ABOUT}")[:-keep]:
+    for number in _list_numbers(base):
+        if number >= complete[-keep]:
+            break
         folder = base / str(number)
         if isinstance(folder, BucketPath):
             (folder / _ABOUT).unlink()
             folder.rmtree()
         else:
-            shutil.rmtree(folder, ignore_errors=True)
+            for path in folder, folder.with_name(f"{number}{_PARTIAL}"):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 class Exported:

@@ -212,6 +212,33 @@ def test_exports_are_complete_or_absent_and_old_ones_are_deleted(url: str) -> No
     assert estimator.export(f"{url}/export/final", _features()).endswith("/10000000000")
 
 
+def test_what_killed_exports_have_left_is_deleted_with_old_exports(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = types.SimpleNamespace(time=lambda: 10.5)
+    monkeypatch.setattr("jaxdist.estimator._export.time", stopped)
+    estimator = _make(url).train(batches(5))
+    folder = _get(url) / "exports"
+    exporter = est.LatestExporter("latest", _features, exports_to_keep=2)
+
+    def kill(number: int) -> None:
+        for name in "export.begun", "weights/1/notes":
+            (folder / str(number) / name).write_bytes(b"1")
+
+    def export() -> list[int]:
+        checkpoint = str(estimator.latest_checkpoint())
+        path = exporter.export(estimator, str(folder), checkpoint, {}, False)
+        assert est.load_export(str(path)).global_step == 8
+        return sorted({int(name.partition("/")[0]) for name in folder.list_names()})
+
+    kill(5)
+    # Another process may still write it, and it would be one of the two that are kept.
+    assert export() == [5, 10]
+    kill(15)
+    assert export() == [10, 15, 16]
+    assert export() == [16, 17]
+
+
 def test_two_exports_of_one_second_have_folders_of_their_own_where_listings_are_late(
     store: Proxy, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,23 @@ def test_each_checkpoint_is_evaluated_and_the_last_one_is_the_result(
     assert again == found
 
 
+def test_what_killed_exports_have_left_is_deleted_with_old_exports(tmp_path: pathlib.Path) -> None:
+    estimator = _make(tmp_path / "model").train(batches(5))
+    exporter = est.LatestExporter("latest", _features, exports_to_keep=1)
+    folder, checkpoint = tmp_path / "exports", str(estimator.latest_checkpoint())
+
+    def export() -> int:
+        path = exporter.export(estimator, str(folder), checkpoint, {}, False)
+        return int(pathlib.Path(str(path)).name)
+
+    first = export()
+    for number in first - 1, first + 1, first + 10**6:
+        (folder / f"{number}.partial" / "weights").mkdir(parents=True)
+    # It is newer than all that exists, complete or not.
+    assert export() == first + 10**6 + 1
+    assert [path.name for path in folder.iterdir()] == [str(first + 10**6 + 1)]
+
+
 def test_evaluations_are_throttled(tmp_path: pathlib.Path) -> None:
     estimator = _make(tmp_path)
     spec = est.EvalSpec(batches(7), throttle_secs=3600)

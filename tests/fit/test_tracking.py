@@ -148,6 +148,44 @@ def test_steps_continue_with_initial_epoch() -> None:
     assert noted.closed == [True, True]
 
 
+class _Stream:
+    """A dataset of four batches that does not know its length."""
+
+    def __iter__(self) -> Any:
+        for _ in range(4):
+            yield DATA.x[:4], DATA.y[:4]
+
+
+def test_steps_continue_with_initial_epoch_where_the_length_is_unknown() -> None:
+    model, noted = make_model(mirrored(2)), _Noted()
+    callback = fit.TrackerLogger(lambda: noted, 2)
+
+    def train(first: int, epochs: int) -> list[int]:
+        noted.lines.clear()
+        given: dict[str, Any] = {"initial_epoch": first, "epochs": epochs, "verbose": 0}
+        model.fit(_Stream(), callbacks=[callback], **given)
+        return [step for step, _ in noted.lines]
+
+    assert train(0, 2) == [2, 4, 6, 8]
+    assert train(2, 4) == [10, 12, 14, 16]
+    # Epochs that nobody has trained are not counted.
+    assert train(6, 7) == [18, 20]
+    # An epoch is trained again, and later ones after it.
+    assert train(1, 2) == [6, 8]
+    assert train(4, 5) == [10, 12]
+    assert train(0, 1) == [2, 4]
+
+
+def test_steps_that_were_counted_win_over_the_length_of_a_later_dataset() -> None:
+    model, noted = make_model(mirrored(2)), _Noted()
+    callback = fit.TrackerLogger(lambda: noted, 100)
+    _fit(model, callback, epochs=2)
+    # Before: 2, below the 6 steps that are logged.
+    _fit(model, callback, epochs=3, initial_epoch=2, batch_size=20)
+    _fit(model, callback, epochs=6, initial_epoch=5, batch_size=20)
+    assert [step for step, _ in noted.lines] == [3, 6, 7, 10]
+
+
 def test_a_training_with_no_epoch_left_makes_no_tracker(tmp_path: pathlib.Path) -> None:
     made: list[_Noted] = []
 
@@ -168,6 +206,31 @@ def test_a_tracker_is_closed_after_an_error(error: type[BaseException]) -> None:
         _fit(make_model(mirrored(2)), fit.TrackerLogger(lambda: noted), _Kill(4, error))
     assert [step for step, _ in noted.lines] == [0]
     assert noted.closed == [False]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_training_is_not_completed_if_a_later_callback_fails_at_its_end(
+    error: type[BaseException],
+) -> None:
+    class FailOnce(fit.Callback):
+        is_left = True
+
+        def on_train_end(self, logs: Any) -> None:
+            if self.is_left:
+                self.is_left = False
+                raise error
+
+    noted, callback = _Noted(), FailOnce()
+    callbacks = [fit.TrackerLogger(lambda: noted), callback]
+    model = make_model(mirrored(1))
+    with pytest.raises(error):
+        _fit(model, *callbacks)
+    assert noted.closed == [False]
+    _fit(model, *callbacks)
+    callback.is_left = True
+    with pytest.raises(error):
+        _fit(model, *callbacks)
+    assert noted.closed == [False, True, False]
 
 
 def test_a_tracker_is_closed_after_another_one_cannot_be() -> None:
@@ -204,6 +267,26 @@ def test_a_method_that_is_set_on_a_callback_is_called() -> None:
     callback.on_train_batch_end = lambda batch, logs: seen.append(batch)
     _fit(make_model(mirrored(1)), callback, epochs=1)
     assert seen == [0, 1, 2]
+
+
+@pytest.mark.parametrize("frequency", ["epoch", 1])
+def test_methods_of_a_subclass_are_called_with_any_frequency(frequency: str | int) -> None:
+    seen: list[tuple[str, int]] = []
+
+    class Own(fit.TrackerLogger):
+        def on_train_batch_begin(self, batch: int, logs: Any) -> None:
+            super().on_train_batch_begin(batch, logs)
+            seen.append(("begin", batch))
+
+        def on_train_batch_end(self, batch: int, logs: Any) -> None:
+            super().on_train_batch_end(batch, logs)
+            seen.append(("end", batch))
+
+    noted = _Noted()
+    _fit(make_model(mirrored(1)), Own(lambda: noted, frequency), epochs=1)
+    assert seen == [(name, batch) for batch in range(3) for name in ("begin", "end")]
+    # They add to the logs of steps, and replace none.
+    assert [step for step, _ in noted.lines] == ([0] if frequency == "epoch" else [1, 2, 3])
 
 
 @pytest.mark.slow

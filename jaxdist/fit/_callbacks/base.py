@@ -70,6 +70,9 @@ class Callback:
     def close(self) -> None:
         """Release files and threads. Called when a `fit` ends, also after an error."""
 
+    def _complete(self) -> None:
+        """Called before `close` when a `fit` ends without an error of anything in it."""
+
     def _in_evaluation(self) -> contextlib.AbstractContextManager[None]:
         """Return the context of each evaluation and prediction."""
         return contextlib.nullcontext()
@@ -152,6 +155,11 @@ class CallbackList:
             for callback in self.callbacks:
                 stack.enter_context(callback._in_evaluation())
             yield
+
+    def complete(self) -> None:
+        """Tell all callbacks that `fit` has ended without an error."""
+        for callback in self.callbacks:
+            callback._complete()
 
     def close(self) -> None:
         """Close all callbacks, also if closing one of them raises an error."""

@@ -56,7 +56,9 @@ class TrackerLogger(Callback):
         make: Returns the tracker. To continue a run after a restart, return one of the same run.
         log_freq: "epoch": the step is the number of the epoch, from 0. With a number N, it also
             logs after every N training steps, the values of the epoch so far, and the step is the
-            number of training steps so far, also for epochs.
+            number of training steps so far, also for epochs. With `initial_epoch`, the steps of
+            epochs that this callback has not seen are computed from the length of the dataset; if
+            that is unknown, they are not counted.
 
     Raises:
         ArgumentTypeError: `make` is not a function, or it returns something that has no `log` or no
@@ -90,17 +92,22 @@ class TrackerLogger(Callback):
         if not (isinstance(log_freq, str) and log_freq == "epoch"):
             remedy = "Pass 'epoch', or for instance 100."
             self._every = as_integer("log_freq", log_freq, least=1, remedy=remedy)
+            # Those of a subclass, which these would hide.
+            self._own_begin, self._own_end = self.on_train_batch_begin, self.on_train_batch_end
             # Only here: `fit` waits for the devices where a callback has the second of them.
-            self.on_train_batch_begin = self._begin_batch
-            self.on_train_batch_end = self._end_batch
+            vars(self).update(
+                on_train_batch_begin=self._begin_batch, on_train_batch_end=self._end_batch
+            )
         # Training steps before this epoch, None until they are known; and those until now.
         self._before: int | None = None
         self._steps = 0
+        # Those before each epoch that this callback knows, also from earlier trainings.
+        self._starts = {0: 0}
         self._logged: tuple[int, set[str]] = (-1, set())
         self._is_completed = False
 
     def on_train_begin(self, logs: Logs) -> None:
-        self._before, self._logged, self._is_completed = None, (-1, set()), False
+        self._before, self._logged = None, (-1, set())
 
     def get_state(self) -> Any:
         return None if self._every is None else {"before": self._before}
@@ -113,7 +120,11 @@ class TrackerLogger(Callback):
     @called(_CALLER)
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
         if self._before is None:
-            self._before = epoch * (self.params.get("steps") or 0)
+            # Later epochs are those of a training that begins anew.
+            self._starts = {n: steps for n, steps in self._starts.items() if n <= epoch}
+            last = max(self._starts)
+            unseen = (epoch - last) * (self.params.get("steps") or 0)
+            self._before = self._starts[last] + unseen
         if self._tracker is None and self.model.writes_logs:
             tracker = self._make()
             if not isinstance(tracker, Tracker):
@@ -126,24 +137,28 @@ class TrackerLogger(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         self._log(logs, epoch if self._every is None else self._steps)
-        self._before = None if self._every is None else self._steps
+        if self._every is not None:
+            self._before = self._starts[epoch + 1] = self._steps
 
-    def on_train_end(self, logs: Logs) -> None:
+    def _complete(self) -> None:
         self._is_completed = True
 
     def close(self) -> None:
         tracker, self._tracker = self._tracker, None
+        is_completed, self._is_completed = self._is_completed, False
         if tracker is not None:
-            tracker.close(self._is_completed)
+            tracker.close(is_completed)
 
     def _begin_batch(self, batch: int, logs: Logs) -> None:
         self._steps = (self._before or 0) + batch
+        self._own_begin(batch, logs)
 
     def _end_batch(self, batch: int, logs: Logs) -> None:
         last, self._steps = self._steps, (self._before or 0) + batch + 1
         every = self._every or 1
         if self._steps // every > last // every:
             self._log(logs, self._steps)
+        self._own_end(batch, logs)
 
     def _log(self, logs: Logs, step: int) -> None:
         """Log values, without those that the last step of an epoch has logged already."""

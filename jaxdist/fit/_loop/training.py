@@ -129,6 +129,7 @@ def fit(model: Any, given: FitArguments) -> History:
             model._passes = feed.passes
             # Also after Ctrl-C or an error: afterwards no step may change the model.
             compiled.runner.wait()
+        callbacks.complete()
     return model.history
 
 

@@ -15,7 +15,7 @@ from flax import nnx
 
 from jaxdist._buckets import BucketPath
 from jaxdist._buckets.credentials import find_credentials
-from jaxdist._checkpoints import bucket_lock
+from jaxdist._checkpoints import bucket_lock, shards
 from jaxdist._checkpoints.bucket_storage import BucketStorage
 from jaxdist.errors import ArgumentError, BucketError, CheckpointError, DamagedCheckpointError
 from jaxdist.training import Checkpoints
@@ -420,6 +420,43 @@ def test_a_restore_of_800_shards_takes_few_requests(store: Proxy, url: str) -> N
     assert len(requests) < 200
 
 
+def test_a_restore_reads_a_number_of_bytes_at_once_and_adds_each_array_once(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, started, most = 0, 0, 0
+
+    class Counted(shards._Read):
+        def __init__(self, name: str, wanted: Any, array: Any) -> None:
+            nonlocal started, most
+            super().__init__(name, wanted, array)
+            started += 1
+            most = max(most, started)
+
+        def __getattribute__(self, name: str) -> Any:
+            nonlocal looked
+            looked += name == "size"
+            return super().__getattribute__(name)
+
+        def finish(self, folder: Any) -> Any:
+            nonlocal started
+            started -= 1
+            return super().finish(folder)
+
+    state = {str(i): np.full(10, i, np.float32) for i in range(40)}
+    with Checkpoints(url) as checkpoints:
+        checkpoints.save(1, state)
+        monkeypatch.setattr(shards, "_Read", Counted)
+        monkeypatch.setattr(shards, "_READ_BYTES", 12 * 40)
+        restored = checkpoints.restore({name: np.zeros_like(x) for name, x in state.items()})
+    assert restored is not None
+    for name, wanted in state.items():
+        _assert_equal_bits(restored.state[name], wanted)
+    # One is started before the first is waited for.
+    assert (started, most) == (0, 13)
+    # Before, of all that are being read for each array: about 500.
+    assert looked <= 2 * len(state)
+
+
 def test_a_folder_that_was_written_again_is_read_anew_by_the_same_process(url: str) -> None:
     for value in 1, 2:
         # A copied folder has no name of its own.
@@ -500,6 +537,53 @@ def test_a_profile_without_keys_is_left_to_the_role_of_the_machine(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     assert find_credentials() is None
+
+
+_SSO = "[profile p]\nsso_session = mine\nsso_account_id = 1\n\n[sso-session mine]\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "config", "message"),
+    [
+        (
+            {"AWS_PROFILE": "typo"},
+            _PROFILES.format("a", "profile p", "b"),
+            r"AWS_PROFILE=typo, the profile 'typo' is in none(.|\n)*unset AWS_PROFILE",
+        ),
+        ({"AWS_DEFAULT_PROFILE": "typo"}, None, "AWS_DEFAULT_PROFILE=typo, .* is in none"),
+        ({"AWS_PROFILE": "default"}, "[", "AWS_PROFILE=default, .* is in none"),
+        ({"AWS_PROFILE": "p"}, "[profile p]\nregion = x\n", "'p' has no credentials.*but region"),
+        ({"AWS_PROFILE": "p"}, "[profile p]\n", "'p' has no credentials.*but no values"),
+        (
+            {"AWS_PROFILE": "p"},
+            _SSO,
+            r"sso_session(.|\n)*SSO is not supported(.|\n)*export-credentials --profile p --format",
+        ),
+        (
+            {},
+            "[default]\nsso_start_url = https://x\n",
+            r"without AWS_PROFILE, the profile 'default' has.*sso_start_url(.|\n)*not supported",
+        ),
+    ],
+    ids=["typo", "no files", "unreadable", "region", "empty", "sso", "sso of default"],
+)
+def test_a_profile_that_is_named_and_cannot_be_used_is_not_replaced_by_the_role_of_the_machine(
+    variables: dict[str, str],
+    config: str | None,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+) -> None:
+    use_store("s3", monkeypatch)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name, value in {**variables, "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    if config is not None:
+        (tmp_path / ".aws").mkdir()
+        (tmp_path / ".aws" / "config").write_text(config)
+    with pytest.raises(BucketError, match=message):
+        Checkpoints(f"s3://{BUCKET}/{tmp_path.name}")
 
 
 # Damaged, copied
