@@ -180,7 +180,7 @@ class Model:
             )
         return self._compiled
 
-    def check_has_parameters(self, method: str) -> None:
+    def _check_has_parameters(self, method: str) -> None:
         """Check that the module has its parameters, and not their average.
 
         Raises:

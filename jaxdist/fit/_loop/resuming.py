@@ -135,7 +135,7 @@ def _name(callback: Callback) -> str:
 @called("fit.Model.save", replaces="training.Checkpoints")
 def save(model: Any, directory: str | Place) -> None:
     """Write the model into a directory; `Model.save` documents it."""
-    model.check_has_parameters("save")
+    model._check_has_parameters("save")
     notes = {"passes": model._passes, "has_optimizer": model._compiled is not None}
     path = as_place("directory", directory, "runs/model")
     with Checkpoints(path, keep=1) as checkpoints:
@@ -147,7 +147,7 @@ def save(model: Any, directory: str | Place) -> None:
 @called("fit.Model.load", replaces="training.Checkpoints")
 def load(model: Any, directory: str | Place) -> None:
     """Read the model from a directory; `Model.load` documents it."""
-    model.check_has_parameters("load")
+    model._check_has_parameters("load")
     path = as_place("directory", directory, "runs/model")
     if not isinstance(path, BucketPath) and not path.is_dir():
         raise refuse(

@@ -81,7 +81,7 @@ class FitArguments:
 def fit(model: Any, given: FitArguments) -> History:
     """Train a model; `Model.fit` documents it."""
     compiled = model.get_compiled("fit")
-    model.check_has_parameters("fit")
+    model._check_has_parameters("fit")
     given.check()
     examples = read_examples(given.x, given.y, given.sample_weight, needs_y=True)
     size = as_batch_size(given.batch_size, examples)
@@ -327,7 +327,7 @@ def train_on_batch(
 ) -> dict[str, float]:
     """Run one step; `Model.train_on_batch` documents it."""
     compiled = model.get_compiled("train_on_batch")
-    model.check_has_parameters("train_on_batch")
+    model._check_has_parameters("train_on_batch")
     strategy: Strategy = model.strategy
     count = count_examples("train_on_batch", x, y, weight)
     examples = read_examples(x, y, weight, needs_y=True)
