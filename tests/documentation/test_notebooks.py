@@ -92,7 +92,7 @@ def test_the_first_cell_asks_pip_to_keep_jax_and_its_plugins(
     named = [types.SimpleNamespace(name=name) for name in [*versions, None]]
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: named)
     monkeypatch.setattr(jaxdist.testing, "virtual_devices", lambda _: None)
-    # The shell sets the prompts, by which Python knows an interpreter that continues after an error.
+    # The shell sets prompts, which say that the interpreter continues after an error.
     for prompt in ("ps1", "ps2", "ps3"):
         monkeypatch.setattr(sys, prompt, "", raising=False)
     shell = InteractiveShell(config=Config({"HistoryManager": {"enabled": False}}))
