@@ -12,7 +12,7 @@ from jaxdist._buckets import Place, as_place
 from jaxdist._called import called, name_call, refuse
 from jaxdist._checkpoints import agree_on_result, find_group
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_integer, as_list, check_text, format_lines
+from jaxdist._validate import as_integer, format_lines
 from jaxdist._weights.files import (
     CODES,
     ENDING,
@@ -23,7 +23,7 @@ from jaxdist._weights.files import (
     write_weights,
 )
 from jaxdist._weights.leaves import ModelWeight, fetch_weight, list_weights
-from jaxdist._weights.mapping import Mapped, Source, find_sources, is_ignored
+from jaxdist._weights.mapping import Mapped, Source, as_ignored, find_sources, is_ignored
 from jaxdist._weights.matching import find_kind
 from jaxdist._weights.slices import convert
 from jaxdist._weights.weight import Weight, apply, list_transposes, make_unread
@@ -93,9 +93,7 @@ def export_weights(
     """
     place = as_place("path", path, f"weights{ENDING}")
     most = as_integer("max_shard_size", max_shard_size, least=1, example=5_000_000_000)
-    patterns = [*as_list("ignore", ignore, "a list of names", "Pass ['lm_head.weight'].")]
-    for pattern in patterns:
-        check_text("ignore", pattern, "lm_head.weight")
+    patterns = as_ignored(ignore)
     if patterns and like is None:
         raise refuse(
             f"ignore={patterns} without like.",
@@ -215,7 +213,7 @@ def _has_values(weight: ModelWeight) -> bool:
 
 
 def _invert(name: str, uses: Sequence[_Use]) -> ToWrite | str:
-    """Return an array that consists of one array of the model, or why there is none."""
+    """Return an array that one array of the model becomes, or why it cannot be written."""
     if len(uses) > 1:
         return f"{' and '.join(weight.path for weight, _, _ in uses)} are parts of it"
     [(weight, part, row)] = uses

@@ -14,11 +14,10 @@ from jaxdist._buckets import Place, as_place
 from jaxdist._called import called, name_call
 from jaxdist._checkpoints import agree_on_result, find_group
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_list, check_text
 from jaxdist._values import Sharded
 from jaxdist._weights.files import ENDING, open_weights
 from jaxdist._weights.leaves import ModelWeight, list_weights
-from jaxdist._weights.mapping import Mapped, Source, find_sources
+from jaxdist._weights.mapping import Mapped, Source, as_ignored, find_sources
 from jaxdist._weights.matching import Parts, match
 from jaxdist._weights.slices import Index, read_slices
 from jaxdist.errors import CheckpointError
@@ -87,9 +86,7 @@ def load_weights(
         `keras.Model.load_weights`, and the files of https://huggingface.co/docs/safetensors.
     """
     place = as_place("path", path, f"weights{ENDING}")
-    patterns = [*as_list("ignore", ignore, "a list of names", "Pass ['lm_head.weight'].")]
-    for pattern in patterns:
-        check_text("ignore", pattern, "lm_head.weight")
+    patterns = as_ignored(ignore)
     weights, put = list_weights(model)
     sources = find_sources([w.path for w in weights], {} if mapping is None else mapping)
 

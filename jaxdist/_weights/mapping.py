@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jaxdist._called import refuse, refuse_type
-from jaxdist._validate import as_list, format_lines, show
+from jaxdist._validate import as_list, check_text, format_lines, show
 from jaxdist._weights.weight import Weight, rename
 
 Mapped: TypeAlias = Mapping[str, "str | Weight | Sequence[str | Weight] | None"]
@@ -145,8 +145,23 @@ def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(start + "".join(parts))
 
 
-_TOKENS = re.compile(r"\*\*/|\*\*|\*|\?|\{[^{}]*\}|[^*?{}]+|[{}]")
-_EXPRESSIONS = {"**/": "(?:.*/)?", "**": ".*", "*": "([^/]*)", "?": "[^/]"}
+_MANY = r"/\*\*(?=/|$)"
+_TOKENS = re.compile(rf"{_MANY}|\*\*/|\*\*|\*|\?|\{{[^{{}}]*\}}|(?:(?!{_MANY})[^*?{{}}])+|[{{}}]")
+_EXPRESSIONS = {
+    "/**": "(?:/.*)?",
+    "**/": "(?:.*/)?",
+    "**": ".*",
+    "*": "([^/]*)",
+    "?": "[^/]",
+}
+
+
+def as_ignored(ignore: Any) -> list[str]:
+    """Return the argument `ignore` as a list of patterns."""
+    patterns = as_list("ignore", ignore, "a list of names", "Pass ['lm_head.weight'].")
+    for pattern in patterns:
+        check_text("ignore", pattern, "lm_head.weight")
+    return patterns
 
 
 def is_ignored(name: str, patterns: Sequence[str]) -> bool:

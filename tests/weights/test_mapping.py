@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 import jaxdist
 from jaxdist import partition, training
+from jaxdist._weights import mapping as mapping_module
 from jaxdist._weights import slices
 from jaxdist._weights.files import open_weights
 from jaxdist._weights.leaves import ModelWeight
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError
+from jaxdist.partition._placements import is_match
 from tests.tables import examples
 
 Weight = training.Weight
@@ -205,3 +207,21 @@ def test_a_weight_is_no_loop_and_shows_its_changes() -> None:
         weight.reshape("a")  # pyrefly: ignore
     with pytest.raises(ArgumentError, match=r"training.Weight"):
         Weight("")
+
+
+_SEGMENTS = st.sampled_from(["a", "ab", "b", "0", "a.b", "x+y"])
+_PATTERNS = st.sampled_from(["a", "ab", "b", "0", "*", "**", "?", "a*", "*b", "{a,b}", "{ab,0}"])
+
+
+@settings(max_examples=examples(500, 20_000), deadline=None)
+@given(
+    st.booleans(),
+    st.lists(_PATTERNS, min_size=1, max_size=4),
+    st.lists(_SEGMENTS, min_size=1, max_size=4),
+)
+def test_a_pattern_matches_the_paths_that_it_matches_in_rules(
+    anchored: bool, pattern: list[str], path: list[str]
+) -> None:
+    whole = "/" * anchored + "/".join(pattern)
+    found = mapping_module._compile(whole).fullmatch("/".join(path)) is not None
+    assert found == is_match(whole, "/".join(path))
