@@ -19,7 +19,7 @@ _CALLER = "fit.TrackerLogger"
 
 @runtime_checkable
 class Tracker(Protocol):
-    """What writes numbers for a tool such as Weights & Biases, MLflow or TensorBoard.
+    """Writes numbers for a tool such as Weights & Biases, MLflow or TensorBoard.
 
     Any class with these two methods is one. It need not inherit from this.
 
