@@ -1,0 +1,77 @@
+"""The axis of logical devices over which a function of `nn` divides its work."""
+
+import difflib
+from typing import NamedTuple
+
+import jax
+
+from jaxdist import _replica
+from jaxdist._called import refuse, refuse_type
+from jaxdist._validate import show
+from jaxdist.errors import ContextError
+
+
+class Axis(NamedTuple):
+    """An axis of the mesh, of several devices, that is not manual here."""
+
+    name: str
+    size: int
+
+
+def find_axis(axis: str, default: str) -> Axis | None:
+    """Return the axis over which to divide the work, or None where one device does all of it.
+
+    One device does it outside of a step, op by op, on a mesh without the default axis, and where a
+    replica has one device.
+
+    Args:
+        axis: The argument `axis` of the call.
+        default: The value of `axis` where the user passes none.
+
+    Raises:
+        ArgumentTypeError: `axis` is not a string.
+        ArgumentError: The axis is one of replicas, or the mesh does not have it.
+        ContextError: The axis is manual already: a `jax.shard_map`, or the stages of a pipeline.
+    """
+    if not isinstance(axis, str):
+        raise refuse_type(
+            f"axis={show(axis)}.",
+            "axis is the name of an axis of the strategy's mesh.",
+            f"Pass a string, such as {default!r}.",
+        )
+    frame = _replica.current_frame()
+    if frame is None or not frame.is_inside_step:
+        return None
+    layout = frame.strategy.layout
+    if axis in layout.replica_axes:
+        others = f"one of {list(layout.logical_axes)}" if layout.num_logical > 1 else "another one"
+        raise refuse(
+            f"axis={axis!r}, over which the replicas are.",
+            "A replica holds its own rows, and divides its work over its own devices.",
+            f"Pass {others}: replica_axes={layout.replica_axes} of the strategy are for replicas.",
+        )
+    if layout.num_logical == 1:
+        return None
+    if axis not in layout.logical_axes:
+        if axis == default:
+            return None
+        near = difflib.get_close_matches(axis, layout.logical_axes, n=1, cutoff=0.0)
+        raise refuse(
+            f"axis={axis!r}, and the mesh of the strategy has {dict(layout.mesh.shape)}.",
+            f"axis is one of its axes that are not for replicas: {list(layout.logical_axes)}.",
+            f"Pass axis={(near or layout.logical_axes)[0]!r}.",
+        )
+    around = jax.sharding.get_abstract_mesh()
+    # Op by op a replica has whole arrays on one device, and no axis is manual.
+    if not frozenset(layout.replica_axes) <= frozenset(around.manual_axes):
+        return None
+    if axis in around.manual_axes:
+        raise refuse(
+            f"axis={axis!r}, inside a function whose work is divided over this axis already.",
+            "An axis divides the work once: between the stages of a pipeline, or by a "
+            "jax.shard_map.",
+            "Use another axis of the mesh, or make the call outside of that function.",
+            kind=ContextError,
+        )
+    size = layout.mesh.shape[axis]
+    return Axis(axis, size) if size > 1 else None
