@@ -37,7 +37,8 @@ class ShardFact:
     """The facts about one value."""
 
     differs: Differs  # the axes over which it may differ
-    cut: Cut | None = None  # how the array that it is a piece of is cut; None if it is not a piece
+    # How the replicas cut the array that it is a piece of, without splits; None if it is no piece.
+    cut: Cut | None = None
     is_uniform: bool = False  # whether all elements are one number, equal on all replicas
 
 
@@ -109,9 +110,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
         shape = eqn.outvars[0].aval.shape
         for s, v in zip(inputs, eqn.invars, strict=True):
             # A cut dim of one element that broadcasts would be cut along another size.
-            if s.cut is not None and any(
-                v.aval.shape[d] != shape[d] for d in uncut_dims.list_kept(s.cut)
-            ):
+            if s.cut is not None and v.aval.shape[s.cut.dim] != shape[s.cut.dim]:
                 _refuse(eqn, s, f"{name} broadcasts them along the dim that is cut")
         return [pieces[0]]
 
@@ -125,12 +124,11 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
         _check_together(eqn, inputs, piece)
         moved = uncut_dims.follow(eqn, cut, cut.rows(cut.pieces(self.layout)))
         if moved.cut is None:
-            dims = f"dim {cut.dim}" + ("" if cut.split is None else f" or {cut.split}")
-            _refuse(eqn, piece, f"{name} changes {dims}, along which they are cut")
+            _refuse(eqn, piece, f"{name} changes dim {cut.dim}, along which they are cut")
         return [ShardFact(piece.differs, moved.cut)] * len(eqn.outvars)
 
     def _declare(self, eqn: Any, given: ShardFact) -> ShardFact:
-        cut = eqn.params["cut"]
+        cut = eqn.params["cut"].without_splits()
         if given.cut is not None and given.cut != cut:
             _refuse(eqn, given, "they are declared to be pieces that are cut differently")
         if cut.pieces(self.layout) == 1:
@@ -144,7 +142,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
 
     def _open(self, eqn: Any, given: ShardFact) -> ShardFact:
         """Return the fact of `OPEN`: its operand must be in pieces, or equal on all replicas."""
-        cut = eqn.params["cut"]
+        cut = eqn.params["cut"].without_splits()
         if given.cut is None and given.differs:
             if not eqn.params["name"]:
                 source = _compat.find_source(eqn)
@@ -178,7 +176,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
         """Return the facts of one row of each array that a scan iterates over."""
         found = []
         for s in given:
-            if s.cut is not None and (s.cut.dim == 0 or s.cut.split == 0):
+            if s.cut is not None and s.cut.dim == 0:
                 _refuse(eqn, s, "a scan iterates over the dim that is cut")
             cut = None if s.cut is None else s.cut.before(0)
             found.append(dataclasses.replace(s, cut=cut))

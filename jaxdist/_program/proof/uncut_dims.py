@@ -1,9 +1,9 @@
 """Operations that move, take or sum elements along dims that are not cut.
 
 Such an operation on the piece of a replica gives the piece of its result. This file says, for each
-operation, how the result is cut, and with which sizes it runs on the piece. The dim of the pieces,
-and the one that is split over the logical devices, must stay as they are. See Note [Whole shapes,
-local pieces] in pieces.py.
+operation, how the result is cut, and with which sizes it runs on the piece. The dim of the pieces
+must stay as it is; XLA follows the dims that are split over the logical devices. See Note [Whole
+shapes, local pieces] in pieces.py.
 """
 
 import math
@@ -17,7 +17,7 @@ class Moved(NamedTuple):
     """The result of an operation on pieces.
 
     Attributes:
-        cut: How the result is cut; None if the operation changes a dim that is cut or split.
+        cut: How the result is cut; None if the operation changes the dim that is cut.
         params: The parameters of the operation on the piece.
     """
 
@@ -39,8 +39,7 @@ def follow(eqn: Any, cut: Cut, rows: int) -> Moved:
         rows: The length of one piece along the dim that is cut.
     """
     first, *others = (tuple(v.aval.shape) for v in eqn.invars[: count_arrays(eqn)])
-    kept = list_kept(cut)
-    if first[cut.dim] != cut.size or any(s[d] != first[d] for s in others for d in kept):
+    if any(s[cut.dim] != cut.size for s in (first, *others)):
         return Moved(None, eqn.params)
     return _RULES[eqn.primitive.name](cut, eqn.params, first, rows)
 
@@ -58,17 +57,12 @@ def count_arrays(eqn: Any) -> int:
 _ARRAYS = {"dynamic_slice": 1, "dynamic_update_slice": 2, "pad": 1}
 
 
-def list_kept(cut: Cut) -> list[int]:
-    """Return the dims along which an operation must not move elements."""
-    return [cut.dim] if cut.split is None else [cut.dim, cut.split]
-
-
 def _with_rows(sizes: Sequence[int], cut: Cut, rows: int) -> tuple[int, ...]:
     return (*sizes[: cut.dim], rows, *sizes[cut.dim + 1 :])
 
 
 def _without(cut: Cut, params: dict[str, Any], removed: Sequence[int]) -> Moved:
-    if set(removed) & set(list_kept(cut)):
+    if cut.dim in removed:
         return Moved(None, params)
     for dim in sorted(removed, reverse=True):
         cut = cut.before(dim)
@@ -78,7 +72,7 @@ def _without(cut: Cut, params: dict[str, Any], removed: Sequence[int]) -> Moved:
 def _slice(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
     start, limit = params["start_indices"], params["limit_indices"]
     strides = params["strides"] or (1,) * len(shape)
-    if any((start[d], limit[d], strides[d]) != (0, shape[d], 1) for d in list_kept(cut)):
+    if (start[cut.dim], limit[cut.dim], strides[cut.dim]) != (0, shape[cut.dim], 1):
         return Moved(None, params)
     return Moved(cut, {**params, "limit_indices": _with_rows(limit, cut, rows)})
 
@@ -86,7 +80,7 @@ def _slice(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) 
 def _dynamic_slice(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
     # A slice of the whole length starts at 0, whatever its index is: JAX clamps it.
     sizes = params["slice_sizes"]
-    if any(sizes[d] != shape[d] for d in list_kept(cut)):
+    if sizes[cut.dim] != shape[cut.dim]:
         return Moved(None, params)
     return Moved(cut, {**params, "slice_sizes": _with_rows(sizes, cut, rows)})
 
@@ -96,7 +90,7 @@ def _unchanged(dims: Callable[[dict[str, Any]], Sequence[int]]) -> _Rule:
 
     def rule(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
         over = {d % len(shape) for d in dims(params)}
-        return Moved(None if over & set(list_kept(cut)) else cut, params)
+        return Moved(None if cut.dim in over else cut, params)
 
     return rule
 
@@ -112,43 +106,33 @@ def _removed(dims: Callable[[dict[str, Any]], Sequence[int]]) -> _Rule:
 
 def _pad(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
     widths = params["padding_config"]
-    changed = any(tuple(widths[d]) != (0, 0, 0) for d in list_kept(cut))
-    return Moved(None if changed else cut, params)
+    return Moved(cut if tuple(widths[cut.dim]) == (0, 0, 0) else None, params)
 
 
 def _broadcast(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
     wide, places = params["shape"], params["broadcast_dimensions"]
     sharding = params.get("sharding")
     is_placed = sharding is not None and any(s is not None for s in sharding.spec)
-    if is_placed or any(wide[places[d]] != shape[d] for d in list_kept(cut)):
+    if is_placed or wide[places[cut.dim]] != shape[cut.dim]:
         return Moved(None, params)
-    split = None if cut.split is None else places[cut.split]
-    moved = cut._replace(dim=places[cut.dim], split=split)
+    moved = cut._replace(dim=places[cut.dim])
     return Moved(moved, {**params, "shape": _with_rows(wide, moved, rows)})
 
 
 def _transpose(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
     order = list(params["permutation"])
-    split = None if cut.split is None else order.index(cut.split)
-    return Moved(cut._replace(dim=order.index(cut.dim), split=split), params)
+    return Moved(cut._replace(dim=order.index(cut.dim)), params)
 
 
 def _reshape(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
     sizes = params["new_sizes"]
 
-    def place_of(dim: int) -> int | None:
-        # A dim stays as it is if as many elements come before it, in the order of rows.
-        before = math.prod(shape[:dim])
-        found = [
-            d for d, n in enumerate(sizes) if (math.prod(sizes[:d]), n) == (before, shape[dim])
-        ]
-        return found[0] if len(found) == 1 else None
-
-    places = [place_of(d) for d in list_kept(cut)]
-    if params.get("dimensions") is not None or None in places:
+    # The dim stays as it is if as many elements come before it, in the order of rows.
+    before = math.prod(shape[: cut.dim])
+    found = [d for d, n in enumerate(sizes) if (math.prod(sizes[:d]), n) == (before, cut.size)]
+    if params.get("dimensions") is not None or len(found) != 1:
         return Moved(None, params)
-    dim, *split = [d for d in places if d is not None]
-    moved = cut._replace(dim=dim, split=split[0] if split else None)
+    moved = cut._replace(dim=found[0])
     return Moved(moved, {**params, "new_sizes": _with_rows(sizes, moved, rows)})
 
 

@@ -2,21 +2,28 @@
 
 import itertools
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxdist._mesh import ReplicaMesh
 
+Splits: TypeAlias = tuple[tuple[int, str], ...]
+
 
 class Cut(NamedTuple):
-    """The dim along which an array is cut, its size without padding, and the axes of the pieces."""
+    """The dim along which an array is cut, its size without padding, and the axes of the pieces.
+
+    `split` says which other dims are sharded over the logical devices of each replica: one dim over
+    all of their axes, or pairs of a dim and the name of an axis.
+    """
 
     dim: int
     size: int
     axes: tuple[str, ...] | None = None  # some of the replica axes; None means all
-    split: int | None = None  # another dim, sharded over the logical axes of each replica
+    split: int | Splits | None = None
 
     def over(self, layout: ReplicaMesh) -> tuple[str, ...]:
         """Return the replica axes over which the pieces are distributed."""
@@ -49,14 +56,25 @@ class Cut(NamedTuple):
         """Return the layout over the replica axes."""
         return PartitionSpec(*[None] * self.dim, self.over(layout))
 
+    @property
+    def splits(self) -> tuple[tuple[int, str | None], ...]:
+        """The dims that are split, each with the name of its axis; None means all of them."""
+        if isinstance(self.split, int):
+            return ((self.split, None),)
+        return self.split or ()
+
+    def without_splits(self) -> "Cut":
+        """Return how the replicas cut the array, whatever the devices of each of them do."""
+        return self._replace(split=None)
+
     def insert_dim(self, dim: int) -> "Cut":
         """Return the cut of the array after a dim was inserted at `dim`, as `vmap` does."""
-        split = self.split if self.split is None else self.split + (dim <= self.split)
+        split = move_splits(self.split, lambda d: d + (dim <= d))
         return self._replace(dim=self.dim + (dim <= self.dim), split=split)
 
     def before(self, dim: int) -> "Cut":
         """Return the cut of the array after dim `dim`, which is not cut, was removed."""
-        split = self.split if self.split is None else self.split - (dim < self.split)
+        split = move_splits(self.split, lambda d: None if d == dim else d - (dim < d))
         return self._replace(dim=self.dim - (dim < self.dim), split=split)
 
     def split_index(self, index: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], "Cut"]:
@@ -71,8 +89,7 @@ class Cut(NamedTuple):
         entries = index if isinstance(index, tuple) else (index,)
         if not all(e is None or e is Ellipsis or _is_static(e) for e in entries):
             return (), entries, self
-        end = self.dim if self.split is None else min(self.dim, self.split)
-        lead = tuple(itertools.takewhile(_is_static, entries[:end]))
+        lead = tuple(itertools.takewhile(_is_static, entries[: self.dim]))
         cut, kept = self, sum(isinstance(e, slice) for e in lead)
         for _ in range(len(lead) - kept):
             cut = cut.before(0)
@@ -80,11 +97,25 @@ class Cut(NamedTuple):
 
     def full_spec(self, layout: ReplicaMesh) -> PartitionSpec:
         """Return the layout over all axes, the logical ones included."""
-        if self.split is None or layout.num_logical == 1:
+        if layout.num_logical == 1 or not self.splits:
             return self.spec(layout)
-        entries = [*self.spec(layout), *[None] * (self.split - self.dim)]
-        entries[self.split] = layout.logical_axes
-        return PartitionSpec(*entries)
+        entries = {self.dim: self.over(layout), **find_split_entries(self, layout)}
+        return PartitionSpec(*(entries.get(d) for d in range(max(entries) + 1)))
+
+
+def move_splits(
+    split: int | Splits | None, move: Callable[[int], int | None]
+) -> int | Splits | None:
+    """Return the splits after their dims were moved; `move` returns None for a dim that is gone."""
+    if split is None or isinstance(split, int):
+        return None if split is None else move(split)
+    moved = ((move(dim), axis) for dim, axis in split)
+    return tuple((dim, axis) for dim, axis in moved if dim is not None) or None
+
+
+def find_split_entries(cut: Cut, layout: ReplicaMesh) -> dict[int, tuple[str, ...]]:
+    """Return the entries of a `PartitionSpec` for the dims that are split, by dim."""
+    return {d: layout.logical_axes if axis is None else (axis,) for d, axis in cut.splits}
 
 
 def _is_static(entry: Any) -> bool:

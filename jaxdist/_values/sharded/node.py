@@ -10,7 +10,7 @@ from jax.tree_util import GetAttrKey, register_pytree_node, register_pytree_with
 
 from jaxdist import _compat
 from jaxdist._called import called, refuse
-from jaxdist._values.sharded.cuts import Cut
+from jaxdist._values.sharded.cuts import Cut, Splits
 from jaxdist._values.sharded.sharded import (
     Sharded,
     assign_elements,
@@ -24,13 +24,17 @@ from jaxdist.errors import ArgumentError, UnsupportedError
 # `nnx.Optimizer.update` stores a pytree node that NNX does not know as an `nnx.State`: a mapping
 # from keys to the children of the node. The auxiliary data of the node, here its `Cut`, is lost.
 # So the key of the one child contains the `Cut`, and `from_state` makes the node from the key.
-_KEY = re.compile(r"array_cut_along_(\d+)_of_(\d+)(?:_split_along_(\d+))?(?:_over_(.+))?")
+_KEY = re.compile(
+    r"array_cut_along_(\d+)_of_(\d+)(?:_split_along_(\d+|\[[^\]]*\]))?(?:_over_(.+))?"
+)
 
 
 def _make_key(value: Sharded) -> str:
     """Return the key of the child; see Note [Declaration in the key]."""
     over = "" if value.axes is None else f"_over_{','.join(value.axes)}"
-    split = "" if value.split is None else f"_split_along_{value.split}"
+    pairs = value.split if isinstance(value.split, tuple) else ()
+    dims = f"[{','.join(f'{d}@{axis}' for d, axis in pairs)}]" if pairs else value.split
+    split = "" if value.split is None else f"_split_along_{dims}"
     return f"array_cut_along_{value.dim}_of_{value.size}{split}{over}"
 
 
@@ -42,9 +46,15 @@ def from_state(value: Any) -> Any:
     found = _KEY.fullmatch(str(key))
     if found is None:
         return value
-    split = None if found[3] is None else int(found[3])
     axes = None if found[4] is None else tuple(found[4].split(","))
-    return make_undeclared(array, Cut(int(found[1]), int(found[2]), axes, split))
+    return make_undeclared(array, Cut(int(found[1]), int(found[2]), axes, _read_split(found[3])))
+
+
+def _read_split(text: str | None) -> int | Splits | None:
+    if text is None or not text.startswith("["):
+        return None if text is None else int(text)
+    pairs = (pair.split("@", 1) for pair in text[1:-1].split(","))
+    return tuple((int(dim), axis) for dim, axis in pairs)
 
 
 def is_sharded_leaf(x: Any) -> bool:

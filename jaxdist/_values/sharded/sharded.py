@@ -1,5 +1,6 @@
 """`Sharded`: one array of which each replica holds a piece."""
 
+import math
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from jaxdist._validate import as_integer, show
 from jaxdist._values.access import get_call_context
 from jaxdist._values.arithmetic import Arithmetic
 from jaxdist._values.arrays import compute_auto, copy_if_writable, refuse_ref, view_on
-from jaxdist._values.sharded.cuts import Cut
+from jaxdist._values.sharded.cuts import Cut, Splits, find_split_entries
 from jaxdist._values.sharded.piece_marks import OPEN, PIECE
 from jaxdist.errors import ArgumentError, MissingNameError, ReplicaValueError, ShapeError
 
@@ -57,10 +58,12 @@ class Sharded(Arithmetic):
         size: Length of that dim without padding.
         axes: The replica axes over which the array is cut; None means all. Replicas that differ
             only on the other axes hold the same piece.
-        split: Another dim, which is sharded over the logical devices of each replica, or None.
+        split: Another dim, which is sharded over the logical devices of each replica, or None. Or
+            pairs of a dim and the name of a logical axis: `((0, "stage"), (2, "model"))`.
 
     Raises:
         ArgumentError: `dim` is not a dim of the array, or `size` is less than 1.
+        ArgumentTypeError: `split` is neither a dim nor pairs of a dim and the name of an axis.
 
     Example:
         >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
@@ -78,7 +81,7 @@ class Sharded(Arithmetic):
     dim: int
     size: int
     axes: tuple[str, ...] | None
-    split: int | None
+    split: int | Splits | None
 
     @called("Sharded")
     def __init__(
@@ -87,7 +90,7 @@ class Sharded(Arithmetic):
         dim: int,
         size: int,
         axes: tuple[str, ...] | None = None,
-        split: int | None = None,
+        split: int | Splits | None = None,
     ) -> None:
         dim = as_integer("dim", dim, least=0)
         size = as_integer("size", size, least=1, remedy="Leave an array without elements as it is.")
@@ -107,7 +110,7 @@ class Sharded(Arithmetic):
                 "Pass for instance axes=('replica',), or leave it out for all of them.",
             )
         if split is not None:
-            split = as_integer("split", split, least=0)
+            split = _as_splits(split)
         given: Any = array
         rank = getattr(given, "ndim", None)
         if rank is not None and not 0 <= dim < rank:
@@ -318,6 +321,21 @@ class Sharded(Arithmetic):
         )
 
 
+def _as_splits(split: Any) -> int | Splits:
+    """Check the argument `split`: a dim, or pairs of a dim and the name of an axis."""
+    if not isinstance(split, (tuple, list)):
+        return as_integer("split", split, least=0)
+    pairs = tuple(tuple(p) if isinstance(p, (tuple, list)) else (p,) for p in split)
+    is_pairs = all(len(p) == 2 and isinstance(p[1], str) for p in pairs)
+    if not pairs or not is_pairs:
+        raise refuse_type(
+            f"split={show(split)}.",
+            "split is a dim, or pairs of a dim and the name of a logical axis.",
+            'Pass for instance split=((0, "stage"), (2, "model")).',
+        )
+    return tuple((as_integer("split", d, least=0), axis) for d, axis in pairs)
+
+
 def is_sharded(x: Any) -> bool:
     """Whether `x` is a `Sharded`; for `is_leaf`."""
     return isinstance(x, Sharded)
@@ -483,15 +501,21 @@ def _all_gather(own: Any, cut: Cut, layout: ReplicaMesh) -> Any:
 
     around = jax.sharding.get_abstract_mesh()
     is_partial = frozenset(around.manual_axes) == frozenset(layout.replica_axes)
-    if not is_partial or (cut.split is None and not around.explicit_axes):
+    # A dim of a row, or of an array that the user transposed, may not divide: it stays whole here.
+    splits = {
+        d: names
+        for d, names in find_split_entries(cut, layout).items()
+        if d < own.ndim and not own.shape[d] % math.prod(layout.mesh.shape[a] for a in names)
+    }
+    if not is_partial or not (splits or around.explicit_axes):
         return gather(own)
-    axes = layout.logical_axes
+    axes = {name for names in splits.values() for name in names}
+    spec = PartitionSpec()
     # With Explicit axes the piece is whole over them here. JAX 0.12 cannot lower the transpose of
     # the gather, a scatter, while they are not manual.
-    spec = PartitionSpec()
-    if cut.split is not None and not around.explicit_axes:
-        spec = PartitionSpec(*[None] * cut.split, axes)
-    inner = jax.shard_map(
-        gather, in_specs=spec, out_specs=spec, axis_names=set(axes), check_vma=False
-    )
+    if around.explicit_axes:
+        axes = {*layout.logical_axes}
+    elif splits:
+        spec = PartitionSpec(*(splits.get(d) for d in range(max(splits) + 1)))
+    inner = jax.shard_map(gather, in_specs=spec, out_specs=spec, axis_names=axes, check_vma=False)
     return inner(own)
