@@ -257,6 +257,7 @@ PARTITION = {
     "Rules",
     "Shard",
     "Split",
+    "Stage",
     "constrain",
     "fsdp",
     "fsdp_tensor_parallel",

@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from jaxdist._values.sharded.containers import open_containers as open_containers
     from jaxdist._values.sharded.containers import rebuild_on_unflatten as rebuild_on_unflatten
     from jaxdist._values.sharded.cuts import Cut as Cut
+    from jaxdist._values.sharded.cuts import find_split_entries as find_split_entries
     from jaxdist._values.sharded.layout import cut_and_place as cut_and_place
     from jaxdist._values.sharded.layout import find_layout_of_pieces as find_layout_of_pieces
     from jaxdist._values.sharded.layout import place_sharded as place_sharded

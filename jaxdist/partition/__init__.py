@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jaxdist.partition._placements import Replicate as Replicate
     from jaxdist.partition._placements import Shard as Shard
     from jaxdist.partition._placements import Split as Split
+    from jaxdist.partition._placements import Stage as Stage
     from jaxdist.partition._rules import Rules as Rules
     from jaxdist.partition._rules import fsdp as fsdp
     from jaxdist.partition._rules import fsdp_tensor_parallel as fsdp_tensor_parallel

@@ -10,7 +10,7 @@ from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec
 
 from jaxdist import _compat, _replica
-from jaxdist._called import called, refuse, refuse_type
+from jaxdist._called import called, name_call, refuse, refuse_type
 from jaxdist._validate import as_array, as_floating, check_has_arrays, check_instance, show
 from jaxdist._values import (
     GATHERED,
@@ -23,7 +23,7 @@ from jaxdist._values import (
     whole_array,
 )
 from jaxdist.errors import ShapeError
-from jaxdist.partition._placements import Placement, Replicate, Split
+from jaxdist.partition._placements import Placement, Replicate, Split, has_axis
 
 
 @called("partition.constrain")
@@ -41,13 +41,15 @@ def constrain(value: Any, placement: Placement | int) -> Any:
 
     Args:
         value: Pytree of arrays inside a step; outside of a step it is returned unchanged.
-        placement: `Split(dim)`, or the number of the dim, or `Replicate()`.
+        placement: `Split(dim)`, or the number of the dim, or `Replicate()`. `Split(dim,
+            axis="model")` splits it over one axis of the mesh.
 
     Returns:
         The same values.
 
     Raises:
         ArgumentTypeError: `placement` is another placement.
+        ArgumentError: The mesh has no such axis, or it is one of replicas.
         ShapeError: The dim does not exist.
 
     Example:
@@ -64,8 +66,13 @@ def constrain(value: Any, placement: Placement | int) -> Any:
     # Outside of a step there is no mesh context, and a model must still work when tested alone.
     if frame is None or not frame.is_inside_step or frame.strategy.layout.num_logical == 1:
         return value
-    axes = frame.strategy.layout.logical_axes
-    dim = placement.dim if isinstance(placement, Split) else None
+    layout = frame.strategy.layout
+    axes, dim = layout.logical_axes, None
+    if isinstance(placement, Split):
+        dim = placement.dim
+        if placement.axis is not None:
+            has_axis(name_call(), placement, placement.axis, axes, layout)
+            axes = (placement.axis,)
     return jax.tree.map(lambda x: _constrain_array(x, dim, axes), value)
 
 

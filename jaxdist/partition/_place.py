@@ -39,7 +39,7 @@ from jaxdist.partition._placements import (
     is_match,
 )
 from jaxdist.partition._resolve import ResolvedPlacement, resolve
-from jaxdist.partition._rules import Rules, as_rules, describe_conflicts
+from jaxdist.partition._rules import Rules, as_rules, describe_conflicts, put_on_stages
 
 T = TypeVar("T")
 
@@ -206,7 +206,15 @@ def _choose_placements(
     placements = {path: pairs[0][1] for path, pairs in found.items() if pairs}
     if rules.otherwise is not None:
         placements |= {path: rules.otherwise for path in paths if path not in placements}
-    return placements
+    unused = [p for p, _ in rules.stages if not any(is_match(p, path) for path in paths)]
+    if unused and are_params and paths:
+        raise ArgumentError(
+            f"partition.place: the rules put {unused[0]!r} on stages, which matches no parameter "
+            "of tree.\n\n"
+            f"The nearest path is {find_nearest(unused[0], paths)!r}.\n\n"
+            "Pass the pattern of the stacked layers: rules.on_stages('layers/**')."
+        )
+    return {path: put_on_stages(rules, path, found) for path, found in placements.items()}
 
 
 def _check_all_match(found: dict[str, Any], rules: Rules, are_params: bool) -> None:

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from jaxdist._called import called, refuse, refuse_type
-from jaxdist._validate import as_flag, as_list, check_instance, check_size, show
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._validate import as_flag, as_integer, as_list, check_instance, check_size, show
+from jaxdist.errors import ArgumentError
 
 TABLE = "embedding"  # the parameter of `nnx.Embed`: [rows, columns]
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -69,6 +71,7 @@ def find_nearest(wanted: str, known: Iterable[str]) -> str | None:
 
 
 REPLICA, LOGICAL = "replica", "logical"
+STAGE = "stage"  # the usual name of the axis of stages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,24 +92,31 @@ class Split:
     operations that use it. With one logical device it is equivalent to `Replicate()`.
 
     Args:
-        dim: The dim, whose size must be a multiple of the number of logical devices; a negative
-            number counts from the end.
+        dim: The dim, whose size must be a multiple of the number of devices; a negative number
+            counts from the end.
+        axis: The axis of the mesh over which it is split, one that is not for replicas; None means
+            all of these axes.
         must_divide: Whether any other size is an error; with False, such a leaf is not split.
 
     Raises:
-        ArgumentTypeError: `dim` is not an integer, or `must_divide` is not a flag.
+        ArgumentTypeError: `dim` is not an integer, `axis` is not a string, or `must_divide` is not
+            a flag.
 
     Example:
         >>> partition.Split(1)
         Split(dim=1)
+        >>> partition.Split(0, axis="experts")
+        Split(dim=0, axis='experts')
     """
 
     dim: int
+    axis: str | None = None
     must_divide: bool = dataclasses.field(default=True, kw_only=True)
 
     @called("partition.Split")
     def __post_init__(self) -> None:
         _check_dim("Split", "dim", self.dim)
+        _check_axis("Split", "axis", self.axis)
         as_flag("must_divide", self.must_divide)
 
     def __repr__(self) -> str:
@@ -133,13 +143,16 @@ class Shard:
         pad: Whether to pad `dim` if its size is not a multiple of the number of replicas.
         min_bytes: Leaves with fewer bytes (in float32) are replicated. None takes the size from
             which sharding is faster, by the latency of a collective, as `sharded_update` does.
+        split_axis: The axis of the mesh over which `split` is split; None means all axes that are
+            not for replicas.
         must_divide: Whether a `dim` or `split` that the devices do not divide is an error; with
             False, such a `dim` counts as None, and such a `split` is not applied.
 
     Raises:
-        ArgumentTypeError: `dim` or `split` is not an integer, `axes` are not names, `min_bytes` is
-            not a number, or `pad` or `must_divide` is not a flag.
-        ArgumentError: `dim` and `split` are the same, or `min_bytes` is negative.
+        ArgumentTypeError: `dim` or `split` is not an integer, `axes` or `split_axis` are not names,
+            `min_bytes` is not a number, or `pad` or `must_divide` is not a flag.
+        ArgumentError: `dim` and `split` are the same, `split_axis` comes without `split`, or
+            `min_bytes` is negative.
 
     Example:
         >>> partition.Shard(dim=0, split=1)
@@ -151,6 +164,7 @@ class Shard:
     axes: tuple[str, ...] | None = None
     pad: bool = dataclasses.field(default=False, kw_only=True)
     min_bytes: float | None = dataclasses.field(default=0, kw_only=True)
+    split_axis: str | None = dataclasses.field(default=None, kw_only=True)
     must_divide: bool = dataclasses.field(default=True, kw_only=True)
 
     @called("partition.Shard")
@@ -165,6 +179,14 @@ class Shard:
                 "logical devices.",
                 f"Pass another split, or leave dim out, Shard(split={self.split}): the largest of "
                 "the other dims is cut.",
+            )
+        _check_axis("Shard", "split_axis", self.split_axis)
+        if self.split_axis is not None and self.split is None:
+            raise refuse(
+                f"split_axis={self.split_axis!r} without split.",
+                "split_axis is the axis over which the dim split is split.",
+                f"Pass the dim too, Shard(split=1, split_axis={self.split_axis!r}), or leave it "
+                "out.",
             )
         # A frozen dataclass sets its own fields with `object.__setattr__`. A string is iterable,
         # so `tuple("data")` would be four axes.
@@ -198,7 +220,7 @@ class ByNames:
 
     Args:
         axes: For each name of a dim: `"replica"` (sharded over the replicas), `"logical"` (split
-            over the logical devices), an axis of the strategy's mesh, or None (neither).
+            over all logical devices), an axis of the strategy's mesh, or None (none of these).
 
     Raises:
         ArgumentTypeError: `axes` is not a mapping of strings to strings or None.
@@ -230,7 +252,104 @@ class ByNames:
         return hash(tuple(sorted(self.axes)))
 
 
-Placement: TypeAlias = Replicate | Split | Shard | ByNames
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Placement of a stack of layers, `[layers, ...]`: each stage of a pipeline has its own layers.
+
+    `nn.pipeline_loss` runs such a stack. On a mesh without the axis, a leaf has the placement `of`.
+
+    Shapes:
+        `[layers, ...]`, split on dim 0 over the devices of the axis. With `chunks=v` the leaf is
+        `[v, layers / v, ...]`, split on dim 1: chunk `c` of stage `s` is the stage `c * S + s` of
+        `v * S` in the order of the model. So a reshape makes one form from the other.
+
+    Args:
+        of: The placement of one layer's leaf. Its dims are counted without those of the stack:
+            `Stage(Shard())` for FSDP, `Stage(Split(1, axis="model"))` for tensor parallelism.
+        axis: The axis of the mesh whose devices are the stages.
+        chunks: How many parts of the model each stage has, for an interleaved schedule.
+
+    Raises:
+        ArgumentTypeError: `of` is not a placement of one layer, `axis` is not a string, or `chunks`
+            is not an integer.
+        ArgumentError: `chunks` is less than 1.
+
+    Example:
+        >>> partition.Stage(partition.Shard(), chunks=2)
+        Stage(of=Shard(dim=None, split=None, axes=None, pad=False, min_bytes=0), chunks=2)
+
+    Source:
+        Interleaved stages: arXiv:2104.04473.
+    """
+
+    of: Replicate | Split | Shard | ByNames = Replicate()
+    axis: str = dataclasses.field(default=STAGE, kw_only=True)
+    chunks: int = dataclasses.field(default=1, kw_only=True)
+
+    @called("partition.Stage")
+    def __post_init__(self) -> None:
+        check_instance(
+            "of",
+            self.of,
+            (Replicate, Split, Shard, ByNames),
+            "the placement of one layer",
+            "Pass partition.Replicate(), Split(dim), Shard(...) or ByNames({...}).",
+        )
+        _check_axis("Stage", "axis", self.axis, is_needed=True)
+        as_integer("chunks", self.chunks, least=1)
+
+    @property
+    def num_stack_dims(self) -> int:
+        """Number of dims of the stack, which come before those of a layer."""
+        return 1 if self.chunks == 1 else 2
+
+    def __repr__(self) -> str:
+        return _show_fields(self)
+
+
+Placement: TypeAlias = Replicate | Split | Shard | ByNames | Stage
+
+
+def has_axis(
+    what: str, placement: Placement, axis: str, axes: tuple[str, ...], layout: ReplicaMesh
+) -> bool:
+    """Whether an array can be split over an axis: the mesh has it, with several devices.
+
+    Args:
+        what: The leaf, or the call, for errors.
+        placement: The placement that names the axis.
+        axis: The name.
+        axes: The logical axes over which the array may be split.
+        layout: The mesh.
+
+    Raises:
+        ArgumentError: The axis is for replicas or for stages, or the mesh has other axes.
+    """
+    if axis in layout.replica_axes:
+        raise ArgumentError(
+            f"{what}: {placement!r} names {axis!r}, which is an axis of replicas.\n\n"
+            "Over the replicas a parameter is cut into pieces, which layers gather.\n\n"
+            f"Use partition.Shard(axes=({axis!r},)), or name one of the other axes, "
+            f"{list(layout.logical_axes)}."
+        )
+    if axis in axes:
+        return layout.mesh.shape[axis] > 1
+    if axis in layout.logical_axes:
+        raise ArgumentError(
+            f"{what}: {placement!r} names {axis!r}, which is the axis of the stages.\n\n"
+            "Its devices have different layers, so a layer is not split over it.\n\n"
+            f"Name another axis of the mesh, {dict(layout.mesh.shape)}."
+        )
+    if layout.num_logical == 1:
+        return False
+    known = list(layout.logical_axes)
+    near = difflib.get_close_matches(axis, known, n=1, cutoff=0.0)
+    raise ArgumentError(
+        f"{what}: {placement!r} names the axis {axis!r}, and the mesh of the strategy has "
+        f"{dict(layout.mesh.shape)}.\n\n"
+        f"An array is split over an axis that is not for replicas: {known}.\n\n"
+        f"Name {near[0]!r}, or give the mesh the axis {axis!r}, with one device if you like."
+    )
 
 
 _AXES = (
@@ -241,15 +360,20 @@ _AXES = (
 
 def check_placement(name: str, value: Any) -> Placement:
     """Check that `value` is a placement, and return it."""
-    remedy = "Pass partition.Replicate(), Split(dim), Shard(...) or ByNames({...})."
-    check_instance(name, value, (Replicate, Split, Shard, ByNames), "a placement", remedy)
+    remedy = "Pass partition.Replicate(), Split(dim), Shard(...), ByNames({...}) or Stage()."
+    check_instance(name, value, (Replicate, Split, Shard, ByNames, Stage), "a placement", remedy)
     return value
 
 
-def _show_fields(placement: Split | Shard) -> str:
-    """Format a placement; `must_divide` only if it is not the default."""
-    fields = vars(placement)
-    shown = [f"{k}={v!r}" for k, v in fields.items() if k != "must_divide" or not v]
+# Fields that are shown only where they are not these.
+_USUAL = {"must_divide": True, "split_axis": None, "chunks": 1}
+
+
+def _show_fields(placement: Split | Shard | Stage) -> str:
+    """Format a placement; rare fields only if they are not the default."""
+    usual: dict[str, Any] = {**_USUAL, "axis": STAGE if isinstance(placement, Stage) else None}
+    fields = vars(placement).items()
+    shown = [f"{k}={v!r}" for k, v in fields if k not in usual or v != usual[k]]
     return f"{type(placement).__name__}({', '.join(shown)})"
 
 
@@ -260,4 +384,14 @@ def _check_dim(what: str, name: str, dim: Any) -> None:
             f"{name}={show(dim)}.",
             f"{name} is the number of a dim, from 0, or from -1 backwards.",
             f"Pass for instance {name}=0.",
+        )
+
+
+@called(lambda what: f"partition.{what}")
+def _check_axis(what: str, name: str, axis: Any, *, is_needed: bool = False) -> None:
+    if not (isinstance(axis, str) or (axis is None and not is_needed)):
+        raise refuse_type(
+            f"{name}={show(axis)}.",
+            f"{name} is the name of an axis of the strategy's mesh.",
+            f"Pass a string, such as {name}='model'.",
         )

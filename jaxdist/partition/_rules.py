@@ -7,6 +7,7 @@ a later rule, and loses its layout without a message. Here that is an error. So 
 order, and lists of rules can be joined.
 """
 
+import copy
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
@@ -16,12 +17,14 @@ from jaxdist._validate import CallerRename, as_flag, as_list, check_has_arrays, 
 from jaxdist.errors import ArgumentError
 from jaxdist.partition._activations import check_activation, constrain
 from jaxdist.partition._placements import (
+    STAGE,
     TABLE,
     ByNames,
     Placement,
     Replicate,
     Shard,
     Split,
+    Stage,
     check_placement,
     find_nearest,
     is_match,
@@ -60,7 +63,7 @@ class Rules:
         Split(dim=1)
     """
 
-    __slots__ = ("activations", "must_match", "otherwise", "rules")
+    __slots__ = ("activations", "must_match", "otherwise", "rules", "stages")
 
     @called(_CALLER)
     def __init__(
@@ -77,6 +80,8 @@ class Rules:
             call_as(f"{_CALLER}(activations=[({pattern!r}, ...)])", check_activation, placement)
         self.otherwise = None if otherwise is None else check_placement("otherwise", otherwise)
         self.must_match = as_flag("must_match", must_match)
+        # Patterns of stacks of layers, each with the `Stage` around the placement of a layer.
+        self.stages: tuple[tuple[str, Stage], ...] = ()
 
     @called("Rules.placement_of")
     def placement_of(self, path: str) -> Placement | None:
@@ -90,7 +95,36 @@ class Rules:
             None
         """
         path = _check_path("path", path)
-        return _find_match(self.rules, path) or self.otherwise
+        found = _find_match(self.rules, path) or self.otherwise
+        return None if found is None else put_on_stages(self, path, found)
+
+    @called("Rules.on_stages", replaces="partition.Stage")
+    def on_stages(self, pattern: str, *, axis: str = STAGE, chunks: int = 1) -> "Rules":
+        """Return these rules for a model whose stacked layers are the stages of a pipeline.
+
+        A leaf that the pattern matches gets the placement `Stage(of)`, where `of` is the placement
+        by these rules, whose dims are those of one layer.
+
+        Args:
+            pattern: The pattern of the leaves of the stack, such as `"layers/**"`.
+            axis: As for `partition.Stage`.
+            chunks: As for `partition.Stage`.
+
+        Raises:
+            ArgumentTypeError: `pattern` or `axis` is not a string, or `chunks` is not an integer.
+            ArgumentError: `chunks` is less than 1.
+
+        Example:
+            >>> rules = partition.fsdp(min_bytes=0).on_stages("layers/**")
+            >>> rules.placement_of("layers/mlp/up/kernel")
+            Stage(of=Shard(dim=None, split=None, axes=None, pad=False, min_bytes=0))
+            >>> rules.placement_of("embed/embedding")
+            Shard(dim=None, split=None, axes=None, pad=False, min_bytes=0)
+        """
+        staged = copy.copy(self)
+        stage = Stage(axis=axis, chunks=chunks)
+        staged.stages = (*self.stages, (_check_path("pattern", pattern), stage))
+        return staged
 
     @called("Rules.constrain")
     def constrain(self, value: Any, name: str) -> Any:
@@ -132,8 +166,17 @@ class Rules:
         lines = [f"  {pattern!r}: {placement!r}" for pattern, placement in self.rules]
         if self.otherwise is not None:
             lines.append(f"  otherwise: {self.otherwise!r}")
+        lines += [f"  stages {pattern!r}: {stage!r}" for pattern, stage in self.stages]
         lines += [f"  activation {p!r}: {placement!r}" for p, placement in self.activations]
         return "\n".join(["Rules(", *lines, ")"])
+
+
+def put_on_stages(rules: Rules, path: str, placement: Placement) -> Placement:
+    """Return the placement of a leaf, by the placement of one layer; see `Rules.on_stages`."""
+    stage = _find_match(rules.stages, path)
+    if not isinstance(stage, Stage) or isinstance(placement, Stage):
+        return placement
+    return dataclasses.replace(stage, of=placement)
 
 
 def as_rules(rules: Any) -> Rules:
@@ -255,7 +298,8 @@ def fsdp(*, min_bytes: float | None = None, axes: tuple[str, ...] | None = None)
     return Rules([("*", Shard(axes=axes, min_bytes=min_bytes))])
 
 
-def tensor_parallel() -> Rules:
+@called("partition.tensor_parallel", replaces="partition.Split")
+def tensor_parallel(*, axis: str | None = None) -> Rules:
     """Return the rules of tensor parallelism for attention and MLP blocks.
 
     The kernels into a block (`query`, `key`, `value`; `up`, `gate`) are split by their outputs,
@@ -266,6 +310,10 @@ def tensor_parallel() -> Rules:
     number of logical devices. Kernels of layers that are stacked in one array (`nnx.scan`) have one
     more dim in front. If their variables have the metadata `stacked_layers=True`, they are placed
     like a kernel of one layer; otherwise they need their own rules.
+
+    Args:
+        axis: The axis of the mesh over which kernels are split; None means all axes that are not
+            for replicas (nor for stages, with `Rules.on_stages`).
 
     Example:
         >>> rules = partition.tensor_parallel()
@@ -280,13 +328,17 @@ def tensor_parallel() -> Rules:
         Megatron-LM, arXiv:1909.08053.
     """
     # Not every model has all of these layers, so a rule may match nothing.
-    rules = [*_rules_of_blocks(Split(1), Split(0)), (TABLE, Split(0, must_divide=False))]
+    table = Split(0, axis, must_divide=False)
+    rules = [*_rules_of_blocks(Split(1, axis), Split(0, axis)), (TABLE, table)]
     return Rules(rules, otherwise=Replicate(), must_match=False)
 
 
 @called("partition.fsdp_tensor_parallel", replaces="partition.Shard")
 def fsdp_tensor_parallel(
-    *, min_bytes: float | None = None, axes: tuple[str, ...] | None = None
+    *,
+    min_bytes: float | None = None,
+    axes: tuple[str, ...] | None = None,
+    split_axis: str | None = None,
 ) -> Rules:
     """Return the rules of `tensor_parallel` and `fsdp` together.
 
@@ -296,6 +348,7 @@ def fsdp_tensor_parallel(
     Args:
         min_bytes: As for `fsdp`.
         axes: As for `fsdp`.
+        split_axis: As `axis` for `tensor_parallel`.
 
     Example:
         >>> rules = partition.fsdp_tensor_parallel(min_bytes=0)
@@ -304,7 +357,8 @@ def fsdp_tensor_parallel(
     """
 
     def shard(split: int | None) -> Shard:
-        return Shard(None, split, axes, min_bytes=min_bytes)
+        over = None if split is None else split_axis
+        return Shard(None, split, axes, min_bytes=min_bytes, split_axis=over)
 
     table = dataclasses.replace(shard(0), must_divide=False)
     rules = [*_rules_of_blocks(shard(1), shard(0)), (TABLE, table)]

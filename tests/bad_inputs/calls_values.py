@@ -300,6 +300,14 @@ CALLS = {
         lambda: {"dim": 0},
         use=lambda rule: jaxdist.partition.place(_mesh_of_pairs(), _params(), [("w", rule)]),
     ),
+    "jaxdist.partition.Stage": Call(
+        lambda: jaxdist.partition.Stage,
+        use=lambda rule: jaxdist.partition.place(strategy(), _params(), [("w", rule)]),
+    ),
+    "jaxdist.partition.Rules.on_stages": Call(
+        lambda: _rules().on_stages,
+        lambda: {"pattern": "w", "axis": "stage", "chunks": 1},
+    ),
     "jaxdist.partition.fsdp": Call(
         lambda: jaxdist.partition.fsdp,
         use=lambda rules: jaxdist.partition.place(strategy(), _params(), rules),
@@ -307,7 +315,7 @@ CALLS = {
     "jaxdist.partition.fsdp_tensor_parallel": Call(
         lambda: jaxdist.partition.fsdp_tensor_parallel,
         use=lambda rules: jaxdist.partition.place(
-            _mesh_of_pairs(), {"up": {"kernel": jnp.ones((4, 2))}}, rules
+            strategy(), {"up": {"kernel": jnp.ones((4, 2))}}, rules
         ),
     ),
     "jaxdist.partition.replicated": Call(lambda: jaxdist.partition.replicated),

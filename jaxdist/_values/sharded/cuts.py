@@ -115,7 +115,11 @@ def move_splits(
 
 def find_split_entries(cut: Cut, layout: ReplicaMesh) -> dict[int, tuple[str, ...]]:
     """Return the entries of a `PartitionSpec` for the dims that are split, by dim."""
-    return {d: layout.logical_axes if axis is None else (axis,) for d, axis in cut.splits}
+    entries: dict[int, tuple[str, ...]] = {}
+    for dim, axis in cut.splits:
+        names = layout.logical_axes if axis is None else (axis,)
+        entries[dim] = (*entries.get(dim, ()), *names)
+    return entries
 
 
 def _is_static(entry: Any) -> bool:

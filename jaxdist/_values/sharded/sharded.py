@@ -325,9 +325,8 @@ def _as_splits(split: Any) -> int | Splits:
     """Check the argument `split`: a dim, or pairs of a dim and the name of an axis."""
     if not isinstance(split, (tuple, list)):
         return as_integer("split", split, least=0)
-    pairs = tuple(tuple(p) if isinstance(p, (tuple, list)) else (p,) for p in split)
-    is_pairs = all(len(p) == 2 and isinstance(p[1], str) for p in pairs)
-    if not pairs or not is_pairs:
+    pairs = [p for p in split if isinstance(p, (tuple, list)) and len(p) == 2]
+    if not pairs or len(pairs) < len(split) or not all(isinstance(p[1], str) for p in pairs):
         raise refuse_type(
             f"split={show(split)}.",
             "split is a dim, or pairs of a dim and the name of a logical axis.",
