@@ -34,7 +34,7 @@ ROWS = [
     {"tpu", "cluster_resolver", "cost", "_launching"},
     {"_cluster", "_gpus", "_reports", "_resolve"},
     {"_values", "_collectives"},
-    {"_replica"},
+    {"_pipeline", "_replica"},
     {"_program", "data", "nn", "partition"},
     {"_update"},
     {"_checks", "_checkpoints"},

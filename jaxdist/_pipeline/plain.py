@@ -1,0 +1,96 @@
+"""The loss of a pipeline on one device: micro-batches in the same order, with the same sums."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist._pipeline.derivative import attach_gradients
+from jaxdist._pipeline.model import (
+    StageFns,
+    check_model,
+    merge,
+    pick,
+    read_inputs,
+    widen,
+)
+
+
+def run_plain(
+    stage_fns: StageFns,
+    parts: Any,
+    batch: Any,
+    *,
+    chunks: int = 1,
+    keys: Any = None,
+    reduce: str = "mean",
+) -> Any:
+    """Return the loss of all micro-batches on one device.
+
+    Cost:
+        The memory of one micro-batch: its gradients are computed right after its loss, and nothing
+        is computed twice.
+
+    Args:
+        stage_fns: The functions of the model.
+        parts: The parameters of embed, of the layers, and of head.
+        batch: Arrays `[micro_batches, rows, ...]`.
+        chunks: Whether stacks are `[layers, ...]` (1) or `[chunks, layers / chunks, ...]`.
+        keys: Random keys `[micro_batches, rows]`, or None.
+        reduce: "mean" or "sum" of the losses of the micro-batches.
+    """
+    inputs = read_inputs(parts, batch, keys, chunks)
+    model = check_model(stage_fns, inputs, inputs.leaves)
+    scale, of_layers = get_factors(reduce, inputs.micro_batches)
+
+    def loss_of_one(parts: list[Any], rows: list[Any]) -> Any:
+        e, w, h, one, keys = inputs.take_apart([*parts, *rows])
+        if chunks > 1:
+            w = [a.reshape(-1, *a.shape[2:]) for a in w]
+        x, losses = model.run_layers(w, model.embed(e, one), keys, 0)
+        loss = model.head(h, x, one)
+        return loss if losses is None else loss + losses * of_layers
+
+    split = sum(inputs.counts[:3])
+
+    def value(leaves: list[Any]) -> Any:
+        def add(total: Any, rows: list[Any]) -> Any:
+            return total + loss_of_one(leaves[:split], rows), None
+
+        total, _ = jax.lax.scan(add, jnp.zeros((), model.loss_dtype), leaves[split:])
+        return total * scale
+
+    def gradients(wanted: Sequence[bool], leaves: list[Any]) -> tuple[Any, list[Any]]:
+        parts, rows = leaves[:split], leaves[split:]
+        of_parts, of_rows = wanted[:split], wanted[split:]
+        fixed = pick(parts, of_parts)
+
+        def loss_of(chosen: list[Any], chosen_rows: list[Any], rows: list[Any]) -> Any:
+            return loss_of_one(merge(chosen, parts, of_parts), merge(chosen_rows, rows, of_rows))
+
+        def add(sums: Any, rows: list[Any]) -> Any:
+            total, found = sums
+            loss, (g, g_rows) = jax.value_and_grad(loss_of, (0, 1))(
+                fixed, pick(rows, of_rows), rows
+            )
+            # Sums of bfloat16 would lose what is below 1/256 of them.
+            found = [a + b.astype(a.dtype) for a, b in zip(found, g, strict=True)]
+            return (total + loss, found), g_rows
+
+        start = jnp.zeros((), model.loss_dtype), [jnp.zeros(a.shape, widen(a.dtype)) for a in fixed]
+        (total, found), g_rows = jax.lax.scan(add, start, rows)
+        each = iter([g * scale for g in (*found, *g_rows)])
+        return total * scale, [next(each) if w else None for w in wanted]
+
+    return attach_gradients(value, gradients, inputs.leaves)
+
+
+def get_factors(reduce: str, micro_batches: int) -> tuple[float, float]:
+    """Return the factor of the sum of all losses, and that of layers' losses beside the head's.
+
+    The losses of layers are a mean over micro-batches in any case.
+    """
+    if reduce == "mean":
+        return 1 / micro_batches, 1.0
+    return 1.0, 1 / micro_batches

@@ -1,0 +1,293 @@
+"""The operations of one stage, on its slots: forward, backward, and the backward in two parts."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist._pipeline.layers import Layers
+from jaxdist._pipeline.model import Five, Leaves, Model, merge, pick, widen
+from jaxdist._pipeline.slots import Slots
+
+# Buffers by name: x, g, r, d (slots), up, down (what moves after a tick), sums, loss.
+State: TypeAlias = dict[str, Any]
+# One tick of the table as this device reads it: scalars.
+Row: TypeAlias = dict[str, Any]
+
+
+class Sums(NamedTuple):
+    """Sums over micro-batches of the gradients of wanted leaves, by part."""
+
+    embed: Leaves
+    layers: Leaves
+    head: Leaves
+    rows: Leaves
+
+
+class Stage:
+    """What one device does in its ticks.
+
+    Args:
+        model: The functions of the model.
+        slots: The slots of the table.
+        me: The number of this stage.
+        of_layers: The factor of the layers' own losses.
+        wanted: Which leaves have gradients, by part.
+        values: The leaves that this device has, by part.
+    """
+
+    def __init__(
+        self, model: Model, slots: Slots, me: Any, of_layers: float, wanted: Five, values: Five
+    ) -> None:
+        self._model = model
+        self._slots = slots
+        self._me = me
+        self._of_layers = of_layers
+        self._wanted = wanted
+        self._has_gradients = slots.table.has_gradients
+        # [chunks, layers of a chunk, ...] in any case.
+        stacks = [a[None] for a in values.layers] if slots.table.chunks == 1 else values.layers
+        self._values = values._replace(layers=stacks)
+        self._layers = Layers(
+            model, wanted.layers, _without_dim(stacks), _without_dim(values.keys), of_layers
+        )
+
+    def start(self) -> State:
+        """Return the state before the first tick: empty slots, and sums of zero."""
+        sizes, layers = self._slots.sizes, self._layers
+        x = self._model.x_avals
+        floats = pick(x, self._model.x_floats)
+        state: State = {
+            # One more slot, for what nobody needs.
+            "x": [_blank(a, sizes["x"] + 1) for a in x],
+            "up": [_blank(a) for a in x],
+            "loss": jnp.zeros((), self._model.loss_dtype),
+        }
+        if self._has_gradients:
+            state |= {
+                "g": [_blank(a, sizes["g"] + 1) for a in floats],
+                "r": [_blank(a, sizes["r"]) for a in layers.kept_avals],
+                "down": [_blank(a) for a in floats],
+                "sums": Sums(
+                    *(
+                        [jnp.zeros(a.shape, widen(a.dtype)) for a in pick(values, wanted)]
+                        for values, wanted in zip(self._values[:4], self._wanted[:4], strict=True)
+                    )
+                ),
+            }
+        if self._slots.table.has_two_parts:
+            state["d"] = [_blank(a, sizes["d"]) for a in layers.saved_avals]
+        return state
+
+    def results(self, state: State) -> Sums:
+        """Return the sums after the last tick, with gradients of layers as they are stacked."""
+        if not self._has_gradients:
+            return Sums([], [], [], [])
+        sums: Sums = state["sums"]
+        if self._slots.table.chunks == 1:
+            sums = sums._replace(layers=[a[0] for a in sums.layers])
+        return sums
+
+    def operation(self, kind: str) -> Callable[[State, Row], State]:
+        """Return the operation of a kind."""
+        run = {
+            "F": self._forward,
+            "B": self._backward,
+            "I": self._backward_of_input,
+            "W": self._backward_of_weights,
+        }[kind]
+
+        def run_named(state: State, row: Row) -> State:
+            with jax.named_scope(f"pipeline_{kind}"):
+                return run(state, row)
+
+        return run_named
+
+    def take_input(self, state: State, row: Row, arrived: Leaves) -> State:
+        """Put what the stage before has computed where the table says."""
+        return {**state, "x": _put(state["x"], row["put_x"], arrived)}
+
+    def take_cotangent(self, state: State, row: Row, arrived: Leaves) -> State:
+        """Put the cotangent of this stage's output where the table says."""
+        return {**state, "g": _put(state["g"], row["put_g"], arrived)}
+
+    def _forward(self, state: State, row: Row) -> State:
+        one = _get(self._values.rows, row["micro_batch"])
+        x = jax.lax.cond(
+            row["is_first"] > 0,
+            lambda: self._model.embed(self._values.embed, one),
+            lambda: _get(state["x"], row["x"]),
+        )
+        w, keys = self._read_chunk(row), _get(self._values.keys, row["micro_batch"])
+        first = self._find_first_layer(row)
+        if self._has_gradients:
+            y, losses, kept = self._layers.run(w, x, keys, first)
+            state = {**state, "r": _put(state["r"], row["r"], kept)}
+        else:
+            y, losses = self._model.run_layers(w, x, keys, first)
+        state = {**state, "up": y}
+        if losses is not None:
+            state["loss"] += losses * self._of_layers
+        if self._model.head_axis is not None:
+            return state
+        return jax.lax.cond(
+            row["is_last"] > 0,
+            lambda: self._run_head(state, y, row["micro_batch"], row["g"]),
+            lambda: state,
+        )
+
+    def _run_head(self, state: State, y: Leaves, micro_batch: Any, slot: Any) -> State:
+        """Add the loss, and put the cotangent of y into a slot until the backward."""
+        one = _get(self._values.rows, micro_batch)
+        if not self._has_gradients:
+            loss = self._model.head(self._values.head, y, one)
+            return {**state, "loss": state["loss"] + loss}
+        loss, (g_h, g_y, g_rows) = self._differentiate_head(y, one)
+        return self._add_head(state, loss, g_h, g_rows, micro_batch) | {
+            "g": _put(state["g"], slot, g_y)
+        }
+
+    def run_split_head(self, state: State, row: Row, axis: str, stages: int) -> State:
+        """Run the head of the last stage's output on all stages, each with its part.
+
+        All stages compute the same loss. A `psum` in it is transposed to a `psum`, so each stage
+        starts with its share of the cotangent of the loss. Then gradients of a stage's own part of
+        the head are whole, and all others are to be summed over the stages.
+        """
+        is_last = self._me == stages - 1
+        y = [_send_to_all(leaf, is_last, axis) for leaf in state["up"]]
+        one = _get(self._values.rows, row["head_micro_batch"])
+        if not self._has_gradients:
+            loss = self._model.head(self._values.head, y, one)
+            return {**state, "loss": state["loss"] + jnp.where(is_last, loss, 0)}
+        loss, (g_h, g_y, g_rows) = self._differentiate_head(y, one, 1 / stages)
+        loss = jnp.where(is_last, loss * stages, 0)
+        state = self._add_head(state, loss, g_h, g_rows, row["head_micro_batch"])
+        g_y = [_sum(g, axis) for g in g_y]
+        return {**state, "g": _put(state["g"], row["head_g"], g_y)}
+
+    def _add_head(
+        self, state: State, loss: Any, g_h: Leaves, g_rows: Leaves, micro_batch: Any
+    ) -> State:
+        sums: Sums = state["sums"]
+        sums = sums._replace(
+            head=_add(sums.head, g_h), rows=_add_row(sums.rows, micro_batch, g_rows)
+        )
+        return {**state, "loss": state["loss"] + loss, "sums": sums}
+
+    def _differentiate_head(self, y: Leaves, one: Leaves, share: float = 1.0) -> Any:
+        h = self._values.head
+        of_h, of_y, of_rows = self._wanted.head, self._model.x_floats, self._wanted.rows
+
+        def loss_of(chosen: Leaves, floats: Leaves, rows: Leaves) -> Any:
+            return share * self._model.head(
+                merge(chosen, h, of_h), merge(floats, y, of_y), merge(rows, one, of_rows)
+            )
+
+        return jax.value_and_grad(loss_of, (0, 1, 2))(
+            pick(h, of_h), pick(y, of_y), pick(one, of_rows)
+        )
+
+    def _backward(self, state: State, row: Row) -> State:
+        kept, g = _get(state["r"], row["r"]), _get(state["g"], row["g"])
+        g_w, g_x = self._layers.pull(self._read_chunk(row), kept, g)
+        return self._pass_on(self._add_layers(state, row, g_w), row, g_x)
+
+    def _backward_of_input(self, state: State, row: Row) -> State:
+        kept, g = _get(state["r"], row["r"]), _get(state["g"], row["g"])
+        g_w, g_x, saved = self._layers.pull_input(self._read_chunk(row), kept, g)
+        state = {**state, "d": _put(state["d"], row["d"], saved)}
+        return self._pass_on(self._add_layers(state, row, g_w), row, g_x)
+
+    def _backward_of_weights(self, state: State, row: Row) -> State:
+        kept, saved = _get(state["r"], row["r"]), _get(state["d"], row["d"])
+        return self._add_layers(
+            state, row, self._layers.pull_weights(self._read_chunk(row), kept, saved)
+        )
+
+    def _pass_on(self, state: State, row: Row, g_x: Leaves) -> State:
+        """Send the cotangent of the input down; the first piece gives it to the embedding."""
+        of_e, of_rows = self._wanted.embed, self._wanted.rows
+        state = {**state, "down": g_x}
+        if not any((*of_e, *of_rows)):
+            return state
+        e, one = self._values.embed, _get(self._values.rows, row["micro_batch"])
+
+        def embed(chosen: Leaves, rows: Leaves) -> Leaves:
+            x = self._model.embed(merge(chosen, e, of_e), merge(rows, one, of_rows))
+            return pick(x, self._model.x_floats)
+
+        def add(sums: Sums) -> Sums:
+            _, pull = jax.vjp(embed, pick(e, of_e), pick(one, of_rows))
+            g_e, g_rows = pull(g_x)
+            return sums._replace(
+                embed=_add(sums.embed, g_e), rows=_add_row(sums.rows, row["micro_batch"], g_rows)
+            )
+
+        sums = jax.lax.cond(row["is_first"] > 0, add, lambda sums: sums, state["sums"])
+        return {**state, "sums": sums}
+
+    def _add_layers(self, state: State, row: Row, g_w: Sequence[Any]) -> State:
+        """Add gradients of the layers of a chunk; those of the other part are None."""
+        sums: Sums = state["sums"]
+        layers = [
+            a if g is None else _add_row([a], row["chunk"], [g])[0]
+            for a, g in zip(sums.layers, g_w, strict=True)
+        ]
+        return {**state, "sums": sums._replace(layers=layers)}
+
+    def _read_chunk(self, row: Row) -> Leaves:
+        if self._slots.table.chunks == 1:
+            return [a[0] for a in self._values.layers]
+        return _get(self._values.layers, row["chunk"])
+
+    def _find_first_layer(self, row: Row) -> Any:
+        """The number of the first layer of a chunk: pieces are in the order of the model."""
+        each = self._values.layers[0].shape[1]
+        return (row["chunk"] * self._slots.table.stages + self._me) * each
+
+
+def _without_dim(leaves: Leaves) -> Leaves:
+    return [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in leaves]
+
+
+def _blank(aval: Any, *dims: int) -> Any:
+    """Return zeros, also for random keys."""
+    shape = (*dims, *aval.shape)
+    if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return jnp.zeros(shape, aval.dtype)
+    words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, aval.dtype))
+    zeros = jnp.zeros(words.shape, words.dtype)
+    return jax.random.wrap_key_data(zeros, impl=jax.random.key_impl(aval))
+
+
+def _get(buffers: Leaves, slot: Any) -> Leaves:
+    return [jax.lax.dynamic_index_in_dim(b, slot, 0, keepdims=False) for b in buffers]
+
+
+def _put(buffers: Leaves, slot: Any, values: Leaves) -> Leaves:
+    return [
+        jax.lax.dynamic_update_index_in_dim(b, v, slot, 0)
+        for b, v in zip(buffers, values, strict=True)
+    ]
+
+
+def _add(sums: Leaves, values: Leaves) -> Leaves:
+    return [a + b.astype(a.dtype) for a, b in zip(sums, values, strict=True)]
+
+
+def _add_row(sums: Leaves, index: Any, values: Leaves) -> Leaves:
+    return _put(sums, index, _add(_get(sums, index), values))
+
+
+def _sum(array: Any, axis: str) -> Any:
+    """Return the sum over stages, in at least float32 if it is one of floats."""
+    is_float = jnp.issubdtype(array.dtype, jnp.inexact)
+    wide = array.astype(widen(array.dtype) if is_float else jnp.promote_types(array.dtype, "int32"))
+    return jax.lax.psum(wide, axis).astype(array.dtype)
+
+
+def _send_to_all(array: Any, is_last: Any, axis: str) -> Any:
+    """Return the array of the last stage."""
+    return _sum(jnp.where(is_last, array, jnp.zeros_like(array)), axis)
