@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 
 from jaxdist import _collectives, _compat
@@ -59,6 +60,8 @@ class Frame:
     in_merge: bool = False
     # The `_values.Access` through which the traced step reads and changes variables, or None.
     variables: Any = None
+    # The shape and the layout of each input of the traced step.
+    placed: tuple[tuple[tuple[int, ...], PartitionSpec], ...] = ()
 
     @property
     def is_inside_step(self) -> bool:

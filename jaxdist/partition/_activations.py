@@ -67,12 +67,16 @@ def constrain(value: Any, placement: Placement | int) -> Any:
     if frame is None or not frame.is_inside_step or frame.strategy.layout.num_logical == 1:
         return value
     layout = frame.strategy.layout
-    axes, dim = layout.logical_axes, None
+    # In a stage of a pipeline, the devices of its axis have different layers.
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    axes, dim = tuple(a for a in layout.logical_axes if a not in manual), None
     if isinstance(placement, Split):
         dim = placement.dim
         if placement.axis is not None:
             has_axis(name_call(), placement, placement.axis, axes, layout)
             axes = (placement.axis,)
+    if not axes:
+        return value
     return jax.tree.map(lambda x: _constrain_array(x, dim, axes), value)
 
 

@@ -401,9 +401,10 @@ class LocalStep:
         own = sharded.wrap_pieces(values, signature.inputs)[self.graph_size :]
         args, kwargs = unflatten(signature.treedef, signature.slots, own, nodes)
         context = ReplicaContext(self.strategy)
+        placed = tuple((slot.shape, slot.sharding.spec) for slot in signature.inputs)
         with (
             self.variables.body(),
-            enter_frame(Frame(self.strategy, replica=context, variables=self.variables)),
+            enter_frame(Frame(self.strategy, context, variables=self.variables, placed=placed)),
         ):
             # Inside: a variable among the arguments is read there as the step reads it.
             bare = closures.find_bare_variables(args, kwargs)
