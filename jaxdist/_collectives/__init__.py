@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from jaxdist._collectives.marks import collect_notes as collect_notes
     from jaxdist._collectives.marks import fresh_trace_key as fresh_trace_key
     from jaxdist._collectives.marks import make_mark as make_mark
+    from jaxdist._collectives.marks import note_work as note_work
     from jaxdist._collectives.marks import require_replicated as require_replicated
     from jaxdist._collectives.marks import shared_trace_key as shared_trace_key
     from jaxdist._collectives.options import CollectiveHints as CollectiveHints

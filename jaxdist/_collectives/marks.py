@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from jaxdist import _compat
-from jaxdist._called import called, refuse_type
+from jaxdist._called import called, name_call, refuse_type
 from jaxdist._contexts import TRACE_NUMBER
 from jaxdist._validate import as_arrays, show
 from jaxdist._values import is_per_replica
@@ -41,6 +41,9 @@ NO_PLAN = AllReducePlan("", "")
 class TraceNotes:
     """Notes of one trace: `ignored` has hints without effect, `plans` has plans by source line.
 
+    `work` has, for each call that divides its work over an axis, its name, its line, and what it
+    does.
+
     A plan here describes an all-reduce that is a plain `psum`. It is a function, because it takes
     time to compute, and only `explain` needs it.
     """
@@ -49,6 +52,9 @@ class TraceNotes:
     plans: dict[str, Callable[[], AllReducePlan]] = dataclasses.field(default_factory=dict)
     # The smallest `timeout_seconds` of a collective of the step, between processes.
     timeout_seconds: float | None = None
+    work: dict[tuple[str, str], tuple[tuple[str, str], ...]] = dataclasses.field(
+        default_factory=dict
+    )
 
 
 _RECORD: ContextVar[TraceNotes | None] = ContextVar("jaxdist_told", default=None)
@@ -70,6 +76,19 @@ def note_ignored(sentence: str, what: Any = None) -> None:
     record = _RECORD.get()
     if record is not None:
         record.ignored.setdefault(sentence if what is None else what, sentence)
+
+
+def note_work(facts: Callable[[], Mapping[str, str]]) -> None:
+    """Note how the public call around divides its work over an axis, for `explain`.
+
+    Args:
+        facts: Returns what it does, by name. It is called once for each line of the user's code.
+    """
+    record = _RECORD.get()
+    if record is not None:
+        call = name_call(), _compat.find_callers_line()
+        if call not in record.work:
+            record.work[call] = tuple(facts().items())
 
 
 def note_limit(seconds: float) -> None:

@@ -2,7 +2,7 @@
 
 import difflib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,11 +12,12 @@ from jax.sharding import NamedSharding
 
 from jaxdist import _pipeline, _replica
 from jaxdist._called import called, refuse, refuse_type
-from jaxdist._collectives import current_log
+from jaxdist._collectives import current_log, note_work
 from jaxdist._validate import as_integer, check_callable, check_has_arrays, format_lines, show
 from jaxdist._values import Sharded, find_split_entries, gather_whole, is_sharded
 from jaxdist.errors import ContextError, ShapeError
 from jaxdist.nn._axis import Axis, find_axis
+from jaxdist.nn._pipeline_facts import list_facts
 from jaxdist.nn._random import example_keys
 from jaxdist.nn._vocabulary_head import VocabularyHead
 
@@ -153,6 +154,16 @@ def pipeline_loss(
         return _pipeline.run_plain(fns, trees, batch, chunks=chunks or 1, keys=keys, reduce=reduce)
     chunks = _find_chunks(trees[1], found, chunks)
     layout = _current_frame().strategy.layout
+    has_split_head = isinstance(head, VocabularyHead)
+
+    def facts() -> Mapping[str, str]:
+        one = jax.tree.map(lambda a: a[0], batch)
+        x = jax.eval_shape(own_embed, trees[0], one)
+        return list_facts(
+            schedule, found.size, micro_batches, chunks, x, has_split_head=has_split_head
+        )
+
+    note_work(facts)
     # Gathered once for all micro-batches: a gather in each tick would send M times the bytes.
     whole = jax.tree.map(
         lambda x: gather_whole(x, layout) if is_sharded(x) else x, trees, is_leaf=is_sharded
@@ -167,7 +178,7 @@ def pipeline_loss(
         chunks=chunks,
         keys=keys,
         reduce=reduce,
-        head_specs=head.specs(whole[2], found.name) if isinstance(head, VocabularyHead) else None,
+        head_specs=head.specs(whole[2], found.name) if has_split_head else None,
     )
 
 

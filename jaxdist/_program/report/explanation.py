@@ -33,6 +33,8 @@ class Explanation(Report):
         placed: The operations that run on one logical device of each replica.
         unknown: The operations of the compiled program that jaxdist does not know. They may
             communicate, and are not counted.
+        work: The calls that divide their work over an axis (pipelines, attention, experts): for
+            each its name, its line, and what it does.
 
     Example:
         >>> def step(x):
@@ -50,6 +52,7 @@ class Explanation(Report):
     links: cost.Links
     placed: tuple[PlacedWork, ...] = ()
     unknown: tuple[str, ...] = ()
+    work: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = ()
 
     @property
     def num_collectives(self) -> int | None:
@@ -88,6 +91,10 @@ class Explanation(Report):
         if self.asked:
             parts.append(_asked_table(self.asked))
         parts += _choices(self.asked)
+        for call, source, facts in self.work:
+            width = max(len(name) for name, _ in facts)
+            parts.append(f"{call}, {shorten_source(source)}")
+            parts += [f"  {name:<{width}}  {value}" for name, value in facts]
         if self.placed:
             parts.append(_placed_table(self.placed))
         if self.ignored:
@@ -135,6 +142,7 @@ def explain_program(
         links,
         placed,
         hlo.unknown(text),
+        tuple((*call, facts) for call, facts in told.work.items()),
     )
 
 
@@ -155,16 +163,19 @@ def _add_plan(asked: TracedCollective, told: TraceNotes) -> TracedCollective:
 
 
 def _compiled_table(rows: tuple[CompiledRow, ...]) -> Table:
-    columns = ("kind", "count", "arrays", "bytes", "devices", "link", "runs", "predicted", "from")
+    # The axis says something new only where the mesh has several.
+    has_axes = len({axis for row in rows for axis in row.axes}) > 1
+    names = ("kind", "count", "arrays", "bytes", "axis", "devices", "link", "runs", "predicted")
     return Table(
         "Compiled",
-        columns,
+        (*(name for name in names if has_axes or name != "axis"), "from"),
         tuple(
             (
                 row.kind,
                 str(row.count),
                 str(row.operands),
                 f"{row.num_bytes:,}",
+                *([" x ".join(row.axes)] if has_axes else []),
                 f"{row.num_groups} x {row.group_size}"
                 if row.num_groups > 1
                 else str(row.group_size),

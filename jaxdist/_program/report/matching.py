@@ -4,6 +4,8 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
 from jaxdist import cost
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.proof.replication import TracedCollective
@@ -79,6 +81,8 @@ class CompiledRow:
     added: bool  # no collective of the step became it
     count: int = 1
     sent_between: float = 0.0
+    # The axes of the mesh along which the devices of a group differ.
+    axes: tuple[str, ...] = ()
     # The kind that the step requested, if the compiler made an all-reduce of it: `all-gather` or
     # `reduce-scatter`, for which a device sends half of the bytes.
     enlarged: str = ""
@@ -264,10 +268,21 @@ def compiled_rows(
                 sources=sources,
                 added=not of and has_lines,
                 sent_between=between,
+                axes=_find_axes(c, layout) if is_whole else (),
                 enlarged=_get_smaller_kind(c, of),
             )
         ] += 1
     return tuple(dataclasses.replace(row, count=count) for row, count in rows.items())
+
+
+def _find_axes(c: CompiledCollective, layout: ReplicaMesh) -> tuple[str, ...]:
+    """Return the axes of the mesh along which devices of one group differ."""
+    names, shape = layout.mesh.axis_names, layout.mesh.devices.shape
+    found: set[int] = set()
+    for group in c.pairs or c.groups:
+        places = np.stack(np.unravel_index(np.asarray(group), shape))
+        found |= {*np.flatnonzero(places.max(1) != places.min(1)).tolist()}
+    return tuple(name for number, name in enumerate(names) if number in found)
 
 
 def _get_smaller_kind(c: CompiledCollective, origins: Sequence[TracedCollective]) -> str:
