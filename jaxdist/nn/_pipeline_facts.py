@@ -40,7 +40,7 @@ def list_facts(
     permutes = sum(
         count * (("F" in kinds) + bool({*kinds} & {*"BI"})) for kinds, count in table.counts.items()
     )
-    head = "whole on each stage, which waits for it with every micro-batch"
+    head = "whole on each stage; all stages wait for it"
     if has_split_head:
         head = f"split over the stages: {micro_batches / stages:g} heads instead of {micro_batches}"
     facts = {
