@@ -307,7 +307,16 @@ JOBS = {
     "train",
     "versions",
 }
-NN = {"compute_average_loss", "embedding_lookup", "example_keys", "scale_regularization_loss"}
+NN = {
+    "compute_average_loss",
+    "embedding_lookup",
+    "example_keys",
+    "pipeline_loss",
+    "scale_regularization_loss",
+    "schedules",
+    "vocabulary_head",
+}
+SCHEDULES = {"gpipe", "one_f_one_b", "zero_bubble"}
 
 ROOT = pathlib.Path(jaxdist.__file__).parent
 
@@ -350,6 +359,7 @@ def _callables() -> dict[str, object]:
         jaxdist.experimental.partitioners,
         jaxdist.experimental.rpc,
         jaxdist.nn,
+        jaxdist.nn.schedules,
         jaxdist.partition,
         jaxdist.testing,
         jaxdist.tpu,
@@ -395,6 +405,7 @@ def test_names_that_are_no_rooms_are_all_listed() -> None:
         ("compat/v1/tpu.py", set()),
         ("jobs/__init__.py", JOBS | PARTS_OF_TASKS),
         ("nn/__init__.py", NN),
+        ("nn/schedules.py", SCHEDULES),
         ("partition/__init__.py", PARTITION),
         ("testing/__init__.py", TESTING),
         ("cluster_resolver/__init__.py", CLUSTER_RESOLVER),

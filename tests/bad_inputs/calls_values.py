@@ -81,6 +81,14 @@ def _mesh_of_pairs() -> jaxdist.MirroredStrategy:
     return jaxdist.MirroredStrategy(mesh=mesh, replica_axes=("data",))
 
 
+def _schedule(name: str) -> Call:
+    return Call(
+        lambda: getattr(jaxdist.nn.schedules, name),
+        lambda: {"stages": 2, "micro_batches": 4, "chunks": 1},
+        use=str,
+    )
+
+
 def _constrained(**given: Any) -> Any:
     owner = _mesh_of_pairs()
     return owner.run(lambda _: jaxdist.partition.constrain(**given), (jnp.float32(1),))
@@ -272,6 +280,29 @@ CALLS = {
         in_replica(jaxdist.nn.example_keys),
         lambda: {"key": jax.random.key(0), "num_local_examples": 2},
     ),
+    "jaxdist.nn.pipeline_loss": Call(
+        lambda: jaxdist.nn.pipeline_loss,
+        lambda: {
+            "embed": lambda e, rows: rows @ e,
+            "layer": lambda w, x, keys: x @ w,
+            "head": lambda h, x, rows: jnp.mean(x @ h),
+            "parts": (jnp.eye(2), jnp.ones((2, 2, 2)), jnp.ones((2, 1))),
+            "batch": jnp.ones((4, 2)),
+            "micro_batches": 2,
+            "axis": "stage",
+            "schedule": "1f1b",
+            "chunks": 1,
+            "key": jax.random.key(0),
+            "reduce": "mean",
+        },
+    ),
+    "jaxdist.nn.vocabulary_head": Call(
+        lambda: jaxdist.nn.vocabulary_head,
+        lambda: {"labels": lambda rows: rows, "weights": None, "norm": None},
+    ),
+    "jaxdist.nn.schedules.gpipe": _schedule("gpipe"),
+    "jaxdist.nn.schedules.one_f_one_b": _schedule("one_f_one_b"),
+    "jaxdist.nn.schedules.zero_bubble": _schedule("zero_bubble"),
     # Where parameters are.
     "jaxdist.partition.constrain": Call(
         lambda: _constrained,

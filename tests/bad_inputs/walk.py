@@ -32,6 +32,7 @@ MODULES = (
     jaxdist.experimental.partitioners,
     jaxdist.experimental.rpc,
     jaxdist.nn,
+    jaxdist.nn.schedules,
     jaxdist.partition,
     jaxdist.testing,
     jaxdist.tpu,
