@@ -14,7 +14,17 @@ from jax.tree_util import keystr
 from jaxdist import _replica
 from jaxdist._called import refuse, refuse_type
 from jaxdist._validate import as_array, as_integer, is_array, show
-from jaxdist._values import PerReplica, Sharded, Stop, gather_whole, is_sharded, stops, whole_array
+from jaxdist._values import (
+    Assignable,
+    PerReplica,
+    Sharded,
+    Stop,
+    gather_whole,
+    is_assignable,
+    is_sharded,
+    stops,
+    whole_array,
+)
 from jaxdist.errors import ShapeError
 from jaxdist.nn._axis import Axis
 
@@ -65,7 +75,7 @@ def as_weights(weights: Any, experts: int) -> Any:
 
     Parameters in pieces are gathered.
     """
-    whole = jax.tree.map(_gather_node, weights, is_leaf=stops(Stop.GATHERED))
+    whole = jax.tree.map(_gather_node, weights, is_leaf=stops(Stop.GATHERED, Assignable))
     leaves = jax.tree_util.tree_leaves_with_path(whole)
     if not leaves:
         raise refuse_type(
@@ -121,6 +131,8 @@ def _gather_leaf(x: Any) -> Any:
             "Pass it to the step in the args of strategy.run, where each replica gets its own "
             "value.",
         )
+    if is_assignable(x):
+        return jnp.asarray(x)
     frame = _replica.current_frame()
     if isinstance(x, Sharded) and frame is not None and frame.is_inside_step:
         if isinstance(x.held, jax.core.Tracer):
@@ -194,7 +206,7 @@ def _check_has_rows(x: jax.Array) -> None:
         f"x of the shape {list(x.shape)}, without rows and without group, on {count} replicas.",
         "A group has the same tokens on each number of replicas, or other tokens would be "
         "dropped. The default is a row of x, [rows, tokens, d].",
-        f"Pass group={tokens} if these {tokens} tokens are one row, or another divisor of {tokens}.",
+        f"Pass group={tokens} if these tokens are one row, or another divisor of {tokens}.",
         kind=ShapeError,
     )
 
@@ -234,8 +246,8 @@ def check_result(expert: Callable[[Any, jax.Array], Any]) -> Callable[[Any, jax.
         raise refuse(
             f"expert, which returned {found.dtype}{list(found.shape)} for rows "
             f"{rows.dtype}{list(rows.shape)}.",
-            "expert(weights, rows) returns an array of the shape and dtype of its rows: y has those "
-            "of x, and what is sent between devices as well.",
+            "expert(weights, rows) returns an array of the shape and dtype of its rows, which y and "
+            "what devices send have as well.",
             f"Let its last layer return {width} columns, one result for each row."
             if is_shape
             else f"Return result.astype(rows.dtype), or convert x to {found.dtype} before.",

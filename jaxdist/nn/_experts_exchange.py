@@ -25,7 +25,7 @@ def compute_groups(
     capacity: int,
     axis: Axis | None,
 ) -> Result:
-    """Return the results, the balance losses and the shares of dropped choices of all groups.
+    """Return the results, the balance losses and the numbers of dropped choices of all groups.
 
     Args:
         expert: The function of one expert and its rows. It returns an array like the rows.

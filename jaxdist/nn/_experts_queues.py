@@ -16,7 +16,7 @@ class Routed(NamedTuple):
         token: `[E, C]`, the token in each slot.
         is_taken: `[E, C]`, whether the slot was taken, or has a copy of a token.
         balance: The balance loss of the group.
-        dropped: The share of the choices that are dropped.
+        dropped: The number of choices that are dropped.
     """
 
     weight: jax.Array
@@ -43,7 +43,7 @@ def route(x: jax.Array, router: jax.Array, *, top_k: int, capacity: int) -> Rout
     """
     tokens, experts = x.shape[0], router.shape[1]
     choices = tokens * top_k
-    # TPUs would round the factors to bfloat16, and the nearest experts would depend on it.
+    # TPUs would round the factors to bfloat16, and experts would be chosen by that.
     logits = jnp.dot(x.astype(router.dtype), router, precision=jax.lax.Precision.HIGHEST)
     probability = jax.nn.softmax(logits)
     # Of equal probabilities, `top_k` takes the one with the lower index.
@@ -68,14 +68,13 @@ def route(x: jax.Array, router: jax.Array, *, top_k: int, capacity: int) -> Rout
 
     share = jax.lax.stop_gradient(counts.astype(probability.dtype) / choices)
     balance = experts * jnp.sum(share * probability.mean(axis=0))
-    lost = jnp.sum(jnp.maximum(counts - capacity, 0))
     return Routed(
         weight=weight,
         slot=slot.reshape(top_k, tokens).T,
         token=token,
         is_taken=places < count,
-        balance=balance.astype(jnp.float32),
-        dropped=lost.astype(jnp.float32) / choices,
+        balance=balance,
+        dropped=jnp.sum(jnp.maximum(counts - capacity, 0)),
     )
 
 
