@@ -306,7 +306,13 @@ JOBS = {
     "train",
     "versions",
 }
-NN = {"compute_average_loss", "embedding_lookup", "example_keys", "scale_regularization_loss"}
+NN = {
+    "compute_average_loss",
+    "embedding_lookup",
+    "example_keys",
+    "experts",
+    "scale_regularization_loss",
+}
 
 ROOT = pathlib.Path(jaxdist.__file__).parent
 

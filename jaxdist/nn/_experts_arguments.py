@@ -1,6 +1,7 @@
 """Checks the arguments of `experts`, and the results of the function of one expert."""
 
 import fractions
+import functools
 import math
 import numbers
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from jaxdist.nn._axis import Axis
 
 def as_tokens(x: Any) -> jax.Array:
     """Check that `x` has tokens of floating-point numbers, and return it as an array."""
-    array = as_array("x", _gather_leaf(x))
+    array = as_array("x", _gather_leaf("x", x))
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise refuse_type(
             f"x of the dtype {array.dtype}.",
@@ -51,7 +52,7 @@ def as_tokens(x: Any) -> jax.Array:
 
 def as_router(router: Any, x: jax.Array) -> jax.Array:
     """Check that `router` has a column for each expert, and return it as an array."""
-    array = as_array("router", _gather_leaf(router))
+    array = as_array("router", _gather_leaf("router", router))
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise refuse_type(
             f"router of the dtype {array.dtype}.",
@@ -114,29 +115,31 @@ def _explain_leaf(shape: tuple[int, ...], experts: int) -> str:
 
 
 def _gather_node(x: Any) -> Any:
+    gather = functools.partial(_gather_leaf, "weights")
     if not isinstance(x, nnx.Pytree):
-        return _gather_leaf(x)
+        return gather(x)
     # `jax.tree.map` would enter the pieces. The copy leaves the user's object as it is.
     graphdef, state = nnx.split(x)
-    return nnx.merge(graphdef, jax.tree.map(_gather_leaf, state, is_leaf=is_sharded))
+    return nnx.merge(graphdef, jax.tree.map(gather, state, is_leaf=is_sharded))
 
 
-def _gather_leaf(x: Any) -> Any:
+def _gather_leaf(name: str, x: Any) -> Any:
     if isinstance(x, nnx.Variable):
         x = x.get_raw_value()
     if isinstance(x, PerReplica):
         raise refuse_type(
-            f"{show(x)}, a value of each replica.",
-            "The experts of one replica get arrays of this replica.",
+            f"{name} with {show(x)}.",
+            "It takes arrays of one replica, and a PerReplica has a value for each replica.",
             "Pass it to the step in the args of strategy.run, where each replica gets its own "
             "value.",
         )
     if is_assignable(x):
         return jnp.asarray(x)
     frame = _replica.current_frame()
-    if isinstance(x, Sharded) and frame is not None and frame.is_inside_step:
-        if isinstance(x.held, jax.core.Tracer):
-            return gather_whole(x, frame.strategy.layout)
+    is_inside = frame is not None and frame.is_inside_step
+    # A step may also close over a concrete `Sharded`, which holds the whole array.
+    if is_inside and isinstance(x, Sharded) and isinstance(x.held, jax.core.Tracer):
+        return gather_whole(x, frame.strategy.layout)
     return whole_array(x)
 
 
@@ -246,8 +249,8 @@ def check_result(expert: Callable[[Any, jax.Array], Any]) -> Callable[[Any, jax.
         raise refuse(
             f"expert, which returned {found.dtype}{list(found.shape)} for rows "
             f"{rows.dtype}{list(rows.shape)}.",
-            "expert(weights, rows) returns an array of the shape and dtype of its rows, which y and "
-            "what devices send have as well.",
+            "expert(weights, rows) returns an array of the shape and dtype of its rows, which are "
+            "those of y and of what devices send.",
             f"Let its last layer return {width} columns, one result for each row."
             if is_shape
             else f"Return result.astype(rows.dtype), or convert x to {found.dtype} before.",

@@ -61,7 +61,8 @@ def compute_groups(
     divide = functools.partial(
         jax.shard_map, out_specs=divided, axis_names={axis.name}, check_vma=False
     )
-    if not _has_values_from_outside(expert, weights, x):
+    slots = jax.ShapeDtypeStruct((groups * capacity, width), x.dtype)
+    if not _has_values_from_outside(expert, weights, slots):
         compute = divide(compute, in_specs=divided)
     if jax.sharding.get_abstract_mesh().explicit_axes:
         weights = jax.tree.map(lambda w: _divide_first_dim(w, axis.name), weights)
@@ -73,7 +74,7 @@ def compute_groups(
     return y, balance, dropped
 
 
-def _has_values_from_outside(expert: Expert, weights: Any, x: jax.Array) -> bool:
+def _has_values_from_outside(expert: Expert, weights: Any, rows: jax.ShapeDtypeStruct) -> bool:
     """Whether the user's function uses arrays of the step that are not its arguments.
 
     A `shard_map` in a step takes no such value. Then XLA divides the work of the experts, whose
@@ -83,7 +84,6 @@ def _has_values_from_outside(expert: Expert, weights: Any, x: jax.Array) -> bool
     experts to others. The axis is not manual here, so JAX refuses that.
     """
     of_one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), weights)
-    rows = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
     return any(isinstance(c, jax.Array) for c in jax.make_jaxpr(expert)(of_one, rows).consts)
 
 

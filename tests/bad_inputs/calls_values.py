@@ -272,6 +272,16 @@ CALLS = {
         in_replica(jaxdist.nn.example_keys),
         lambda: {"key": jax.random.key(0), "num_local_examples": 2},
     ),
+    "jaxdist.nn.experts": Call(
+        in_replica(jaxdist.nn.experts),
+        lambda: {
+            "expert": lambda w, rows: rows * w,
+            "router": jnp.ones((3, 4)),
+            "weights": jnp.ones((4, 1, 1)),
+            "x": jnp.ones((2, 2, 3)),
+            "top_k": 2,
+        },
+    ),
     # Where parameters are.
     "jaxdist.partition.constrain": Call(
         lambda: _constrained,
