@@ -158,7 +158,8 @@ def test_a_capacity_in_decimals_is_no_slot_more() -> None:
         sizes.append(rows.shape[0])
         return rows
 
-    for capacity in (1.1, np.float32(1.1), 1, None):
+    capacities: list[Any] = [1.1, np.float32(1.1), 1, None]
+    for capacity in capacities:
         nn.experts(count, params["router"], weights_of(params), x, top_k=2, capacity=capacity)
     assert sizes == [11, 11, 10, 40]
 

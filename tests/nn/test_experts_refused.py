@@ -16,7 +16,7 @@ PARAMS, X = make_params(), make_rows(2)
 
 
 def _call(**changed: Any) -> Any:
-    given = {
+    given: dict[str, Any] = {
         "expert": expert,
         "router": PARAMS["router"],
         "weights": weights_of(PARAMS),
