@@ -136,10 +136,9 @@ def _gather_leaf(name: str, x: Any) -> Any:
     if is_assignable(x):
         return jnp.asarray(x)
     frame = _replica.current_frame()
-    is_inside = frame is not None and frame.is_inside_step
     # A step may also close over a concrete `Sharded`, which holds the whole array.
-    if is_inside and isinstance(x, Sharded) and isinstance(x.held, jax.core.Tracer):
-        return gather_whole(x, frame.strategy.layout)
+    if isinstance(x, Sharded) and isinstance(x.held, jax.core.Tracer) and frame is not None:
+        return gather_whole(x, frame.strategy.layout) if frame.is_inside_step else x.whole()
     return whole_array(x)
 
 

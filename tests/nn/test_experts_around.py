@@ -156,6 +156,58 @@ def test_the_axis_may_be_anywhere_in_the_mesh(
     assert largest_error(grads, of_oracle) <= 1e-6
 
 
+def test_experts_inside_of_stages_that_run_other_operations() -> None:
+    mesh = jax.make_mesh((2, 2, 2), ("data", "stage", "experts"), axis_types=(AxisType.Auto,) * 3)
+    strategy = jaxdist.MirroredStrategy(mesh=mesh, replica_axes=("data",))
+    two = jax.tree.map(lambda p: np.stack([p, 0.7 * p]), PARAMS)
+
+    def layer(params: Params, x: Any) -> Any:
+        return x + nn.experts(expert, params["router"], weights_of(params), x, top_k=2)[0]
+
+    def pick(params: Params, i: int) -> Params:
+        return jax.tree.map(lambda p: p[i], params)
+
+    def one_after_the_other(params: Params, x: Any) -> Any:
+        return (layer(pick(params, 1), layer(pick(params, 0), x)) ** 2).mean()
+
+    def in_stages(params: Params, x: Any) -> Any:
+        def run_stage(params: Params, x: Any) -> Any:
+            own = jax.lax.axis_index("stage")
+
+            def tick(x: Any, now: Any) -> Any:
+                x = jax.lax.cond(now == own, lambda x: layer(pick(params, 0), x), lambda x: x, x)
+                return jax.lax.ppermute(x, "stage", [(0, 1), (1, 0)]), None
+
+            return jax.lax.scan(tick, x, jnp.arange(2))[0][None]
+
+        of_stage = jax.P("stage")
+        stages = jax.shard_map(
+            run_stage,
+            in_specs=(of_stage, jax.P()),
+            out_specs=of_stage,
+            axis_names={"stage"},
+            check_vma=False,
+        )
+        return (stages(params, x)[0] ** 2).mean()
+
+    found, grads = run(strategy, in_stages, two, X)
+    wanted, of_one = jax.jit(jax.value_and_grad(one_after_the_other))(two, X)
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-5)
+    assert largest_error(grads, of_one) <= 1e-6
+
+
+def test_a_gradient_of_a_gradient_and_models_side_by_side_are_those_of_one_device() -> None:
+    def norm(params: Params, x: Any) -> Any:
+        grads = jax.grad(_plain)(params, x)
+        return sum(jnp.sum(g**2) for g in jax.tree.leaves(grads))
+
+    several = jax.vmap(jax.value_and_grad(_plain), in_axes=(0, None))
+    models = jax.tree.map(lambda p: np.stack([p, p / 2]), PARAMS)
+    for fn, params in ((jax.grad(norm), PARAMS), (several, models)):
+        found = make((1, 4)).run(fn, (params, X))
+        assert largest_error(found, jax.jit(fn)(params, X)) <= 2e-6
+
+
 RULES = {
     "fsdp": partition.fsdp(min_bytes=0),
     "fsdp and experts": partition.Rules(

@@ -173,3 +173,5 @@ def test_an_expert_may_not_exchange_rows_with_other_experts() -> None:
     for layout in ((2, 4), (1, 8)):
         with pytest.raises(AxisNameError, match="'experts'"):
             make(layout).run(step, (X,))
+    with jaxdist.config.run_eagerly(True), pytest.raises(AxisNameError, match="'experts'"):
+        make((2, 4)).run(step, (X,))
