@@ -68,7 +68,7 @@ def test_drops_are_equal_to_the_bit_on_four_layouts() -> None:
     assert found.pop() > 0.01
 
 
-@settings(max_examples=examples(10, 100))
+@settings(max_examples=examples(6, 100))
 @given(data=st.data())
 def test_any_sizes_on_any_layout_are_those_of_explicit_queues(data: st.DataObject) -> None:
     layout = data.draw(st.sampled_from(LAYOUTS))
