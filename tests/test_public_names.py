@@ -311,6 +311,7 @@ NN = {
     "compute_average_loss",
     "embedding_lookup",
     "example_keys",
+    "experts",
     "pipeline_loss",
     "scale_regularization_loss",
     "schedules",

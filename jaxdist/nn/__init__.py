@@ -7,6 +7,7 @@ from jaxdist._late import open_late as _open_late
 if TYPE_CHECKING:
     from jaxdist.nn import schedules as schedules
     from jaxdist.nn._embedding import embedding_lookup as embedding_lookup
+    from jaxdist.nn._experts import experts as experts
     from jaxdist.nn._loss import compute_average_loss as compute_average_loss
     from jaxdist.nn._loss import scale_regularization_loss as scale_regularization_loss
     from jaxdist.nn._pipeline_loss import pipeline_loss as pipeline_loss

@@ -303,6 +303,16 @@ CALLS = {
     "jaxdist.nn.schedules.gpipe": _schedule("gpipe"),
     "jaxdist.nn.schedules.one_f_one_b": _schedule("one_f_one_b"),
     "jaxdist.nn.schedules.zero_bubble": _schedule("zero_bubble"),
+    "jaxdist.nn.experts": Call(
+        in_replica(jaxdist.nn.experts),
+        lambda: {
+            "expert": lambda w, rows: rows * w,
+            "router": jnp.ones((3, 4)),
+            "weights": jnp.ones((4, 1, 1)),
+            "x": jnp.ones((2, 2, 3)),
+            "top_k": 2,
+        },
+    ),
     # Where parameters are.
     "jaxdist.partition.constrain": Call(
         lambda: _constrained,
