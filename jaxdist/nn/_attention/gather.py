@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxdist.nn._attention import kernel
 from jaxdist.nn._attention.division import Division, Kind
@@ -17,42 +18,38 @@ def _attend(
 
 
 def _forward(division: Division, q: Any, k: Any, v: Any, segments: Any) -> tuple[Any, Any]:
-    plan = division.plan
-    k, v = (jax.lax.all_gather(x, division.axis, axis=1, tiled=True) for x in (k, v))
+    plan, length, axis = division.plan, q.shape[1], division.axis
+    rows = division.rows_of(jax.lax.axis_index(axis), length, segments)
+    # Blocks are gathered: they are small before, and whole keys would be there a second time.
+    own = kernel.cut_keys(plan, k, v, rows)
+    arrays = tuple(jax.lax.all_gather(x, axis, tiled=True) for x in own.arrays)
+    keys = kernel.Blocks(arrays, _cut_all_rows(division, length, segments))
     sums = kernel.no_sums(plan, q, k, v)
-    sums = kernel.add_keys(plan, q, *_rows(division, q, k, v, segments), sums)
-    out, lse = kernel.finish(sums, q.shape[1], q.dtype)
-    return out, (q, k, v, segments, out, lse)
+    sums = kernel.add_keys(plan, q, rows, keys, length * division.size, sums)
+    out, lse = kernel.finish(sums, length, q.dtype)
+    return out, (q, rows, keys, out, lse)
 
 
-def _rows(division: Division, q: Any, k: Any, v: Any, segments: Any) -> tuple[Any, Any, Any, Any]:
-    length = q.shape[1]
-    rows = division.rows_of(jax.lax.axis_index(division.axis), length, segments)
-    return rows, k, v, division.all_rows(length, segments)
+def _cut_all_rows(division: Division, length: int, segments: Any) -> kernel.Rows:
+    """Return the positions and segments of the blocks of all devices."""
+
+    def of_device(device: jax.Array) -> kernel.Rows:
+        rows = division.rows_of(device, length, segments)
+        return kernel.cut_rows_of_keys(division.plan, rows)
+
+    every = jax.vmap(of_device)(jnp.arange(division.size))
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), every)
 
 
 def _back(division: Division, kept: Any, gradient: jax.Array) -> Any:
-    q, k, v, segments, out, lse = kept
-    rows, k, v, keys = _rows(division, q, k, v, segments)
+    q, rows, keys, out, lse = kept
+    plan, length = division.plan, q.shape[1]
     given = kernel.cotangents(gradient, out, lse)
-    start = kernel.no_gradient(q, lse, k.shape[2])
-    dq, dk, dv = kernel.add_gradients(division.plan, q, rows, given, k, v, keys, start, k.dtype)
-    dk = _scatter(division, dk)
-    # One after the other: a sum needs as much memory as what it adds up.
-    dk, dv = jax.lax.optimization_barrier((dk, dv))
-    dv = _scatter(division, dv)
-    return kernel.join_gradient(dq, q), dk, dv, None
-
-
-def _scatter(division: Division, whole: jax.Array) -> jax.Array:
-    """Return the sum over the devices of the rows of this one.
-
-    An exchange and a sum on the device send as much as a reduce-scatter. XLA's for TPUs takes more
-    memory, and adds up in the dtype of what it sends.
-    """
-    parts = jax.lax.all_to_all(whole, division.axis, 1, 1, tiled=True)
-    rows = parts.reshape(parts.shape[0], division.size, -1, *parts.shape[2:])
-    return rows.astype(kernel.wide(rows.dtype)).sum(1).astype(rows.dtype)
+    dq = kernel.no_gradient(q, lse, keys.arrays[0].shape[2])
+    whole = length * division.size
+    dq, *blocks = kernel.add_gradients(plan, q, rows, given, keys, whole, dq, q.dtype)
+    own = (jax.lax.psum_scatter(x, division.axis, tiled=True) for x in blocks)
+    return kernel.join_gradient(dq, q), *(kernel.join_keys(x, length) for x in own), None
 
 
 _attend.defvjp(_forward, _back)

@@ -66,8 +66,8 @@ class Sums(NamedTuple):
     values: jax.Array
 
 
-class _Block(NamedTuple):
-    """A block of rows with one array `[b, rows, ...]` or more, their positions and segments."""
+class Blocks(NamedTuple):
+    """All blocks of rows, or one: arrays `[b, heads, ..., rows, d]`, positions and segments."""
 
     arrays: tuple[jax.Array, ...]
     rows: Rows
@@ -113,11 +113,18 @@ def _join(blocks: jax.Array, dim: int, rows: int) -> jax.Array:
     return jax.lax.slice_in_dim(array, 0, rows, axis=dim)
 
 
-def _cut(arrays: tuple[jax.Array, ...], rows: Rows, size: int, fill: int) -> _Block:
-    """Return all blocks of some arrays `[b, rows, ...]`."""
+def _cut(arrays: tuple[jax.Array, ...], rows: Rows, size: int, fill: int) -> Blocks:
+    """Return all blocks of some arrays `[b, rows, heads, ..., d]`."""
+    # Heads before rows, as products take them. XLA would choose this layout only within a loop, and
+    # have copies of both layouts.
+    blocks = tuple(jnp.moveaxis(_split(x, size, 1, 0), 2, -2) for x in arrays)
+    return Blocks(blocks, _cut_rows(rows, size, fill))
+
+
+def _cut_rows(rows: Rows, size: int, fill: int) -> Rows:
+    """Return the positions and segments of all blocks of rows."""
     segments = None if rows.segments is None else _split(rows.segments, size, 1, None)
-    numbers = _split(rows.numbers, size, 0, fill)
-    return _Block(tuple(_split(x, size, 1, 0) for x in arrays), Rows(numbers, segments))
+    return Rows(_split(rows.numbers, size, 0, fill), segments)
 
 
 def _within_run(size: int, plan: Plan) -> int:
@@ -191,34 +198,50 @@ def no_sums(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array) -> Sums:
     return Sums(zeros + _LOW, zeros, jnp.zeros((*shape, v.shape[3]), zeros.dtype))
 
 
+def cut_keys(plan: Plan, k: jax.Array, v: jax.Array, keys: Rows) -> Blocks:
+    """Return the blocks of keys and values `[b, s, kv_heads, d]`.
+
+    The derivative keeps them, not what they were cut from.
+    """
+    return _cut((k, v), keys, _keys_per_block(plan, k.shape[1]), _NO_KEY)
+
+
+def cut_rows_of_keys(plan: Plan, keys: Rows) -> Rows:
+    """Return the positions and segments of the blocks that `cut_keys` makes."""
+    return _cut_rows(keys, _keys_per_block(plan, len(keys.numbers)), _NO_KEY)
+
+
+def join_keys(blocks: jax.Array, length: int) -> jax.Array:
+    """Return the array `[b, s, kv_heads, d]` of which these are blocks."""
+    return _join(jnp.moveaxis(blocks, -2, 2), 1, length)
+
+
 def add_keys(
-    plan: Plan, q: jax.Array, rows: Rows, k: jax.Array, v: jax.Array, keys: Rows, sums: Sums
+    plan: Plan, q: jax.Array, rows: Rows, of_keys: Blocks, length: int, sums: Sums
 ) -> Sums:
-    """Return the sums after some keys."""
-    size, columns = sums.total.shape[-1], _keys_per_block(plan, k.shape[1])
-    of_rows = _cut((_groups(q, k.shape[2]),), rows, size, -1)
-    of_keys = _cut((k, v), keys, columns, _NO_KEY)
-    has_fill = k.shape[1] % columns > 0
+    """Return the sums after some keys, of which there are `length` without those that only fill."""
+    of_rows = _cut((_groups(q, of_keys.arrays[0].shape[2]),), rows, sums.total.shape[-1], -1)
+    has_fill = of_keys.rows.numbers.size > length
     is_only = len(of_rows.rows.numbers) == len(of_keys.rows.numbers) == 1
 
-    def add_block(sums: Sums, block: _Block, queries: _Block) -> tuple[Sums, None]:
+    def add_block(sums: Sums, block: Blocks, queries: Blocks) -> tuple[Sums, None]:
         (q,), (k, v) = queries.arrays, block.arrays
 
         def work(sums: Sums) -> Sums:
             mask = _mask(plan, queries.rows, block.rows, has_fill)
-            scores = _product(plan, "bqhgd,bkhd->bhgqk", q, k) * plan.scale
+            scores = _product(plan, "bhgqd,bhkd->bhgqk", q, k) * plan.scale
             top = scores.max(-1) if mask is None else jnp.where(mask, scores, _LOW).max(-1)
             # The result does not depend on it, so it has no derivative.
             largest = jax.lax.stop_gradient(jnp.maximum(sums.largest, top))
             weights = _exponents(scores, largest, mask)
             before = jnp.exp(sums.largest - largest)
-            values = _weighted(plan, "bhgqk,bkhd->bhgqd", weights, v)
+            values = _weighted(plan, "bhgqk,bhkd->bhgqd", weights, v)
             total = sums.total * before + weights.sum(-1)
             return Sums(largest, total, sums.values * before[..., None] + values)
 
         return _where_seen(plan, queries.rows, block.rows, is_only, work, sums), None
 
-    def add_to_rows(_: None, given: tuple[Sums, _Block]) -> tuple[None, Sums]:
+    def add_to_rows(_: None, given: tuple[Sums, Blocks]) -> tuple[None, Sums]:
         sums, queries = given
         return None, jax.lax.scan(functools.partial(add_block, queries=queries), sums, of_keys)[0]
 
@@ -258,13 +281,14 @@ def cotangents(gradient: jax.Array, out: jax.Array, lse: jax.Array) -> Cotangent
 def no_gradient(q: jax.Array, lse: jax.Array, kv_heads: int) -> jax.Array:
     """Return zeros for the gradient of the queries, in blocks."""
     count, size = lse.shape[0], lse.shape[-1]
-    shape = (count, q.shape[0], size, kv_heads, q.shape[2] // kv_heads, q.shape[3])
+    shape = (count, q.shape[0], kv_heads, q.shape[2] // kv_heads, size, q.shape[3])
     return jnp.zeros(shape, wide(q.dtype))
 
 
 def join_gradient(blocks: jax.Array, q: jax.Array) -> jax.Array:
     """Return the gradient of the queries from its blocks."""
-    return _join(blocks, 1, q.shape[1]).reshape(q.shape).astype(q.dtype)
+    rows = _join(jnp.moveaxis(blocks, -2, 2), 1, q.shape[1])
+    return rows.reshape(q.shape).astype(q.dtype)
 
 
 def add_gradients(
@@ -272,25 +296,23 @@ def add_gradients(
     q: jax.Array,
     rows: Rows,
     given: Cotangents,
-    k: jax.Array,
-    v: jax.Array,
-    keys: Rows,
+    of_keys: Blocks,
+    length: int,
     dq: jax.Array,
     to: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the gradient of queries, in blocks, after some keys.
+    """Return the gradients of queries, after some keys, and of these keys and values.
 
-    With it, in the dtype `to`, those of the keys and the values.
+    All are in blocks, those of keys and values in the dtype `to`.
     """
-    size, columns = given.lse.shape[-1], _keys_per_block(plan, k.shape[1])
-    gradient = _groups(given.gradient, k.shape[2])
-    of_rows = _cut((_groups(q, k.shape[2]), gradient), rows, size, -1)
-    of_keys = _cut((k, v), keys, columns, _NO_KEY)
-    has_fill = k.shape[1] % columns > 0
+    heads = of_keys.arrays[0].shape[2]
+    both = (_groups(q, heads), _groups(given.gradient, heads))
+    of_rows = _cut(both, rows, given.lse.shape[-1], -1)
+    has_fill = of_keys.rows.numbers.size > length
     count = len(of_rows.rows.numbers)
     is_only = count == len(of_keys.rows.numbers) == 1
 
-    def of_block(dq: jax.Array, block: _Block) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def of_block(dq: jax.Array, block: Blocks) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         k, v = block.arrays
 
         def of_pair(sums: Any, one: Any) -> tuple[Any, None]:
@@ -301,14 +323,14 @@ def add_gradients(
             def work(kept: Any) -> Any:
                 _, dk, dv = kept
                 mask = _mask(plan, queries.rows, block.rows, has_fill)
-                scores = _product(plan, "bqhgd,bkhd->bhgqk", q, k) * plan.scale
+                scores = _product(plan, "bhgqd,bhkd->bhgqk", q, k) * plan.scale
                 weights = _exponents(scores, lse, mask)
-                of_weights = _product(plan, "bqhgd,bkhd->bhgqk", g, v)
+                of_weights = _product(plan, "bhgqd,bhkd->bhgqk", g, v)
                 of_scores = weights * (of_weights - delta[..., None]) * plan.scale
                 return (
-                    _weighted(plan, "bhgqk,bkhd->bqhgd", of_scores, k),
-                    dk + _weighted(plan, "bhgqk,bqhgd->bkhd", of_scores, q),
-                    dv + _weighted(plan, "bhgqk,bqhgd->bkhd", weights, g),
+                    _weighted(plan, "bhgqk,bhkd->bhgqd", of_scores, k),
+                    dk + _weighted(plan, "bhgqk,bhgqd->bhkd", of_scores, q),
+                    dv + _weighted(plan, "bhgqk,bhgqd->bhkd", weights, g),
                 )
 
             none = (jnp.zeros_like(dq[0]), dk, dv)
@@ -321,7 +343,7 @@ def add_gradients(
         return dq, (dk.astype(to), dv.astype(to))
 
     dq, (dk, dv) = jax.lax.scan(of_block, dq, of_keys)
-    return dq, _join(dk, 1, k.shape[1]), _join(dv, 1, v.shape[1])
+    return dq, dk, dv
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -342,17 +364,18 @@ def attend(
 
 
 def _attend(plan: Plan, q: Any, rows: Rows, k: Any, v: Any, keys: Rows) -> tuple[Any, Any]:
-    sums = add_keys(plan, q, rows, k, v, keys, no_sums(plan, q, k, v))
+    of_keys, length = cut_keys(plan, k, v, keys), k.shape[1]
+    sums = add_keys(plan, q, rows, of_keys, length, no_sums(plan, q, k, v))
     out, lse = finish(sums, q.shape[1], q.dtype)
-    return out, (q, rows, k, v, keys, out, lse)
+    return out, (q, rows, of_keys, keys, out, lse)
 
 
 def _attend_back(plan: Plan, kept: Any, gradient: jax.Array) -> Any:
-    q, rows, k, v, keys, out, lse = kept
-    given = cotangents(gradient, out, lse)
-    start = no_gradient(q, lse, k.shape[2])
-    dq, dk, dv = add_gradients(plan, q, rows, given, k, v, keys, start, k.dtype)
-    return join_gradient(dq, q), None, dk, dv, None
+    q, rows, of_keys, keys, out, lse = kept
+    given, length = cotangents(gradient, out, lse), len(keys.numbers)
+    start = no_gradient(q, lse, of_keys.arrays[0].shape[2])
+    dq, dk, dv = add_gradients(plan, q, rows, given, of_keys, length, start, q.dtype)
+    return join_gradient(dq, q), None, join_keys(dk, length), join_keys(dv, length), None
 
 
 attend.defvjp(_attend, _attend_back)

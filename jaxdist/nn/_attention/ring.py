@@ -40,8 +40,8 @@ def _forward(division: Division, q: Any, k: Any, v: Any, segments: Any) -> tuple
     rows = _rows_in_turn(division, 0, length, segments)
 
     def add(sums: kernel.Sums, k: Any, v: Any, turn: Any) -> kernel.Sums:
-        keys = _rows_in_turn(division, turn, length, segments)
-        return kernel.add_keys(plan, q, rows, k, v, keys, sums)
+        keys = kernel.cut_keys(plan, k, v, _rows_in_turn(division, turn, length, segments))
+        return kernel.add_keys(plan, q, rows, keys, length, sums)
 
     def take_turn(carried: Any, turn: Any) -> tuple[Any, None]:
         sums, k, v = carried
@@ -62,9 +62,9 @@ def _back(division: Division, kept: Any, gradient: jax.Array) -> Any:
     given = kernel.cotangents(gradient, out, lse)
 
     def add(dq: Any, dk: Any, dv: Any, k: Any, v: Any, turn: Any) -> tuple[Any, ...]:
-        keys = _rows_in_turn(division, turn, length, segments)
-        dq, *more = kernel.add_gradients(plan, q, rows, given, k, v, keys, dq, dk.dtype)
-        return dq, dk + more[0], dv + more[1]
+        keys = kernel.cut_keys(plan, k, v, _rows_in_turn(division, turn, length, segments))
+        dq, *more = kernel.add_gradients(plan, q, rows, given, keys, length, dq, dk.dtype)
+        return dq, *(x + kernel.join_keys(y, length) for x, y in zip((dk, dv), more, strict=True))
 
     def take_turn(carried: Any, turn: Any) -> tuple[Any, None]:
         dq, dk, dv, k, v = carried
