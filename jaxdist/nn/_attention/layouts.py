@@ -12,16 +12,19 @@ from jaxdist.errors import ContextError
 
 def lay_over(array: jax.Array, axis: str, dim: int) -> jax.Array:
     """Return an array with `dim` divided over an axis of the mesh, and other dims as they are."""
-    around = jax.sharding.get_abstract_mesh()
-    if around.explicit_axes:
-        spec = list(getattr(jax.typeof(array).sharding, "spec", ()))
-        spec += [None] * (array.ndim - len(spec))
-        if axis in around.explicit_axes:
-            spec[dim] = axis
-            return jax.sharding.reshard(array, PartitionSpec(*spec))
+    if axis in jax.sharding.get_abstract_mesh().explicit_axes:
+        spec = [_without(entry, axis) for entry in jax.typeof(array).sharding.spec]
+        spec[dim] = axis
+        return jax.sharding.reshard(array, PartitionSpec(*spec))
     free: Any = PartitionSpec.UNCONSTRAINED
     entries = [axis if d == dim else free for d in range(array.ndim)]
     return jax.lax.with_sharding_constraint(array, PartitionSpec(*entries))
+
+
+def _without(entry: Any, axis: str) -> Any:
+    """Return the entry of a spec without an axis, which lays out one dim only."""
+    names = (entry,) if isinstance(entry, str) else tuple(entry or ())
+    return tuple(name for name in names if name != axis) or None
 
 
 def call_auto(fn: Callable[..., jax.Array], *arrays: Any) -> jax.Array:
