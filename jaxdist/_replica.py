@@ -51,10 +51,10 @@ def layout_of(
 
 
 # Note [Notes of a step]
-# A function may note something about the step that is being traced, for later calls in it. JAX keeps
-# the jaxprs of inner functions (`jax.jit`, `jax.checkpoint`, `jax.lax.scan`). One of another trace
-# would neither note anything, nor follow the notes of this trace. So once a step has used notes,
-# every trace of a step has a key of its own in JAX's caches.
+# A function may note something about the step that is being traced, for later calls in it. JAX
+# keeps the jaxprs of inner functions (`jax.jit`, `jax.checkpoint`, `jax.lax.scan`). One of another
+# trace would neither note anything, nor follow the notes of this trace. So once a step has used
+# notes, every trace of a step has a key of its own in JAX's caches.
 _uses_notes: list[bool] = []
 
 

@@ -306,7 +306,15 @@ JOBS = {
     "train",
     "versions",
 }
-NN = {"compute_average_loss", "embedding_lookup", "example_keys", "scale_regularization_loss"}
+NN = {
+    "attention",
+    "compute_average_loss",
+    "embedding_lookup",
+    "example_keys",
+    "positions",
+    "scale_regularization_loss",
+    "split_positions",
+}
 
 ROOT = pathlib.Path(jaxdist.__file__).parent
 

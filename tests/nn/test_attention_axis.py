@@ -164,9 +164,7 @@ def test_two_axes_divide_two_sequences(kind: str) -> None:
     *found, of_words, of_frames = strategy.run(step, given)
     assert of_frames.tolist() == list(range(24))
     assert of_words.tolist() != list(range(16))
-    for out, numbers, arrays in zip(
-        found, (of_words, of_frames), (words, frames), strict=True
-    ):
+    for out, numbers, arrays in zip(found, (of_words, of_frames), (words, frames), strict=True):
         expected = by_definition(*arrays[:3], causal=True)
         assert distance(_in_order(strategy, out, numbers), expected) < 1e-6
 
@@ -203,9 +201,7 @@ def test_layers_with_placed_parameters_train_as_on_one_device(kind: str, rules: 
     names = ("data", "model", "positions") if "model" in rules else ("data", "positions")
     strategy = on_mesh((2, 2, 2) if "model" in rules else (4, 2), names)
     if "model" in rules:
-        found = partition.Rules(
-            {"*/out": partition.Shard(2, 0)}, otherwise=partition.Shard(0, 1)
-        )
+        found = partition.Rules({"*/out": partition.Shard(2, 0)}, otherwise=partition.Shard(0, 1))
     else:
         found = partition.fsdp(min_bytes=0) if rules == "fsdp" else partition.replicated()
 
@@ -233,7 +229,7 @@ def test_layers_of_nnx_may_call_it(kind: str) -> None:
     plain = nnx.MultiHeadAttention(4, 16, decode=False, rngs=nnx.Rngs(0))
     x = np.random.default_rng(0).normal(size=(2, 16, 16)).astype("f4")
     found = strategy.run(lambda model, x: model(x), (model, *rows_of(strategy, x)))
-    np.testing.assert_allclose(whole(strategy, found), plain(x), atol=1e-5)
+    np.testing.assert_allclose(whole(strategy, found), plain(jnp.asarray(x)), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -260,7 +256,7 @@ def test_second_derivatives_are_those_of_one_device(kind: str) -> None:
     strategy = on_mesh((2, 4))
     q, k, v, *_ = draw(5, 2, 16, 4, 4, 3)
 
-    def penalty(q: Any, k: Any, v: Any, attend: Any) -> jax.Array:
+    def penalty(q: Any, k: Any, v: Any, attend: Any) -> Any:
         grads = jax.grad(lambda *a: (attend(*a, causal=True) ** 2).sum(), (0, 1, 2))(q, k, v)
         return sum((g**2).sum() for g in grads)
 

@@ -77,7 +77,7 @@ def _check(error: pytest.ExceptionInfo[Any], call: str, found: str, remedy: str)
 @pytest.mark.parametrize("name", ANYWHERE)
 def test_a_wrong_argument_is_refused_on_one_device_and_in_a_step(name: str) -> None:
     wrong, kind, found, remedy = ANYWHERE[name]
-    given = {"q": X, "k": KV, "v": KV, **wrong}
+    given: Any = {"q": X, "k": KV, "v": KV, **wrong}
     with pytest.raises(kind) as error:
         nn.attention(**given)
     _check(error, "nn.attention", found, remedy)
@@ -180,7 +180,7 @@ def test_the_default_axis_on_a_mesh_without_it_is_one_device() -> None:
         ({"x": np.zeros(4)}, ShapeError, "x of shape [4]", "Pass x[None]"),
         ({"x": [X, 1.0]}, ShapeError, "x[1] of shape []", "keep scalars beside them"),
         ({"x": "tokens"}, ArgumentTypeError, "x='tokens'", "Pass for instance x="),
-        ({"x": [X, "a"]}, ArgumentTypeError, "x[1]='a'", "Pass an array"),
+        ({"x": [X, "words"]}, ArgumentTypeError, "x[1]='words'", "Pass an array"),
         ({"x": X, "order": "ring"}, ArgumentError, "order='ring'", "Pass order='zigzag'."),
         ({"x": X, "order": None}, ArgumentTypeError, "order=None", "Pass order="),
     ],
@@ -208,7 +208,7 @@ def test_positions_takes_a_number_of_positions(n: Any, kind: type[Exception], fo
 
 def test_a_per_replica_value_is_refused() -> None:
     value = jaxdist.PerReplica([X, X])
-    with pytest.raises(ArgumentTypeError, match="nn.attention was given k="):
+    with pytest.raises(ArgumentTypeError, match=r"nn\.attention was given k="):
         nn.attention(X, value, value)
 
 

@@ -121,7 +121,10 @@ def test_padding_is_a_segment_and_gives_no_nan() -> None:
     segments = np.where(np.arange(20) < 13, 7, -1)[None].repeat(2, 0)
     # Values of padding that would show.
     q, k, v = (np.where(np.arange(20)[None, :, None, None] < 13, x, 1e4) for x in (q, k, v))
-    attend = lambda q, k, v: nn.attention(q, k, v, segment_ids=segments, causal=True, block=4)
+
+    def attend(q: Any, k: Any, v: Any) -> jax.Array:
+        return nn.attention(q, k, v, segment_ids=segments, causal=True, block=4)
+
     grads, out = _gradients(attend, q, k, v, weights)
     alone = by_definition(q[:, :13], k[:, :13], v[:, :13], causal=True)
     np.testing.assert_allclose(out[:, :13], alone, atol=1e-6)
@@ -143,7 +146,7 @@ def test_second_derivatives_are_those_of_the_definition() -> None:
     q, k, v, weights, segments = draw(5, 1, 13, 4, 2, 3)
 
     def penalty(attend: Any) -> Any:
-        def total(q: Any, k: Any, v: Any) -> jax.Array:
+        def total(q: Any, k: Any, v: Any) -> Any:
             grads = jax.grad(lambda *a: (attend(*a) ** 2 * weights).sum(), (0, 1, 2))(q, k, v)
             return sum((g**2).sum() for g in grads)
 

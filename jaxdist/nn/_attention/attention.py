@@ -116,7 +116,7 @@ def attention(
         scale=_check_scale(scale, q.shape[3]),
         block=as_integer("block", block, least=1, example=512),
         run=q.shape[1],
-        precision=jax.config.jax_default_matmul_precision,
+        precision=jax.config.read("jax_default_matmul_precision"),
     )
     found = find_axis(axis, DEFAULT_AXIS)
     divided = orders.make(settle_order(axis, order), 1 if found is None else found.size)

@@ -59,7 +59,5 @@ class Kind:
     """
 
     name: str
-    attend: Callable[
-        [Division, jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array
-    ]
+    attend: Callable[[Division, jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
     check: Callable[[int, int, int], None] = lambda heads, kv_heads, devices: None

@@ -21,6 +21,18 @@ def lay_over(array: jax.Array, axis: str, dim: int) -> jax.Array:
     return jax.lax.with_sharding_constraint(array, PartitionSpec(*entries))
 
 
+def lay_whole(array: jax.Array, dim: int) -> jax.Array:
+    """Return an array whose `dim` is whole on each device, and other dims as they are.
+
+    XLA would otherwise divide what a slice is taken from, and move the slices.
+    """
+    if jax.sharding.get_abstract_mesh().explicit_axes:
+        return array
+    free: Any = PartitionSpec.UNCONSTRAINED
+    entries = [None if d == dim else free for d in range(array.ndim)]
+    return jax.lax.with_sharding_constraint(array, PartitionSpec(*entries))
+
+
 def _without(entry: Any, axis: str) -> Any:
     """Return the entry of a spec without an axis, which lays out one dim only."""
     names = (entry,) if isinstance(entry, str) else tuple(entry or ())
@@ -40,7 +52,8 @@ def call_auto(fn: Callable[..., jax.Array], *arrays: Any) -> jax.Array:
         return fn(*arrays)
     spec = jax.typeof(arrays[0]).sharding.spec
     try:
-        return jax.sharding.auto_axes(fn, axes=explicit, out_sharding=spec)(*arrays)
+        auto: Any = jax.sharding.auto_axes(fn, axes=explicit, out_sharding=spec)
+        result: jax.Array = auto(*arrays)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise refuse(
             f"arrays on a mesh whose axes {list(explicit)} are Explicit, where JAX says: "
@@ -49,3 +62,4 @@ def call_auto(fn: Callable[..., jax.Array], *arrays: Any) -> jax.Array:
             "Make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * number_of_axes.",
             kind=ContextError,
         ) from error
+    return result

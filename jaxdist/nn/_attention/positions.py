@@ -32,8 +32,8 @@ def split_positions(x: T, axis: str = DEFAULT_AXIS, order: str = "zigzag") -> T:
         Unchanged. Row j of the result is position `positions(n)[j]`.
 
     Cost:
-        On arrays that each device of the replica has whole, no collective. Others are moved: each
-        device sends its part of the array at most.
+        None on arrays that each device of the replica has whole, as those of a batch. Others are
+        gathered for `"zigzag"`: each device sends its part.
 
     Args:
         x: Pytree of arrays, each with positions as dim 1.
@@ -87,6 +87,8 @@ def split_positions(x: T, axis: str = DEFAULT_AXIS, order: str = "zigzag") -> T:
         if found is None:
             return array
         arranged = layouts.call_auto(chosen.arrange, array)
+        if arranged is not array:
+            arranged = layouts.lay_whole(arranged, 1)
         return layouts.lay_over(arranged, found.name, 1)
 
     result: T = jax.tree_util.tree_map_with_path(split_leaf, x)

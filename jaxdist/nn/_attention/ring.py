@@ -50,8 +50,9 @@ def _forward(division: Division, q: Any, k: Any, v: Any, segments: Any) -> tuple
         return (add(sums, k, v, turn), *arriving), None
 
     start = (kernel.no_sums(plan, q, k, v), k, v)
-    (sums, *kv), _ = jax.lax.scan(take_turn, start, jnp.arange(last))
-    out, lse = kernel.finish(add(sums, *kv, last), length, q.dtype)
+    (sums, *of_last), _ = jax.lax.scan(take_turn, start, jnp.arange(last))
+    sums = add(sums, of_last[0], of_last[1], last)
+    out, lse = kernel.finish(sums, length, q.dtype)
     return out, (q, k, v, segments, out, lse)
 
 
