@@ -108,6 +108,7 @@ def attention(
     Source:
         arXiv:2309.14509 (Ulysses), arXiv:2310.01889 (ring), arXiv:2307.08691 (blocks).
     """
+    settings: Any = jax.config
     chosen = _find_kind(kind)
     q, k, v = _check_arrays(q, k, v)
     segments = _check_segments(segment_ids, q)
@@ -116,7 +117,7 @@ def attention(
         scale=_check_scale(scale, q.shape[3]),
         block=as_integer("block", block, least=1, example=512),
         run=q.shape[1],
-        precision=jax.config.read("jax_default_matmul_precision"),
+        precision=settings.jax_default_matmul_precision,
     )
     found = find_axis(axis, DEFAULT_AXIS)
     divided = orders.make(settle_order(axis, order), 1 if found is None else found.size)

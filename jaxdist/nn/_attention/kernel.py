@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-# Masked scores. Finite, so that no difference of two of them is nan.
-_LOW = -1e30
+# Masked scores: lower than others, and finite, so that no difference of two of them is nan.
+_LOW = -0.7 * float(jnp.finfo(jnp.float32).max)
 # The number of a key that only fills a block. No position is as large.
 _NO_KEY = 2**31 - 1
 # The scores of one pair of blocks take at most as many bytes, where the rows are more than a block.
