@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -51,6 +51,20 @@ def layout_of(
     return layout
 
 
+# Note [Notes of a step]
+# A function may note something about the step that is being traced, for later calls in it. JAX
+# keeps the jaxprs of inner functions (`jax.jit`, `jax.checkpoint`, `jax.lax.scan`). One of another
+# trace would neither note anything, nor follow the notes of this trace. So once a step has used
+# notes, every trace of a step has a key of its own in JAX's caches.
+_uses_notes: list[bool] = []
+
+
+def _share_notes() -> dict[Any, Any]:
+    """Return the notes of the step around the caller, or those of a new step."""
+    around = FRAME.get()
+    return around.notes if around is not None and around.is_inside_step else {}
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Frame:
     """One level of context: the scope of a strategy, a replica of a step, or a merge function."""
@@ -62,6 +76,10 @@ class Frame:
     variables: Any = None
     # The shape and the layout of each input of the traced step.
     placed: tuple[tuple[tuple[int, ...], PartitionSpec], ...] = ()
+    # See Note [Notes of a step].
+    notes: dict[Any, Any] = dataclasses.field(
+        default_factory=_share_notes, compare=False, repr=False
+    )
 
     @property
     def is_inside_step(self) -> bool:
@@ -79,8 +97,8 @@ class Frame:
 
 
 # `FRAME` is None by default, which means the ambient strategy. `_OUTSIDE` means no strategy.
-_OUTSIDE = Frame(None)
 FRAME: ContextVar[Frame | None] = ContextVar("jaxdist_frame", default=None)
+_OUTSIDE = Frame(None)
 # The strategy of `experimental_set_strategy`. As `tf.distribute` documents, it is the same in all
 # threads, so it cannot be a `ContextVar`.
 ambient: list[Frame] = []
@@ -108,6 +126,15 @@ def find_call_context() -> CallContext:
     return CallContext(frame.strategy, frame.strategy.layout, frame.variables, frame.is_inside_step)
 
 
+def find_notes() -> dict[Any, Any] | None:
+    """Return the notes of the step around the caller; None outside of steps."""
+    frame = current_frame()
+    if frame is None or not frame.is_inside_step:
+        return None
+    _uses_notes[:] = [True]
+    return frame.notes
+
+
 def set_ambient(strategy: Any | None) -> None:
     """Make `strategy` the ambient strategy of the process; None clears it."""
     ambient[:] = [] if strategy is None else [Frame(strategy)]
@@ -115,7 +142,15 @@ def set_ambient(strategy: Any | None) -> None:
 
 def enter_frame(frame: Frame | None) -> contextlib.AbstractContextManager[None]:
     """Make `frame` the innermost context in the block; None means outside every strategy."""
+    if frame is not None and frame.is_inside_step and _uses_notes:
+        return _enter_noted(frame)
     return _compat.set_in_block(FRAME, _OUTSIDE if frame is None else frame)
+
+
+@contextlib.contextmanager
+def _enter_noted(frame: Frame) -> Iterator[None]:
+    with _compat.set_in_block(FRAME, frame), _collectives.fresh_trace_key():
+        yield
 
 
 class ReplicaContext:

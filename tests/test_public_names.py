@@ -308,13 +308,16 @@ JOBS = {
     "versions",
 }
 NN = {
+    "attention",
     "compute_average_loss",
     "embedding_lookup",
     "example_keys",
     "experts",
     "pipeline_loss",
+    "positions",
     "scale_regularization_loss",
     "schedules",
+    "split_positions",
     "vocabulary_head",
 }
 SCHEDULES = {"gpipe", "one_f_one_b", "zero_bubble"}

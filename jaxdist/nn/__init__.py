@@ -1,4 +1,4 @@
-"""Losses, random keys and lookups whose values do not depend on the number of replicas."""
+"""Losses, random keys, lookups and attention that do not depend on how devices divide the work."""
 
 from typing import TYPE_CHECKING
 
@@ -6,6 +6,9 @@ from jaxdist._late import open_late as _open_late
 
 if TYPE_CHECKING:
     from jaxdist.nn import schedules as schedules
+    from jaxdist.nn._attention.attention import attention as attention
+    from jaxdist.nn._attention.positions import positions as positions
+    from jaxdist.nn._attention.positions import split_positions as split_positions
     from jaxdist.nn._embedding import embedding_lookup as embedding_lookup
     from jaxdist.nn._experts import experts as experts
     from jaxdist.nn._loss import compute_average_loss as compute_average_loss

@@ -313,6 +313,15 @@ CALLS = {
             "top_k": 2,
         },
     ),
+    # Long sequences.
+    "jaxdist.nn.attention": Call(
+        in_replica(jaxdist.nn.attention),
+        lambda: dict.fromkeys("qkv", jnp.ones((2, 4, 2, 3))),
+    ),
+    "jaxdist.nn.split_positions": Call(
+        in_replica(jaxdist.nn.split_positions), lambda: {"x": jnp.ones((2, 4))}
+    ),
+    "jaxdist.nn.positions": Call(in_replica(jaxdist.nn.positions), lambda: {"n": 4}),
     # Where parameters are.
     "jaxdist.partition.constrain": Call(
         lambda: _constrained,

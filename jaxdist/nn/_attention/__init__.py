@@ -1,0 +1,1 @@
+"""Attention whose positions are divided over the devices of a replica."""
