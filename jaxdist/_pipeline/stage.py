@@ -257,9 +257,14 @@ def _blank(aval: Any, *dims: int) -> Any:
     shape = (*dims, *aval.shape)
     if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return jnp.zeros(shape, aval.dtype)
-    words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, aval.dtype))
-    zeros = jnp.zeros(words.shape, words.dtype)
-    return jax.random.wrap_key_data(zeros, impl=jax.random.key_impl(aval))
+    impls: list[Any] = []
+
+    def read(keys: Any) -> Any:
+        impls.append(jax.random.key_impl(keys))
+        return jax.random.key_data(keys)
+
+    words = jax.eval_shape(read, jax.ShapeDtypeStruct(shape, aval.dtype))
+    return jax.random.wrap_key_data(jnp.zeros(words.shape, words.dtype), impl=impls[0])
 
 
 def _get(buffers: Leaves, slot: Any) -> Leaves:
