@@ -62,7 +62,8 @@ def vocabulary_loss(h: Any, x: Any, labels: Any, weights: Any = None) -> Any:
     if axis is not None:
         top = jax.lax.pmax(top, axis)
         first = jax.lax.axis_index(axis) * h.shape[1]
-    is_label = labels[..., None] - first == jnp.arange(h.shape[1])
+    words = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    is_label = words == labels[..., None] - first
     own = jnp.sum(jnp.where(is_label, logits, 0), -1)
     total = jnp.sum(jnp.exp(logits - top[..., None]), -1)
     if axis is not None:
