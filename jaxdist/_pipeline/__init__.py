@@ -14,5 +14,8 @@ if TYPE_CHECKING:
     from jaxdist._pipeline.schedules import gpipe as gpipe
     from jaxdist._pipeline.schedules import one_f_one_b as one_f_one_b
     from jaxdist._pipeline.schedules import zero_bubble as zero_bubble
+    from jaxdist._pipeline.slots import Slots as Slots
+    from jaxdist._pipeline.slots import find_slots as find_slots
+    from jaxdist._pipeline.vocabulary import vocabulary_loss as vocabulary_loss
 
 _open_late(__name__)

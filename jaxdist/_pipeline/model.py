@@ -106,8 +106,8 @@ def read_inputs(parts: Any, batch: Any, keys: Any, chunks: int, stages: int = 1)
     if not count or count % step:
         near = [n for n in (count // step * step, (count // step + 1) * step) if n]
         raise refuse(
-            f"{count} layers for {stages} stages of {chunks} chunks.",
-            "Each chunk of each stage has as many layers as the others, and at least one.",
+            f"{count} layers for {step} pieces: {stages} stages with {chunks} each.",
+            "Each piece has as many layers as the others, and at least one.",
             f"Use {' or '.join(map(str, near))} layers.",
             kind=ShapeError,
         )
@@ -292,9 +292,9 @@ def _trace(fn: Callable[..., Any], what: str, axis: str | None, *args: Any) -> A
     result = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), result)
     for name in _find_uses(program.jaxpr, axis) if axis else ():
         raise refuse(
-            f"a {what} ({_name(fn)}) that calls {name} over the axis {axis!r} of the stages.",
-            "Stages run different operations at the same time, so not all of them would take part "
-            "in it, and the others would wait forever.",
+            f"{_article(what)} ({_name(fn)}) that calls {name} over the axis {axis!r}.",
+            "It is the axis of the stages, which run different operations at the same time: not all "
+            "of them would take part in it, and the others would wait forever.",
             f"Communicate in {what} over other axes of the mesh only; results that another stage "
             "needs are part of x.",
         )
@@ -361,6 +361,10 @@ def _check_scalar(what: str, fn: Callable[..., Any], loss: Any) -> None:
 def _show(tree: Any) -> str:
     shown = jax.tree.map(lambda a: f"{a.dtype}{[*a.shape]}", tree)
     return str(shown).replace("'", "")
+
+
+def _article(what: str) -> str:
+    return f"an {what}" if what == "embed" else f"a {what}"
 
 
 def _name(fn: Callable[..., Any]) -> str:

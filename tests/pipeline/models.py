@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxdist
-from jaxdist._pipeline import StageFns
+from jaxdist._pipeline import StageFns, run_pipeline
 
 WORDS, WIDTH, LENGTH, LAYERS = 32, 16, 4, 8
 
@@ -115,3 +115,26 @@ def place(strategy: jaxdist.MirroredStrategy, parts: Any, batch: Any, chunks: in
         return each.reshape(-1, *each.shape[2:])
 
     return parts, jax.device_put(jax.tree.map(split, batch), strategy.per_replica_sharding)
+
+
+def on_stages(fn: Callable[..., Any], *args: Any, stages: int = 2) -> Any:
+    """The result of a compiled function, on a mesh that has the axis "stage" only."""
+    mesh = jax.make_mesh(
+        (stages,), ("stage",), axis_types=(AxisType.Auto,), devices=jax.devices("cpu")[:stages]
+    )
+    with jax.set_mesh(mesh):
+        return jax.jit(fn)(*args)
+
+
+def run_on_stages(
+    fns: StageFns, parts: Any, batch: Any, *, stages: int = 2, **options: Any
+) -> tuple[Any, Any]:
+    """The loss and gradients, and the loss without gradients."""
+
+    def run(parts: Any, batch: Any) -> Any:
+        def loss_of(parts: Any) -> Any:
+            return run_pipeline(fns, parts, batch, axis="stage", stages=stages, **options)
+
+        return jax.value_and_grad(loss_of, allow_int=True)(parts), loss_of(parts)
+
+    return on_stages(run, parts, batch, stages=stages)
