@@ -6,7 +6,7 @@ from jaxdist._late import open_late as _open_late
 
 if TYPE_CHECKING:
     from jaxdist._pipeline.engine import run_pipeline as run_pipeline
-    from jaxdist._pipeline.model import StageFns as StageFns
+    from jaxdist._pipeline.inputs import StageFns as StageFns
     from jaxdist._pipeline.plain import run_plain as run_plain
     from jaxdist._pipeline.schedules import SCHEDULES as SCHEDULES
     from jaxdist._pipeline.schedules import Op as Op

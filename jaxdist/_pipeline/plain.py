@@ -7,14 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._pipeline.derivative import attach_gradients
-from jaxdist._pipeline.model import (
-    StageFns,
-    check_model,
-    merge,
-    pick,
-    read_inputs,
-    widen,
-)
+from jaxdist._pipeline.inputs import StageFns, merge, pick, read_inputs, widen
+from jaxdist._pipeline.model import check_model
 
 
 def run_plain(
@@ -40,19 +34,19 @@ def run_plain(
         keys: Random keys `[micro_batches, rows]`, or None.
         reduce: "mean" or "sum" of the losses of the micro-batches.
     """
-    inputs = read_inputs(parts, batch, keys, chunks)
+    inputs = read_inputs(stage_fns, parts, batch, keys, chunks)
     model = check_model(stage_fns, inputs, inputs.leaves)
     scale, of_layers = get_factors(reduce, inputs.micro_batches)
 
     def loss_of_one(parts: list[Any], rows: list[Any]) -> Any:
-        e, w, h, one, keys = inputs.take_apart([*parts, *rows])
+        e, w, h, shared, one, keys = inputs.take_apart([*parts, *rows])
         if chunks > 1:
             w = [a.reshape(-1, *a.shape[2:]) for a in w]
-        x, losses = model.run_layers(w, model.embed(e, one), keys, 0)
-        loss = model.head(h, x, one)
+        x, losses = model.run_layers(w, shared, model.embed(e, shared, one), keys, 0)
+        loss = model.head(h, shared, x, one)
         return loss if losses is None else loss + losses * of_layers
 
-    split = sum(inputs.counts[:3])
+    split = sum(inputs.counts[:4])
 
     def value(leaves: list[Any]) -> Any:
         def add(total: Any, rows: list[Any]) -> Any:
