@@ -136,7 +136,8 @@ def read_inputs(
 
 
 def _as_array(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+    # A Python number that is differentiated is a tracer without a shape.
+    return leaf if isinstance(leaf, jax.Array) and hasattr(leaf, "shape") else jnp.asarray(leaf)
 
 
 def can_have_gradient(dtype: Any) -> bool:
