@@ -59,7 +59,6 @@ class Inputs:
         counts: How many leaves each part has.
         trees: The structures of the parts.
         micro_batches: Number of micro-batches.
-        layers: Number of layers.
         chunks: Number of pieces of the model on each stage.
     """
 
@@ -67,7 +66,6 @@ class Inputs:
     counts: Parts
     trees: Parts
     micro_batches: int
-    layers: int
     chunks: int
 
     def take_apart(self, values: Sequence[Any]) -> Parts:
@@ -130,7 +128,6 @@ def read_inputs(
         Parts(*map(len, lists)),
         trees,
         sizes.pop()[0],
-        count,
         chunks,
     )
 

@@ -6,9 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxdist._called import refuse
 from jaxdist._pipeline.derivative import attach_gradients
 from jaxdist._pipeline.inputs import StageFns, merge, pick, read_inputs, widen
 from jaxdist._pipeline.model import check_model
+from jaxdist._validate import show
 
 
 def run_plain(
@@ -58,21 +60,25 @@ def run_plain(
     def gradients(wanted: Sequence[bool], leaves: list[Any]) -> tuple[Any, list[Any]]:
         parts, rows = leaves[:split], leaves[split:]
         of_parts, of_rows = wanted[:split], wanted[split:]
-        fixed = pick(parts, of_parts)
-
-        def loss_of(chosen: list[Any], chosen_rows: list[Any], rows: list[Any]) -> Any:
-            return loss_of_one(merge(chosen, parts, of_parts), merge(chosen_rows, rows, of_rows))
+        chosen = pick(parts, of_parts)
 
         def add(sums: Any, rows: list[Any]) -> Any:
+            def loss_of(chosen: list[Any], chosen_rows: list[Any]) -> Any:
+                every = merge(chosen, parts, of_parts)
+                return loss_of_one(every, merge(chosen_rows, rows, of_rows))
+
             total, found = sums
-            loss, (g, g_rows) = jax.value_and_grad(loss_of, (0, 1))(
-                fixed, pick(rows, of_rows), rows
-            )
+            # `jax.grad` refuses complex numbers.
+            loss, pull = jax.vjp(loss_of, chosen, pick(rows, of_rows))
+            g, g_rows = pull(jnp.ones_like(loss))
             # Sums of bfloat16 would lose what is below 1/256 of them.
             found = [a + b.astype(a.dtype) for a, b in zip(found, g, strict=True)]
             return (total + loss, found), g_rows
 
-        start = jnp.zeros((), model.loss_dtype), [jnp.zeros(a.shape, widen(a.dtype)) for a in fixed]
+        start = (
+            jnp.zeros((), model.loss_dtype),
+            [jnp.zeros(a.shape, widen(a.dtype)) for a in chosen],
+        )
         (total, found), g_rows = jax.lax.scan(add, start, rows)
         each = iter([g * scale for g in (*found, *g_rows)])
         return total * scale, [next(each) if w else None for w in wanted]
@@ -85,6 +91,10 @@ def get_factors(reduce: str, micro_batches: int) -> tuple[float, float]:
 
     The losses of layers are a mean over micro-batches in any case.
     """
-    if reduce == "mean":
-        return 1 / micro_batches, 1.0
-    return 1.0, 1 / micro_batches
+    if reduce not in ("mean", "sum"):
+        raise refuse(
+            f"reduce={show(reduce)}.",
+            'reduce is "mean" or "sum".',
+            'Pass reduce="sum" where the head divides by the number of all rows, else "mean".',
+        )
+    return (1 / micro_batches, 1.0) if reduce == "mean" else (1.0, 1 / micro_batches)

@@ -1,5 +1,6 @@
 """The operations of one stage, on its slots: forward, backward, and the backward in two parts."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -51,18 +52,22 @@ class Stage:
         # [chunks, layers of a chunk, ...] in any case.
         stacks = [a[None] for a in values.layers] if slots.table.chunks == 1 else values.layers
         self._values = values._replace(layers=stacks)
-        self._layers = Layers(
-            model,
+
+    @functools.cached_property
+    def _layers(self) -> Layers:
+        values, wanted = self._values, self._wanted
+        return Layers(
+            self._model,
             [*wanted.layers, *wanted.shared],
-            [*_without_dim(stacks), *_avals(values.shared)],
-            len(stacks),
+            [*_without_dim(values.layers), *_avals(values.shared)],
+            len(values.layers),
             _without_dim(values.keys),
-            of_layers,
+            self._of_layers,
         )
 
     def start(self) -> State:
         """Return the state before the first tick: empty slots, and sums of zero."""
-        sizes, layers = self._slots.sizes, self._layers
+        sizes = self._slots.sizes
         x = self._model.x_avals
         floats = pick(x, self._model.x_floats)
         state: State = {
@@ -74,7 +79,7 @@ class Stage:
         if self._has_gradients:
             state |= {
                 "g": [_blank(a, sizes["g"] + 1) for a in floats],
-                "r": [_blank(a, sizes["r"]) for a in layers.kept_avals],
+                "r": [_blank(a, sizes["r"]) for a in self._layers.kept_avals],
                 "down": [_blank(a) for a in floats],
                 "sums": Sums(
                     *(
@@ -84,7 +89,7 @@ class Stage:
                 ),
             }
         if self._slots.table.has_two_parts:
-            state["d"] = [_blank(a, sizes["d"]) for a in layers.saved_avals]
+            state["d"] = [_blank(a, sizes["d"]) for a in self._layers.saved_avals]
         return state
 
     def results(self, state: State) -> Sums:
@@ -189,8 +194,8 @@ class Stage:
             )
 
         chosen = pick(h, of.head), pick(shared, of.shared), pick(one, of.rows)
-        loss, found = jax.value_and_grad(loss_of, (0, 1, 2, 3))(pick(y, of_y), *chosen)
-        g_y, g_h, g_shared, g_rows = found
+        loss, pull = jax.vjp(loss_of, pick(y, of_y), *chosen)
+        g_y, g_h, g_shared, g_rows = pull(jnp.ones_like(loss))
         sums: Sums = state["sums"]
         sums = sums._replace(
             head=_add(sums.head, g_h),

@@ -135,6 +135,15 @@ def test_stacks_of_chunks_have_a_dim_for_them() -> None:
         run_plain(FNS, make_parts(4), BATCH, chunks=2)
 
 
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(errors.ArgumentError, match=r"schedule='1f1'.*\n\n.*\n\n.*'1f1b'"):
+        run_on_stages(FNS, make_parts(4), BATCH, schedule="1f1")
+    with pytest.raises(errors.ArgumentError, match="reduce='max'"):
+        run_on_stages(FNS, make_parts(4), BATCH, reduce="max")
+    with pytest.raises(errors.ArgumentError, match="reduce='max'"):
+        run_plain(FNS, make_parts(4), BATCH, reduce="max")
+
+
 def test_second_derivatives_are_refused() -> None:
     parts = make_parts(4)
 

@@ -238,6 +238,16 @@ def test_a_frozen_part_changes_no_gradient_of_the_others(schedule: str) -> None:
 
 
 @EACH
+def test_x_may_be_complex(schedule: str, chunks: int) -> None:
+    fns = StageFns(
+        lambda e, one: embed(e, one).astype(jnp.complex64) * (1 + 0.5j),
+        lambda w, x, keys: x + jnp.tanh(x @ w["up"]) @ w["down"] * 1j,
+        lambda h, x, one: head(h, jnp.abs(x), one),
+    )
+    _check(fns, schedule, chunks)
+
+
+@EACH
 def test_zeros_in_idle_slots_make_no_nan(schedule: str, chunks: int) -> None:
     fns = StageFns(
         lambda e, one: embed(e, one) + 3,
