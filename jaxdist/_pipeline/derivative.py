@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from jaxdist._called import name_call
-from jaxdist._pipeline.model import can_have_gradient
+from jaxdist._pipeline.inputs import can_have_gradient
 from jaxdist.errors import UnsupportedError
 
 # Of all leaves: the loss, and for each wanted leaf its gradient, else None.

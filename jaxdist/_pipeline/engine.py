@@ -13,6 +13,7 @@ Note:
     are read. What an idle stage sends is put into a slot that is never read.
 """
 
+import difflib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,19 +24,13 @@ from jax.sharding import PartitionSpec
 
 from jaxdist._called import refuse
 from jaxdist._pipeline.derivative import attach_gradients
-from jaxdist._pipeline.model import (
-    Five,
-    Inputs,
-    Model,
-    StageFns,
-    check_model,
-    pick,
-    read_inputs,
-)
+from jaxdist._pipeline.inputs import Inputs, Parts, StageFns, pick, read_inputs
+from jaxdist._pipeline.model import Model, check_model
 from jaxdist._pipeline.plain import get_factors
 from jaxdist._pipeline.schedules import KINDS, SCHEDULES, Table, Tick, kinds_of
 from jaxdist._pipeline.slots import find_slots
 from jaxdist._pipeline.stage import Row, Stage, State
+from jaxdist._validate import show
 from jaxdist.errors import ShapeError
 
 
@@ -70,7 +65,14 @@ def run_pipeline(
         head_specs: None, or a `PartitionSpec` for each parameter of the head. If one has `axis`,
             all stages run the head together, each with its part: see `vocabulary_loss`.
     """
-    inputs = read_inputs(parts, batch, keys, chunks, stages)
+    inputs = read_inputs(stage_fns, parts, batch, keys, chunks, stages)
+    if schedule not in SCHEDULES:
+        near = difflib.get_close_matches(str(schedule), SCHEDULES, n=1, cutoff=0.0)
+        raise refuse(
+            f"schedule={show(schedule)}.",
+            f"schedule is one of {', '.join(map(repr, SCHEDULES))}.",
+            f"Pass schedule={near[0]!r}.",
+        )
     table = SCHEDULES[schedule](stages, inputs.micro_batches, chunks)
     counts, whole = inputs.counts, PartitionSpec()
     of_layers = PartitionSpec(axis) if chunks == 1 else PartitionSpec(None, axis)
@@ -79,7 +81,7 @@ def run_pipeline(
         *[whole] * counts.embed,
         *[of_layers] * counts.layers,
         *of_head,
-        *[whole] * (counts.rows + counts.keys),
+        *[whole] * (counts.shared + counts.rows + counts.keys),
     ]
 
     def run(table: Table, wanted: Sequence[bool], leaves: list[Any]) -> tuple[Any, list[Any]]:
@@ -147,7 +149,7 @@ class _Ticks:
         self._is_split = is_split
         self._slots = find_slots(table)
 
-    def run(self, reduce: str, wanted: Five, values: Five) -> tuple[Any, list[Any]]:
+    def run(self, reduce: str, wanted: Parts, values: Parts) -> tuple[Any, list[Any]]:
         """Return the loss, and the gradients of the wanted leaves."""
         me = jax.lax.axis_index(self._axis)
         scale, of_layers = get_factors(reduce, self._table.micro_batches)
@@ -165,11 +167,11 @@ class _Ticks:
             state, _ = jax.lax.scan(run_group, state, rows)
         sums = stage.results(state)
         # A layer is on one stage. The other sums are zeros where a stage has not added to them.
-        shared = state["loss"], sums.embed, sums.head, sums.rows
-        loss, embed, head, rows = jax.lax.psum(shared, self._axis)
+        parts = state["loss"], sums.embed, sums.head, sums.shared, sums.rows
+        loss, embed, head, shared, rows = jax.lax.psum(parts, self._axis)
         own = pick(self._is_split, wanted.head)
         head = [part if o else h for part, h, o in zip(sums.head, head, own, strict=True)]
-        return loss * scale, [g * scale for g in (*embed, *sums.layers, *head, *rows)]
+        return loss * scale, [g * scale for g in (*embed, *sums.layers, *head, *shared, *rows)]
 
     def _find_pattern(self, group: Sequence[Tick]) -> tuple[tuple[str, str], ...]:
         """Return the kinds of each tick of a group, and whether a split head follows it."""

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax.extend.core import Literal, jaxpr_as_fun
 
 from jaxdist._pipeline.halves import Halves, divide
-from jaxdist._pipeline.model import Leaves, Model, merge, pick
+from jaxdist._pipeline.inputs import Leaves, merge, pick
+from jaxdist._pipeline.model import Model
 
 
 class Layers:
@@ -20,9 +21,10 @@ class Layers:
 
     Args:
         model: The functions of the model.
-        of_w: Which leaves of the layers have gradients.
-        w: Shapes and dtypes of the stacks of a chunk.
-        keys: Those of the keys of a micro-batch.
+        of_w: Which parameters have gradients: stacks of layers, then arrays that all layers use.
+        w: Shapes and dtypes of these.
+        stacks: How many of them are stacks.
+        keys: Shapes and dtypes of the keys of a micro-batch.
         of_layers: The factor of the layers' own losses.
 
     Attributes:
@@ -30,15 +32,22 @@ class Layers:
     """
 
     def __init__(
-        self, model: Model, of_w: Sequence[bool], w: Leaves, keys: Leaves, of_layers: float
+        self,
+        model: Model,
+        of_w: Sequence[bool],
+        w: Leaves,
+        stacks: int,
+        keys: Leaves,
+        of_layers: float,
     ) -> None:
         floats = model.x_floats
         trees: list[Any] = []
 
         def forward(w: Leaves, x: Leaves, keys: Leaves, first: Any) -> tuple[Leaves, Any, Leaves]:
             def run(chosen: Leaves, chosen_x: Leaves) -> tuple[Any, Leaves]:
+                every = merge(chosen, w, of_w)
                 y, losses = model.run_layers(
-                    merge(chosen, w, of_w), merge(chosen_x, x, floats), keys, first
+                    every[:stacks], every[stacks:], merge(chosen_x, x, floats), keys, first
                 )
                 return (pick(y, floats), losses), pick(y, [not f for f in floats])
 

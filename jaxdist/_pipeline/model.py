@@ -1,158 +1,24 @@
-"""The functions of a model as functions of lists of arrays, checked before anything runs."""
+"""A model as functions of lists of arrays, checked before anything runs."""
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxdist._called import refuse
+from jaxdist._pipeline.inputs import (
+    Inputs,
+    Leaves,
+    StageFns,
+    can_have_gradient,
+    take_one,
+    widen,
+)
 from jaxdist._pipeline.vocabulary import split_over
 from jaxdist.errors import ShapeError
-
-Leaves = list[Any]
-
-
-class StageFns(NamedTuple):
-    """The three functions of a model.
-
-    Attributes:
-        embed: `embed(e, batch) -> x` for one micro-batch.
-        layer: `layer(w, x, keys) -> x` for one layer, or `(x, loss)` with a scalar loss of its own.
-            `keys` has a random key for each row, or is None.
-        head: `head(h, x, batch) -> loss`, a scalar.
-    """
-
-    embed: Callable[..., Any]
-    layer: Callable[..., Any]
-    head: Callable[..., Any]
-
-
-class Five(NamedTuple):
-    """Something for each of the five parts of the inputs: lists of leaves, or what belongs to them.
-
-    Attributes:
-        embed: The parameters of the embedding.
-        layers: Those of all layers, as stacks.
-        head: Those of the head.
-        rows: The batch.
-        keys: Random keys, in at most one array.
-    """
-
-    embed: Any
-    layers: Any
-    head: Any
-    rows: Any
-    keys: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Inputs:
-    """Everything that a loss depends on, as one list of leaves, and how to take it apart.
-
-    Attributes:
-        leaves: All leaves, in the order of the five parts.
-        counts: How many leaves each part has.
-        trees: The structures of the parts.
-        micro_batches: Number of micro-batches.
-        layers: Number of layers.
-        chunks: Number of pieces of the model on each stage.
-    """
-
-    leaves: Leaves
-    counts: Five
-    trees: Five
-    micro_batches: int
-    layers: int
-    chunks: int
-
-    def take_apart(self, values: Sequence[Any]) -> Five:
-        """Return the lists of the five parts, from one list of all."""
-        rest = iter(values)
-        return Five(*([next(rest) for _ in range(count)] for count in self.counts))
-
-
-def read_inputs(parts: Any, batch: Any, keys: Any, chunks: int, stages: int = 1) -> Inputs:
-    """Take the arguments of a loss apart, and check their leading dims."""
-    parts = tuple(parts)
-    if len(parts) != 3:
-        raise refuse(
-            f"parts with {len(parts)} elements.",
-            "parts are the parameters of embed, of all layers, and of head.",
-            "Pass (embed, layers, head).",
-        )
-    flat = [jax.tree.flatten(tree) for tree in (*parts, batch, keys)]
-    embed, layers, head, rows, of_keys = ([*map(_as_array, leaves)] for leaves, _ in flat)
-    named = jax.tree_util.tree_flatten_with_path(parts[1])[0]
-    dims = 1 if chunks == 1 else 2
-    stacks = {
-        f"parts[1]{jax.tree_util.keystr(path)}": leaf.shape[:dims]
-        for (path, _), leaf in zip(named, layers, strict=True)
-    }
-    shapes = set(stacks.values())
-    shape = shapes.pop() if len(shapes) == 1 else ()
-    if len(shape) < dims or shape[:-1] != (chunks,)[: dims - 1]:
-        shown = ", ".join(f"{name}: {[*found]}" for name, found in stacks.items())
-        wanted = "[layers, ...]" if dims == 1 else f"[{chunks}, layers / {chunks}, ...]"
-        raise refuse(
-            f"layers whose leading dims are {shown or 'those of no array'}.",
-            f"Each array of the layers is a stack {wanted} of the same number of layers.",
-            "Stack the parameters of the layers: jax.tree.map(lambda *a: jnp.stack(a), *layers).",
-            kind=ShapeError,
-        )
-    count, step = math.prod(shape), stages * chunks
-    if not count or count % step:
-        near = [n for n in (count // step * step, (count // step + 1) * step) if n]
-        raise refuse(
-            f"{count} layers for {stages} stages of {chunks} chunks.",
-            "Each chunk of each stage has as many layers as the others, and at least one.",
-            f"Use {' or '.join(map(str, near))} layers.",
-            kind=ShapeError,
-        )
-    sizes = {leaf.shape[:1] for leaf in (*rows, *of_keys)}
-    if len(sizes) != 1 or () in sizes or (0,) in sizes:
-        raise refuse(
-            f"a batch whose leading dims are {sorted(map(list, sizes))}.",
-            "Each array of the batch is [micro_batches, rows, ...], with at least one micro-batch.",
-            "Split the rows of each array into the same number of micro-batches.",
-            kind=ShapeError,
-        )
-    lists = embed, layers, head, rows, of_keys
-    return Inputs(
-        [leaf for leaves in lists for leaf in leaves],
-        Five(*map(len, lists)),
-        Five(*(tree for _, tree in flat)),
-        sizes.pop()[0],
-        count,
-        chunks,
-    )
-
-
-def _as_array(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
-
-
-def can_have_gradient(dtype: Any) -> bool:
-    """Whether arrays of this dtype have gradients: floats and complex numbers, not keys."""
-    return jnp.issubdtype(dtype, jnp.inexact)
-
-
-def widen(dtype: Any) -> Any:
-    """Return the dtype in which gradients and losses of a dtype are summed: at least float32."""
-    return jnp.promote_types(dtype, jnp.float32)
-
-
-def pick(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
-    """Return the values whose entry of `mask` is true."""
-    return [value for value, wanted in zip(values, mask, strict=True) if wanted]
-
-
-def merge(chosen: Sequence[Any], values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
-    """Return `values` with those that `mask` picks replaced by `chosen`."""
-    new = iter(chosen)
-    return [next(new) if wanted else value for value, wanted in zip(values, mask, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,17 +48,24 @@ class Model:
         """Which leaves of `x` have gradients; the others, such as masks, are only passed on."""
         return [can_have_gradient(aval.dtype) for aval in self.x_avals]
 
-    def embed(self, e: Leaves, rows: Leaves) -> Leaves:
+    def embed(self, e: Leaves, shared: Leaves, rows: Leaves) -> Leaves:
         """Return the input of the first layer."""
         trees = self.inputs.trees
         with jax.named_scope("pipeline_embed"):
-            return _strong(self.fns.embed(trees.embed.unflatten(e), trees.rows.unflatten(rows)))
+            return _strong(
+                self._call(
+                    self.fns.embed, shared, trees.embed.unflatten(e), trees.rows.unflatten(rows)
+                )
+            )
 
-    def run_layers(self, w: Leaves, x: Leaves, keys: Leaves, first: Any) -> tuple[Leaves, Any]:
+    def run_layers(
+        self, w: Leaves, shared: Leaves, x: Leaves, keys: Leaves, first: Any
+    ) -> tuple[Leaves, Any]:
         """Return the output of consecutive layers, and the sum of their own losses.
 
         Args:
             w: Stacks of the layers' parameters.
+            shared: Arrays that all layers use.
             x: The input of the first of them.
             keys: At most one array: a key for each row.
             first: The number of the first of these layers in the model.
@@ -202,7 +75,7 @@ class Model:
         def run_layer(carry: Any, of_layer: Any) -> Any:
             x, total = carry
             w, number = of_layer
-            y, loss = self._run_layer(w, number, x, keys)
+            y, loss = self._run_layer(w, shared, number, x, keys)
             return (y, total if loss is None else total + loss.astype(total.dtype)), None
 
         # Without losses the sum has no place in the loop, where a gradient would carry it.
@@ -210,25 +83,39 @@ class Model:
         (x, total), _ = jax.lax.scan(run_layer, start, (w, numbers))
         return x, total
 
-    def _run_layer(self, w: Leaves, number: Any, x: Leaves, keys: Leaves) -> tuple[Leaves, Any]:
+    def _run_layer(
+        self, w: Leaves, shared: Leaves, number: Any, x: Leaves, keys: Leaves
+    ) -> tuple[Leaves, Any]:
         # By the row and the layer only, so that dropout is equal on all layouts.
         of_layer = jax.vmap(jax.random.fold_in, (0, None))(keys[0], number) if keys else None
-        result = self.fns.layer(
-            self.inputs.trees.layers.unflatten(w), self.x_tree.unflatten(x), of_layer
+        w_tree = self.inputs.trees.layers
+        result = self._call(
+            self.fns.layer, shared, w_tree.unflatten(w), self.x_tree.unflatten(x), of_layer
         )
         if self.has_losses:
             result, loss = result
             return _strong(result), loss
         return _strong(result), None
 
-    def head(self, h: Leaves, x: Leaves, rows: Leaves) -> Any:
+    def head(self, h: Leaves, shared: Leaves, x: Leaves, rows: Leaves) -> Any:
         """Return the loss, at least as float32."""
         trees = self.inputs.trees
+        of_head = trees.head.unflatten(h), self.x_tree.unflatten(x), trees.rows.unflatten(rows)
         with jax.named_scope("pipeline_head"), split_over(self.head_axis):
-            loss = self.fns.head(
-                trees.head.unflatten(h), self.x_tree.unflatten(x), trees.rows.unflatten(rows)
-            )
+            loss = self._call(self.fns.head, shared, *of_head)
         return jnp.asarray(loss).astype(self.loss_dtype)
+
+    def _call(self, fn: Callable[..., Any], shared: Leaves, *args: Any) -> Any:
+        """Call a function of the user, with other values for the arrays around it."""
+        if not shared:
+            return fn(*args)
+        # JAX names such an array by the object that the function uses, the same in each trace.
+        own = self.inputs.take_apart(self.inputs.leaves).shared
+        values = {id(old): new for old, new in zip(own, shared, strict=True)}
+        program, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+        closed = ClosedJaxpr(program.jaxpr, [values.get(id(c), c) for c in program.consts])
+        found = jaxpr_as_fun(closed)(*jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), found)
 
 
 def _strong(tree: Any) -> Leaves:
@@ -259,13 +146,9 @@ def check_model(
         ArgumentError: A function communicates over `axis`.
     """
     fns = StageFns(*fns)
-    trees, (e, w, h, rows, keys) = inputs.trees, inputs.take_apart(leaves)
-    of_embed = trees.embed.unflatten(_avals(e, 0))
-    of_layer = trees.layers.unflatten(_avals(w, 1 if inputs.chunks == 1 else 2))
-    of_head = trees.head.unflatten(_avals(h, 0))
-    one = trees.rows.unflatten(_avals(rows, 1))
-    of_rows = _avals(keys, 1)[0] if keys else None
-
+    of_embed, of_layer, of_head, one, of_rows = take_one(
+        inputs.trees, inputs.take_apart(leaves), inputs.chunks
+    )
     x_avals, x_tree = jax.tree.flatten(_trace(fns.embed, "embed", axis, of_embed, one))
     x = x_tree.unflatten(x_avals)
     result = _trace(fns.layer, "layer", axis, of_layer, x, of_rows)
@@ -281,20 +164,15 @@ def check_model(
     return Model(fns, inputs, x_tree, x_avals, has_losses, widen(loss.dtype), head_axis)
 
 
-def _avals(leaves: Leaves, dims: int) -> Leaves:
-    """Return shapes and dtypes without the first dims."""
-    return [jax.ShapeDtypeStruct(leaf.shape[dims:], leaf.dtype) for leaf in leaves]
-
-
 def _trace(fn: Callable[..., Any], what: str, axis: str | None, *args: Any) -> Any:
     """Return the avals of a result, and refuse operations over the axis of the stages."""
     program, result = jax.make_jaxpr(fn, return_shape=True)(*args)
     result = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), result)
     for name in _find_uses(program.jaxpr, axis) if axis else ():
         raise refuse(
-            f"a {what} ({_name(fn)}) that calls {name} over the axis {axis!r} of the stages.",
-            "Stages run different operations at the same time, so not all of them would take part "
-            "in it, and the others would wait forever.",
+            f"{_article(what)} ({_name(fn)}) that calls {name} over the axis {axis!r}.",
+            "Stages run different operations at the same time. So not all of them would take part, "
+            "and the others would wait forever.",
             f"Communicate in {what} over other axes of the mesh only; results that another stage "
             "needs are part of x.",
         )
@@ -361,6 +239,10 @@ def _check_scalar(what: str, fn: Callable[..., Any], loss: Any) -> None:
 def _show(tree: Any) -> str:
     shown = jax.tree.map(lambda a: f"{a.dtype}{[*a.shape]}", tree)
     return str(shown).replace("'", "")
+
+
+def _article(what: str) -> str:
+    return f"an {what}" if what == "embed" else f"a {what}"
 
 
 def _name(fn: Callable[..., Any]) -> str:

@@ -6,15 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxdist._called import refuse
 from jaxdist._pipeline.derivative import attach_gradients
-from jaxdist._pipeline.model import (
-    StageFns,
-    check_model,
-    merge,
-    pick,
-    read_inputs,
-    widen,
-)
+from jaxdist._pipeline.inputs import StageFns, merge, pick, read_inputs, widen
+from jaxdist._pipeline.model import check_model
+from jaxdist._validate import show
 
 
 def run_plain(
@@ -40,19 +36,19 @@ def run_plain(
         keys: Random keys `[micro_batches, rows]`, or None.
         reduce: "mean" or "sum" of the losses of the micro-batches.
     """
-    inputs = read_inputs(parts, batch, keys, chunks)
+    inputs = read_inputs(stage_fns, parts, batch, keys, chunks)
     model = check_model(stage_fns, inputs, inputs.leaves)
     scale, of_layers = get_factors(reduce, inputs.micro_batches)
 
     def loss_of_one(parts: list[Any], rows: list[Any]) -> Any:
-        e, w, h, one, keys = inputs.take_apart([*parts, *rows])
+        e, w, h, shared, one, keys = inputs.take_apart([*parts, *rows])
         if chunks > 1:
             w = [a.reshape(-1, *a.shape[2:]) for a in w]
-        x, losses = model.run_layers(w, model.embed(e, one), keys, 0)
-        loss = model.head(h, x, one)
+        x, losses = model.run_layers(w, shared, model.embed(e, shared, one), keys, 0)
+        loss = model.head(h, shared, x, one)
         return loss if losses is None else loss + losses * of_layers
 
-    split = sum(inputs.counts[:3])
+    split = sum(inputs.counts[:4])
 
     def value(leaves: list[Any]) -> Any:
         def add(total: Any, rows: list[Any]) -> Any:
@@ -64,21 +60,25 @@ def run_plain(
     def gradients(wanted: Sequence[bool], leaves: list[Any]) -> tuple[Any, list[Any]]:
         parts, rows = leaves[:split], leaves[split:]
         of_parts, of_rows = wanted[:split], wanted[split:]
-        fixed = pick(parts, of_parts)
-
-        def loss_of(chosen: list[Any], chosen_rows: list[Any], rows: list[Any]) -> Any:
-            return loss_of_one(merge(chosen, parts, of_parts), merge(chosen_rows, rows, of_rows))
+        chosen = pick(parts, of_parts)
 
         def add(sums: Any, rows: list[Any]) -> Any:
+            def loss_of(chosen: list[Any], chosen_rows: list[Any]) -> Any:
+                every = merge(chosen, parts, of_parts)
+                return loss_of_one(every, merge(chosen_rows, rows, of_rows))
+
             total, found = sums
-            loss, (g, g_rows) = jax.value_and_grad(loss_of, (0, 1))(
-                fixed, pick(rows, of_rows), rows
-            )
+            # `jax.grad` refuses complex numbers.
+            loss, pull = jax.vjp(loss_of, chosen, pick(rows, of_rows))
+            g, g_rows = pull(jnp.ones_like(loss))
             # Sums of bfloat16 would lose what is below 1/256 of them.
             found = [a + b.astype(a.dtype) for a, b in zip(found, g, strict=True)]
             return (total + loss, found), g_rows
 
-        start = jnp.zeros((), model.loss_dtype), [jnp.zeros(a.shape, widen(a.dtype)) for a in fixed]
+        start = (
+            jnp.zeros((), model.loss_dtype),
+            [jnp.zeros(a.shape, widen(a.dtype)) for a in chosen],
+        )
         (total, found), g_rows = jax.lax.scan(add, start, rows)
         each = iter([g * scale for g in (*found, *g_rows)])
         return total * scale, [next(each) if w else None for w in wanted]
@@ -91,6 +91,10 @@ def get_factors(reduce: str, micro_batches: int) -> tuple[float, float]:
 
     The losses of layers are a mean over micro-batches in any case.
     """
-    if reduce == "mean":
-        return 1 / micro_batches, 1.0
-    return 1.0, 1 / micro_batches
+    if reduce not in ("mean", "sum"):
+        raise refuse(
+            f"reduce={show(reduce)}.",
+            'reduce is "mean" or "sum".',
+            'Pass reduce="sum" where the head divides by the number of all rows, else "mean".',
+        )
+    return (1 / micro_batches, 1.0) if reduce == "mean" else (1.0, 1 / micro_batches)

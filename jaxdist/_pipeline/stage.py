@@ -1,13 +1,15 @@
 """The operations of one stage, on its slots: forward, backward, and the backward in two parts."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
+from jaxdist._pipeline.inputs import Leaves, Parts, merge, pick, widen
 from jaxdist._pipeline.layers import Layers
-from jaxdist._pipeline.model import Five, Leaves, Model, merge, pick, widen
+from jaxdist._pipeline.model import Model
 from jaxdist._pipeline.slots import Slots
 
 # Buffers by name: x, g, r, d (slots), up, down (what moves after a tick), sums, loss.
@@ -22,6 +24,7 @@ class Sums(NamedTuple):
     embed: Leaves
     layers: Leaves
     head: Leaves
+    shared: Leaves
     rows: Leaves
 
 
@@ -38,7 +41,7 @@ class Stage:
     """
 
     def __init__(
-        self, model: Model, slots: Slots, me: Any, of_layers: float, wanted: Five, values: Five
+        self, model: Model, slots: Slots, me: Any, of_layers: float, wanted: Parts, values: Parts
     ) -> None:
         self._model = model
         self._slots = slots
@@ -49,13 +52,22 @@ class Stage:
         # [chunks, layers of a chunk, ...] in any case.
         stacks = [a[None] for a in values.layers] if slots.table.chunks == 1 else values.layers
         self._values = values._replace(layers=stacks)
-        self._layers = Layers(
-            model, wanted.layers, _without_dim(stacks), _without_dim(values.keys), of_layers
+
+    @functools.cached_property
+    def _layers(self) -> Layers:
+        values, wanted = self._values, self._wanted
+        return Layers(
+            self._model,
+            [*wanted.layers, *wanted.shared],
+            [*_without_dim(values.layers), *_avals(values.shared)],
+            len(values.layers),
+            _without_dim(values.keys),
+            self._of_layers,
         )
 
     def start(self) -> State:
         """Return the state before the first tick: empty slots, and sums of zero."""
-        sizes, layers = self._slots.sizes, self._layers
+        sizes = self._slots.sizes
         x = self._model.x_avals
         floats = pick(x, self._model.x_floats)
         state: State = {
@@ -67,23 +79,23 @@ class Stage:
         if self._has_gradients:
             state |= {
                 "g": [_blank(a, sizes["g"] + 1) for a in floats],
-                "r": [_blank(a, sizes["r"]) for a in layers.kept_avals],
+                "r": [_blank(a, sizes["r"]) for a in self._layers.kept_avals],
                 "down": [_blank(a) for a in floats],
                 "sums": Sums(
                     *(
                         [jnp.zeros(a.shape, widen(a.dtype)) for a in pick(values, wanted)]
-                        for values, wanted in zip(self._values[:4], self._wanted[:4], strict=True)
+                        for values, wanted in zip(self._values[:5], self._wanted[:5], strict=True)
                     )
                 ),
             }
         if self._slots.table.has_two_parts:
-            state["d"] = [_blank(a, sizes["d"]) for a in layers.saved_avals]
+            state["d"] = [_blank(a, sizes["d"]) for a in self._layers.saved_avals]
         return state
 
     def results(self, state: State) -> Sums:
         """Return the sums after the last tick, with gradients of layers as they are stacked."""
         if not self._has_gradients:
-            return Sums([], [], [], [])
+            return Sums([], [], [], [], [])
         sums: Sums = state["sums"]
         if self._slots.table.chunks == 1:
             sums = sums._replace(layers=[a[0] for a in sums.layers])
@@ -116,7 +128,7 @@ class Stage:
         one = _get(self._values.rows, row["micro_batch"])
         x = jax.lax.cond(
             row["is_first"] > 0,
-            lambda: self._model.embed(self._values.embed, one),
+            lambda: self._model.embed(self._values.embed, self._values.shared, one),
             lambda: _get(state["x"], row["x"]),
         )
         w, keys = self._read_chunk(row), _get(self._values.keys, row["micro_batch"])
@@ -125,7 +137,8 @@ class Stage:
             y, losses, kept = self._layers.run(w, x, keys, first)
             state = {**state, "r": _put(state["r"], row["r"], kept)}
         else:
-            y, losses = self._model.run_layers(w, x, keys, first)
+            stacks, shared = self._split(w)
+            y, losses = self._model.run_layers(stacks, shared, x, keys, first)
         state = {**state, "up": y}
         if losses is not None:
             state["loss"] += losses * self._of_layers
@@ -141,12 +154,10 @@ class Stage:
         """Add the loss, and put the cotangent of y into a slot until the backward."""
         one = _get(self._values.rows, micro_batch)
         if not self._has_gradients:
-            loss = self._model.head(self._values.head, y, one)
+            loss = self._model.head(self._values.head, self._values.shared, y, one)
             return {**state, "loss": state["loss"] + loss}
-        loss, (g_h, g_y, g_rows) = self._differentiate_head(y, one)
-        return self._add_head(state, loss, g_h, g_rows, micro_batch) | {
-            "g": _put(state["g"], slot, g_y)
-        }
+        loss, g_y, state = self._differentiate_head(state, y, one, micro_batch)
+        return {**state, "loss": state["loss"] + loss, "g": _put(state["g"], slot, g_y)}
 
     def run_split_head(self, state: State, row: Row, axis: str, stages: int) -> State:
         """Run the head of the last stage's output on all stages, each with its part.
@@ -159,35 +170,39 @@ class Stage:
         y = [_send_to_all(leaf, is_last, axis) for leaf in state["up"]]
         one = _get(self._values.rows, row["head_micro_batch"])
         if not self._has_gradients:
-            loss = self._model.head(self._values.head, y, one)
+            loss = self._model.head(self._values.head, self._values.shared, y, one)
             return {**state, "loss": state["loss"] + jnp.where(is_last, loss, 0)}
-        loss, (g_h, g_y, g_rows) = self._differentiate_head(y, one, 1 / stages)
-        loss = jnp.where(is_last, loss * stages, 0)
-        state = self._add_head(state, loss, g_h, g_rows, row["head_micro_batch"])
+        micro_batch = row["head_micro_batch"]
+        loss, g_y, state = self._differentiate_head(state, y, one, micro_batch, 1 / stages)
+        loss = state["loss"] + jnp.where(is_last, loss * stages, 0)
         g_y = [_sum(g, axis) for g in g_y]
-        return {**state, "g": _put(state["g"], row["head_g"], g_y)}
+        return {**state, "loss": loss, "g": _put(state["g"], row["head_g"], g_y)}
 
-    def _add_head(
-        self, state: State, loss: Any, g_h: Leaves, g_rows: Leaves, micro_batch: Any
-    ) -> State:
-        sums: Sums = state["sums"]
-        sums = sums._replace(
-            head=_add(sums.head, g_h), rows=_add_row(sums.rows, micro_batch, g_rows)
-        )
-        return {**state, "loss": state["loss"] + loss, "sums": sums}
+    def _differentiate_head(
+        self, state: State, y: Leaves, one: Leaves, micro_batch: Any, share: float = 1.0
+    ) -> tuple[Any, Leaves, State]:
+        """Return the loss, the cotangent of y, and the state with the other gradients added."""
+        h, shared = self._values.head, self._values.shared
+        of, of_y = self._wanted, self._model.x_floats
 
-    def _differentiate_head(self, y: Leaves, one: Leaves, share: float = 1.0) -> Any:
-        h = self._values.head
-        of_h, of_y, of_rows = self._wanted.head, self._model.x_floats, self._wanted.rows
-
-        def loss_of(chosen: Leaves, floats: Leaves, rows: Leaves) -> Any:
+        def loss_of(floats: Leaves, *chosen: Leaves) -> Any:
             return share * self._model.head(
-                merge(chosen, h, of_h), merge(floats, y, of_y), merge(rows, one, of_rows)
+                merge(chosen[0], h, of.head),
+                merge(chosen[1], shared, of.shared),
+                merge(floats, y, of_y),
+                merge(chosen[2], one, of.rows),
             )
 
-        return jax.value_and_grad(loss_of, (0, 1, 2))(
-            pick(h, of_h), pick(y, of_y), pick(one, of_rows)
+        chosen = pick(h, of.head), pick(shared, of.shared), pick(one, of.rows)
+        loss, pull = jax.vjp(loss_of, pick(y, of_y), *chosen)
+        g_y, g_h, g_shared, g_rows = pull(jnp.ones_like(loss))
+        sums: Sums = state["sums"]
+        sums = sums._replace(
+            head=_add(sums.head, g_h),
+            shared=_add(sums.shared, g_shared),
+            rows=_add_row(sums.rows, micro_batch, g_rows),
         )
+        return loss, g_y, {**state, "sums": sums}
 
     def _backward(self, state: State, row: Row) -> State:
         kept, g = _get(state["r"], row["r"]), _get(state["g"], row["g"])
@@ -208,44 +223,67 @@ class Stage:
 
     def _pass_on(self, state: State, row: Row, g_x: Leaves) -> State:
         """Send the cotangent of the input down; the first piece gives it to the embedding."""
-        of_e, of_rows = self._wanted.embed, self._wanted.rows
+        of = self._wanted
         state = {**state, "down": g_x}
-        if not any((*of_e, *of_rows)):
+        if not any((*of.embed, *of.shared, *of.rows)):
             return state
-        e, one = self._values.embed, _get(self._values.rows, row["micro_batch"])
+        e, shared = self._values.embed, self._values.shared
+        one = _get(self._values.rows, row["micro_batch"])
 
-        def embed(chosen: Leaves, rows: Leaves) -> Leaves:
-            x = self._model.embed(merge(chosen, e, of_e), merge(rows, one, of_rows))
+        def embed(*chosen: Leaves) -> Leaves:
+            x = self._model.embed(
+                merge(chosen[0], e, of.embed),
+                merge(chosen[1], shared, of.shared),
+                merge(chosen[2], one, of.rows),
+            )
             return pick(x, self._model.x_floats)
 
         def add(sums: Sums) -> Sums:
-            _, pull = jax.vjp(embed, pick(e, of_e), pick(one, of_rows))
-            g_e, g_rows = pull(g_x)
+            chosen = pick(e, of.embed), pick(shared, of.shared), pick(one, of.rows)
+            g_e, g_shared, g_rows = jax.vjp(embed, *chosen)[1](g_x)
             return sums._replace(
-                embed=_add(sums.embed, g_e), rows=_add_row(sums.rows, row["micro_batch"], g_rows)
+                embed=_add(sums.embed, g_e),
+                shared=_add(sums.shared, g_shared),
+                rows=_add_row(sums.rows, row["micro_batch"], g_rows),
             )
 
         sums = jax.lax.cond(row["is_first"] > 0, add, lambda sums: sums, state["sums"])
         return {**state, "sums": sums}
 
-    def _add_layers(self, state: State, row: Row, g_w: Sequence[Any]) -> State:
-        """Add gradients of the layers of a chunk; those of the other part are None."""
+    def _add_layers(self, state: State, row: Row, found: Sequence[Any]) -> State:
+        """Add gradients of a chunk and of what all layers use; those of the other part are None."""
         sums: Sums = state["sums"]
+        count = len(sums.layers)
         layers = [
             a if g is None else _add_row([a], row["chunk"], [g])[0]
-            for a, g in zip(sums.layers, g_w, strict=True)
+            for a, g in zip(sums.layers, found[:count], strict=True)
         ]
-        return {**state, "sums": sums._replace(layers=layers)}
+        shared = [
+            a if g is None else _add([a], [g])[0]
+            for a, g in zip(sums.shared, found[count:], strict=True)
+        ]
+        return {**state, "sums": sums._replace(layers=layers, shared=shared)}
 
     def _read_chunk(self, row: Row) -> Leaves:
+        """Return the stacks of a chunk, and what all layers use."""
         if self._slots.table.chunks == 1:
-            return [a[0] for a in self._values.layers]
-        return _get(self._values.layers, row["chunk"])
+            stacks = [a[0] for a in self._values.layers]
+        else:
+            stacks = _get(self._values.layers, row["chunk"])
+        return [*stacks, *self._values.shared]
+
+    def _split(self, w: Leaves) -> tuple[Leaves, Leaves]:
+        count = len(self._values.layers)
+        return w[:count], w[count:]
 
     def _find_first_layer(self, row: Row) -> Any:
         """The number of the first layer of a chunk: pieces are in the order of the model."""
         each = self._values.layers[0].shape[1]
         return (row["chunk"] * self._slots.table.stages + self._me) * each
+
+
+def _avals(leaves: Leaves) -> Leaves:
+    return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves]
 
 
 def _without_dim(leaves: Leaves) -> Leaves:
@@ -257,9 +295,14 @@ def _blank(aval: Any, *dims: int) -> Any:
     shape = (*dims, *aval.shape)
     if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return jnp.zeros(shape, aval.dtype)
-    words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, aval.dtype))
-    zeros = jnp.zeros(words.shape, words.dtype)
-    return jax.random.wrap_key_data(zeros, impl=jax.random.key_impl(aval))
+    impls: list[Any] = []
+
+    def read(keys: Any) -> Any:
+        impls.append(jax.random.key_impl(keys))
+        return jax.random.key_data(keys)
+
+    words = jax.eval_shape(read, jax.ShapeDtypeStruct(shape, aval.dtype))
+    return jax.random.wrap_key_data(jnp.zeros(words.shape, words.dtype), impl=impls[0])
 
 
 def _get(buffers: Leaves, slot: Any) -> Leaves:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdist._called import refuse
+from jaxdist._called import refuse, refuse_type
 from jaxdist.errors import ShapeError
 
 _AXIS: ContextVar[str | None] = ContextVar("jaxdist_axis_of_vocabulary", default=None)
@@ -54,15 +54,22 @@ def vocabulary_loss(h: Any, x: Any, labels: Any, weights: Any = None) -> Any:
             "Broadcast them to the shape of the labels.",
             kind=ShapeError,
         )
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise refuse_type(
+            f"labels of {labels.dtype}.",
+            "labels are the numbers of words.",
+            "Pass integers; for probabilities of all words, write the loss in the head.",
+        )
     axis = _AXIS.get()
-    logits = jnp.einsum("...d,dv->...v", x, h, preferred_element_type=jnp.float32)
+    wide = jnp.promote_types(jnp.result_type(x, h), jnp.float32)
+    logits = jnp.einsum("...d,dv->...v", x, h, preferred_element_type=wide)
     # The result does not depend on the largest logit, which only keeps `exp` finite.
     top = jax.lax.stop_gradient(jnp.max(logits, -1))
     first = 0
     if axis is not None:
         top = jax.lax.pmax(top, axis)
         first = jax.lax.axis_index(axis) * h.shape[1]
-    words = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
+    words = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     is_label = words == labels[..., None] - first
     own = jnp.sum(jnp.where(is_label, logits, 0), -1)
     total = jnp.sum(jnp.exp(logits - top[..., None]), -1)

@@ -6,8 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxdist._pipeline import StageFns
+import jaxdist
+from jaxdist._pipeline import StageFns, run_pipeline
 
 WORDS, WIDTH, LENGTH, LAYERS = 32, 16, 4, 8
 
@@ -84,3 +86,55 @@ def difference(found: Any, wanted: Any) -> float:
         / max(float(np.max(np.abs(np.asarray(b, np.float64)))), 1e-30)
         for a, b in pairs
     )
+
+
+def make_strategy(**axes: int) -> jaxdist.MirroredStrategy:
+    """A strategy on this machine, such as `data=2, stage=4`, whose replicas are along "data"."""
+    count = int(np.prod(list(axes.values())))
+    devices = np.array(jax.devices("cpu")[:count]).reshape(*axes.values())
+    mesh = Mesh(devices, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+    return jaxdist.MirroredStrategy(mesh=mesh, replica_axes=("data",))
+
+
+def place(strategy: jaxdist.MirroredStrategy, parts: Any, batch: Any, chunks: int) -> Any:
+    """The layers on the stages, and the rows of each micro-batch on the replicas."""
+    mesh, count = strategy.mesh, strategy.num_replicas_in_sync
+    dims = [None] * (chunks > 1)
+
+    def put(path: Any, leaf: Any) -> Any:
+        spec = [*dims, "stage"]
+        if "model" in mesh.axis_names:
+            spec += [None, "model"] if "up" in str(path) else ["model"]
+        return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*spec)))
+
+    parts = chunked(parts, chunks)
+    parts = parts[0], jax.tree_util.tree_map_with_path(put, parts[1]), parts[2]
+
+    def split(leaf: Any) -> Any:
+        each = leaf.reshape(leaf.shape[0], count, -1, *leaf.shape[2:]).swapaxes(0, 1)
+        return each.reshape(-1, *each.shape[2:])
+
+    return parts, jax.device_put(jax.tree.map(split, batch), strategy.per_replica_sharding)
+
+
+def on_stages(fn: Callable[..., Any], *args: Any, stages: int = 2) -> Any:
+    """The result of a compiled function, on a mesh that has the axis "stage" only."""
+    mesh = jax.make_mesh(
+        (stages,), ("stage",), axis_types=(AxisType.Auto,), devices=jax.devices("cpu")[:stages]
+    )
+    with jax.set_mesh(mesh):
+        return jax.jit(fn)(*args)
+
+
+def run_on_stages(
+    fns: StageFns, parts: Any, batch: Any, *, stages: int = 2, **options: Any
+) -> tuple[Any, Any]:
+    """The loss and gradients, and the loss without gradients."""
+
+    def run(parts: Any, batch: Any) -> Any:
+        def loss_of(parts: Any) -> Any:
+            return run_pipeline(fns, parts, batch, axis="stage", stages=stages, **options)
+
+        return jax.value_and_grad(loss_of, allow_int=True)(parts), loss_of(parts)
+
+    return on_stages(run, parts, batch, stages=stages)

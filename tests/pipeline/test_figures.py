@@ -1,0 +1,153 @@
+"""What pipelines cost on described TPUs: work, temporaries and messages, against the theory."""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+import jaxdist
+from jaxdist import hlo
+from jaxdist._devices import chips
+from jaxdist._pipeline import StageFns, run_pipeline, vocabulary_loss
+from tests.tables import sampled
+
+REPLICAS, STAGES, LAYERS, WIDTH, LENGTH, WORDS = 2, 4, 8, 256, 128, 8192
+ACTIVATION = LENGTH * WIDTH * 4  # bytes
+# Of one layer: two products of x with matrices [WIDTH, 2 * WIDTH].
+FORWARD = 2 * 2 * LENGTH * WIDTH * 2 * WIDTH
+
+
+class Figures(NamedTuple):
+    """What a chip does in a step."""
+
+    flops: float
+    temporaries: int
+    permutes: int
+    bytes_of_permutes: int
+
+
+def _embed(e: Any, batch: Any) -> Any:
+    return e[batch["tokens"]]
+
+
+def _layer(w: Any, x: Any, keys: Any) -> Any:
+    return x + jnp.tanh(x @ w["up"]) @ w["down"]
+
+
+def _head(h: Any, x: Any, batch: Any) -> Any:
+    """Without a product, so that all products are those of layers."""
+    return jnp.mean((x * h[None, None] - batch["targets"]) ** 2)
+
+
+def _vocabulary_head(h: Any, x: Any, batch: Any) -> Any:
+    return vocabulary_loss(h, x, batch["tokens"])
+
+
+@functools.cache
+def _compile(
+    schedule: str,
+    chunks: int,
+    micro_batches: int,
+    *,
+    has_gradients: bool = True,
+    has_vocabulary: bool = False,
+) -> Figures:
+    devices = np.array(chips.describe_slice("v5e:2x4", 1)).reshape(REPLICAS, STAGES)
+    mesh = Mesh(devices, ("data", "stage"), axis_types=(AxisType.Auto,) * 2)
+    strategy = jaxdist.MirroredStrategy(mesh=mesh, replica_axes=("data",))
+    head_specs = PartitionSpec(None, "stage") if has_vocabulary else PartitionSpec()
+    fns = StageFns(_embed, _layer, _vocabulary_head if has_vocabulary else _head)
+
+    def step(parts: Any, batch: Any) -> Any:
+        def loss_of(parts: Any) -> Any:
+            return run_pipeline(
+                fns,
+                parts,
+                batch,
+                axis="stage",
+                stages=STAGES,
+                schedule=schedule,
+                chunks=chunks,
+                head_specs=head_specs,
+            )
+
+        found = jax.value_and_grad(loss_of)(parts) if has_gradients else loss_of(parts)
+        return jaxdist.get_replica_context().all_reduce("mean", found)
+
+    def array(shape: tuple[int, ...], *spec: str | None, dtype: Any = jnp.float32) -> Any:
+        sharding = NamedSharding(mesh, PartitionSpec(*spec))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    lead, cut = ((LAYERS,), ("stage",))
+    if chunks > 1:
+        lead, cut = (chunks, LAYERS // chunks), (None, "stage")
+    layers = {
+        "up": array((*lead, WIDTH, 2 * WIDTH), *cut),
+        "down": array((*lead, 2 * WIDTH, WIDTH), *cut),
+    }
+    head = array((WIDTH, WORDS), None, "stage") if has_vocabulary else array((WIDTH,))
+    rows = REPLICAS * micro_batches, 1, LENGTH
+    batch = {
+        "tokens": array(rows, "data", dtype=jnp.int32),
+        "targets": array((*rows, WIDTH), "data"),
+    }
+    compiled = strategy.lower(step, ((array((WORDS, WIDTH)), layers, head), batch)).compile()
+    permutes = [c for c in compiled.collectives if c.kind == "collective-permute"]
+    analysis: Any = compiled.executable.memory_analysis()
+    return Figures(
+        hlo.work(compiled.as_text()).flops,
+        analysis.temp_size_in_bytes,
+        sum(c.times or 0 for c in permutes),
+        sum((c.times or 0) * c.bytes_per_device for c in permutes),
+    )
+
+
+ROWS = [
+    ("gpipe", 1, 16),
+    ("1f1b", 1, 16),
+    ("1f1b", 1, 64),
+    ("zero_bubble", 1, 16),
+    ("1f1b", 2, 16),
+    ("zero_bubble", 2, 16),
+    ("1f1b", 2, 6),
+]
+
+
+@pytest.mark.parametrize("row", sampled(ROWS, 3, name=lambda row: "-".join(map(str, row))))
+def test_work_and_messages_are_those_of_the_theory(row: tuple[str, int, int]) -> None:
+    schedule, chunks, micro_batches = row
+    found = _compile(schedule, chunks, micro_batches)
+    useful = 3 * FORWARD * LAYERS / STAGES * micro_batches
+    thirds = 3 if schedule == "zero_bubble" else 1
+    wanted = 1 + (STAGES - 1) / (thirds * chunks * micro_batches)
+    assert found.flops / useful == pytest.approx(wanted, rel=1e-3)
+    assert found.permutes == 2 * (chunks * micro_batches + STAGES - 1)
+    assert found.bytes_of_permutes == found.permutes * ACTIVATION
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_without_gradients_only_the_forward_runs(chunks: int) -> None:
+    found = _compile("1f1b", chunks, 8, has_gradients=False)
+    useful = FORWARD * LAYERS / STAGES * 8
+    assert found.flops / useful == pytest.approx(1 + (STAGES - 1) / (8 * chunks), rel=1e-3)
+    assert found.permutes == chunks * 8 + STAGES - 1
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zero_bubble", marks=pytest.mark.long)])
+def test_temporaries_do_not_grow_with_micro_batches(schedule: str) -> None:
+    few, many = (_compile(schedule, 1, count).temporaries for count in (16, 64))
+    assert many == pytest.approx(few, rel=0.02)
+
+
+def test_a_split_head_is_computed_once_for_all_stages() -> None:
+    micro_batches = 8
+    found = _compile("1f1b", 1, micro_batches, has_vocabulary=True)
+    layers = 3 * FORWARD * LAYERS / STAGES * (micro_batches + STAGES - 1)
+    head = 3 * 2 * LENGTH * WIDTH * WORDS
+    assert (found.flops - layers) / head == pytest.approx(micro_batches / STAGES, rel=1e-2)
+    assert math.isclose(found.permutes, 2 * (micro_batches + STAGES - 1))
