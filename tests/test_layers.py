@@ -128,6 +128,7 @@ PUBLIC_INSIDE = {
     "experimental.coordinator",
     "experimental.partitioners",
     "experimental.rpc",
+    "nn.schedules",
     "tpu.experimental",
 }
 # Every folder of this room without an underscore is a task, which users may import.

@@ -100,7 +100,7 @@ def read_inputs(
         shown = ", ".join(f"{name}: {[*found]}" for name, found in stacks.items())
         wanted = "[layers, ...]" if dims == 1 else f"[{chunks}, layers / {chunks}, ...]"
         raise refuse(
-            f"layers whose leading dims are {shown or 'those of no array'}.",
+            f"chunks={chunks}, and layers whose leading dims are {shown or 'those of no array'}.",
             f"Each array of the layers is a stack {wanted} of the same number of layers.",
             "Stack the parameters of the layers: jax.tree.map(lambda *a: jnp.stack(a), *layers).",
             kind=ShapeError,

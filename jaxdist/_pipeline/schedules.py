@@ -16,13 +16,15 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from jaxdist._called import called
+from jaxdist._called import called, refuse
 from jaxdist._validate import as_integer
 
 # F: forward. B: backward. I and W: its two parts, for the input and for the weights of the layers.
 KINDS = "FBIW"
 # Each takes as long as the others: two products of a layer in the backward, one in the forward.
 EQUAL_COSTS: Mapping[str, float] = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
+
+_MOST = 1 << 16
 
 
 class Op(NamedTuple):
@@ -207,6 +209,16 @@ def _check(stages: int, micro_batches: int, chunks: int) -> None:
     as_integer("stages", stages, least=1)
     as_integer("micro_batches", micro_batches, least=1)
     as_integer("chunks", chunks, least=1)
+    # The table has this many operations of each kind; a program with more does not compile.
+    total = stages * micro_batches * chunks
+    if total > _MOST:
+        raise refuse(
+            f"stages={stages}, micro_batches={micro_batches} and chunks={chunks}: {total} "
+            "operations of each kind.",
+            f"A table has at most {_MOST} of them.",
+            f"Pass fewer micro-batches: at most {max(1, _MOST // (stages * chunks))} for these "
+            "stages and chunks.",
+        )
 
 
 # Times of one direction: for each time, the operation of each stage that has one.

@@ -33,8 +33,8 @@ def vocabulary_loss(h: Any, x: Any, labels: Any, weights: Any = None) -> Any:
     Args:
         h: A matrix `[width, words]`; where it is split, `[width, words of this stage]`.
         x: The output of the last layer, `[..., width]`.
-        labels: The numbers of the words, `[...]`. A label outside of the vocabulary counts as a
-            logit of zero, so give such tokens the weight 0.
+        labels: The numbers of the words, `[...]`. A number that is not of a word, such as -100 for
+            tokens to leave out, gives nan, unless the weight of the token is 0.
         weights: A weight for each token, `[...]`, or None.
 
     Returns:
@@ -75,7 +75,10 @@ def vocabulary_loss(h: Any, x: Any, labels: Any, weights: Any = None) -> Any:
     total = jnp.sum(jnp.exp(logits - top[..., None]), -1)
     if axis is not None:
         own, total = jax.lax.psum((own, total), axis)
-    losses = jnp.log(total) + top - own
+    num_words = h.shape[1] * (1 if axis is None else jax.lax.axis_size(axis))
+    is_word = (labels >= 0) & (labels < num_words)
+    losses = jnp.where(is_word, jnp.log(total) + top - own, jnp.nan)
     if weights is None:
         return jnp.mean(losses)
-    return jnp.sum(losses * jnp.asarray(weights).astype(losses.dtype))
+    weights = jnp.asarray(weights).astype(losses.dtype)
+    return jnp.sum(jnp.where(weights == 0, 0, losses * weights))

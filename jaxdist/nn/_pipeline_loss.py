@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 
@@ -25,7 +26,7 @@ _STAGE = "stage"
 _NAMES = ("embed", "layers", "head")
 
 
-@called("nn.pipeline_loss")
+@called("nn.pipeline_loss", replaces="nn.example_keys")
 def pipeline_loss(
     embed: Callable[..., Any],
     layer: Callable[..., Any],
@@ -136,6 +137,8 @@ def pipeline_loss(
     if chunks is not None:
         as_integer("chunks", chunks, least=1)
     found = find_axis(axis, _STAGE)
+    # The placement of the layers is one of the step, so JAX must not reuse the trace of another.
+    _replica.find_notes()
     rows = _count_rows(batch, micro_batches)
     opened = [
         _open_part(part, fn, name)
@@ -245,7 +248,12 @@ def _open_part(part: Any, fn: Callable[..., Any], name: str) -> tuple[Any, Calla
     """Return the arrays of a part, and the function on them; objects of NNX become their state."""
     nodes = jax.tree.leaves(part, is_leaf=lambda x: isinstance(x, nnx.Pytree))
     if not any(isinstance(x, nnx.Pytree) for x in nodes):
-        return part, fn
+
+        @functools.wraps(fn)
+        def call_plain(*args: Any) -> Any:
+            return _check_arrays(name, fn(*args))
+
+        return part, call_plain
     graphdef, state = nnx.split(part)
 
     @functools.wraps(fn)
@@ -253,11 +261,28 @@ def _open_part(part: Any, fn: Callable[..., Any], name: str) -> tuple[Any, Calla
         # Read before: the variables of the object are those of the state.
         before = _list_values(state)
         node = nnx.merge(graphdef, state)
-        result = fn(node, *args)
+        result = _check_arrays(name, fn(node, *args))
         _check_unchanged(name, before, _list_values(nnx.state(node)))
         return result
 
     return state, call
+
+
+def _check_arrays(name: str, result: Any) -> Any:
+    """Check that a function has returned arrays, and at least one; return them."""
+    leaves = jax.tree.leaves(result)
+    wrong = [
+        x for x in leaves if not isinstance(x, (jax.Array, np.ndarray, np.generic, int, float))
+    ]
+    if leaves and not wrong:
+        return result
+    fn = name.removesuffix("s")
+    rule = "the loss, a scalar" if fn == "head" else "x, an array or a pytree of arrays"
+    raise refuse_type(
+        f"{fn} that returns {f'a {type(wrong[0]).__name__}' if wrong else 'no array'}.",
+        f"{fn} returns {rule}.",
+        "Return what it computes.",
+    )
 
 
 def _list_values(state: Any) -> dict[str, Any]:
