@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from jaxdist._called import name_call
-from jaxdist._pipeline.inputs import can_have_gradient
+from jaxdist._pipeline.inputs import as_array, can_have_gradient
 from jaxdist.errors import UnsupportedError
 
 # Of all leaves: the loss, and for each wanted leaf its gradient, else None.
@@ -32,7 +32,8 @@ def attach_gradients(
     def forward(given: list[Any]) -> tuple[Any, list[Any]]:
         # A leaf that is not differentiated, such as a frozen parameter or the batch, costs nothing.
         wanted = [bool(g.perturbed) and can_have_gradient(g.value.dtype) for g in given]
-        values = [g.value for g in given]
+        # A Python number that is differentiated comes as a number.
+        values = [as_array(g.value) for g in given]
         return _differentiate_once(lambda leaves: gradients(wanted, leaves), values, caller)
 
     def backward(found: list[Any], cotangent: Any) -> tuple[list[Any]]:

@@ -86,7 +86,7 @@ def read_inputs(
             "Pass (embed, layers, head).",
         )
     flat = [jax.tree.flatten(tree) for tree in (*parts, (), batch, keys)]
-    lists = Parts(*([*map(_as_array, leaves)] for leaves, _ in flat))
+    lists = Parts(*([*map(as_array, leaves)] for leaves, _ in flat))
     trees = Parts(*(tree for _, tree in flat))
     named = jax.tree_util.tree_flatten_with_path(parts[1])[0]
     dims = 1 if chunks == 1 else 2
@@ -132,9 +132,9 @@ def read_inputs(
     )
 
 
-def _as_array(leaf: Any) -> Any:
-    # A Python number that is differentiated is a tracer without a shape.
-    return leaf if isinstance(leaf, jax.Array) and hasattr(leaf, "shape") else jnp.asarray(leaf)
+def as_array(leaf: Any) -> Any:
+    """Return an array of JAX; a number, or an array of NumPy, becomes one."""
+    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
 
 
 def can_have_gradient(dtype: Any) -> bool:

@@ -138,6 +138,11 @@ def gpipe(stages: int, micro_batches: int, chunks: int = 1) -> Table:
 
     Example:
         >>> print(jaxdist.nn.schedules.gpipe(2, 3))
+        gpipe: 2 stages, 3 micro-batches, 1 chunk
+        8 ticks: 4 F, 4 B; bubble 0.333
+        <BLANKLINE>
+        stage 0 F0 F1 F2  .  . B0 B1 B2
+        stage 1  . F0 F1 F2 B0 B1 B2  .
     """
     _check(stages, micro_batches, chunks)
     forward = _line(stages, micro_batches, chunks, "F")
@@ -164,6 +169,11 @@ def one_f_one_b(stages: int, micro_batches: int, chunks: int = 1) -> Table:
 
     Example:
         >>> print(jaxdist.nn.schedules.one_f_one_b(2, 3))
+        1f1b: 2 stages, 3 micro-batches, 1 chunk
+        8 ticks: 4 F, 4 B; bubble 0.333
+        <BLANKLINE>
+        stage 0 F0 F1  . F2 B0  . B1 B2
+        stage 1  . F0 B0 F1 B1 F2 B2  .
     """
     _check(stages, micro_batches, chunks)
     forward = _line(stages, micro_batches, chunks, "F")
@@ -190,6 +200,11 @@ def zero_bubble(stages: int, micro_batches: int, chunks: int = 1) -> Table:
 
     Example:
         >>> print(jaxdist.nn.schedules.zero_bubble(2, 3))
+        zero_bubble: 2 stages, 3 micro-batches, 1 chunk
+        10 ticks: 3 F, 1 FW, 3 I, 1 IW, 2 W; bubble 0.111
+        <BLANKLINE>
+        stage 0 F0 F1  . F2 I0 W0 I1 W1 I2 W2
+        stage 1  . F0 I0 F1 I1 F2 I2 W0 W1 W2
     """
     _check(stages, micro_batches, chunks)
     forward = _line(stages, micro_batches, chunks, "F")

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxdist._pipeline import StageFns, run_pipeline, run_plain, vocabulary_loss
+from jaxdist._pipeline import (
+    StageFns,
+    measure_slots,
+    one_f_one_b,
+    run_pipeline,
+    run_plain,
+    vocabulary_loss,
+    zero_bubble,
+)
 from tests.pipeline.models import (
     FNS,
     LENGTH,
@@ -245,6 +253,24 @@ def test_x_may_be_complex(schedule: str, chunks: int) -> None:
         lambda h, x, one: head(h, jnp.abs(x), one),
     )
     _check(fns, schedule, chunks)
+
+
+def test_what_a_stage_keeps_is_known_without_running() -> None:
+    def aval(a: Any) -> Any:
+        return jax.ShapeDtypeStruct(a.shape, a.dtype)
+
+    parts, batch = jax.tree.map(aval, (make_parts(8), make_batch(16, 2)))
+    kept = measure_slots(FNS, parts, batch, zero_bubble(4, 16))
+    x = 2 * LENGTH * WIDTH * 4
+    # A cotangent for x, and one for twice the width; of each of the two layers of a stage.
+    assert kept["deferred"] == (7, 7 * 2 * 3 * x)
+    assert kept["inputs"] == (1, 2 * x), "with the slot for what nobody needs"
+    assert kept["cotangents"] == (1, 2 * x)
+    # x, tanh and its derivative.
+    assert kept["residuals"] == (10, 10 * 2 * 5 * x)
+    other = measure_slots(FNS, chunked(make_parts(8), 2), make_batch(16, 2), one_f_one_b(4, 16, 2))
+    assert other["residuals"] == (11, 11 * 5 * x)
+    assert other["deferred"] == (0, 0)
 
 
 @EACH
