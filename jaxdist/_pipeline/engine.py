@@ -50,6 +50,8 @@ def run_pipeline(
     """Return the loss of all micro-batches, computed by stages; its gradients come with it.
 
     It is called where `axis` is automatic: in a `jax.jit`, or in a `jax.shard_map` over others.
+    Gradients are computed before the cotangent of the loss is known. So a factor that keeps
+    gradients in float16 from becoming zero belongs into the head.
 
     Args:
         stage_fns: The functions of the model.
@@ -61,7 +63,8 @@ def run_pipeline(
         schedule: A name of `SCHEDULES`.
         chunks: Number of pieces of the model on each stage.
         keys: Random keys `[micro_batches, rows]`, or None.
-        reduce: "mean" or "sum" of the losses of the micro-batches.
+        reduce: "mean" or "sum" of the losses of the micro-batches. Losses of layers are a mean
+            over micro-batches in both cases.
         head_specs: None, or a `PartitionSpec` for each parameter of the head. If one has `axis`,
             all stages run the head together, each with its part: see `vocabulary_loss`.
     """

@@ -34,7 +34,8 @@ def run_plain(
         batch: Arrays `[micro_batches, rows, ...]`.
         chunks: Whether stacks are `[layers, ...]` (1) or `[chunks, layers / chunks, ...]`.
         keys: Random keys `[micro_batches, rows]`, or None.
-        reduce: "mean" or "sum" of the losses of the micro-batches.
+        reduce: "mean" or "sum" of the losses of the micro-batches. Losses of layers are a mean
+            over micro-batches in both cases.
     """
     inputs = read_inputs(stage_fns, parts, batch, keys, chunks)
     model = check_model(stage_fns, inputs, inputs.leaves)
