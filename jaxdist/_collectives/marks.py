@@ -78,15 +78,16 @@ def note_ignored(sentence: str, what: Any = None) -> None:
         record.ignored.setdefault(sentence if what is None else what, sentence)
 
 
-def note_work(facts: Callable[[], Mapping[str, str]]) -> None:
+def note_work(line: str, facts: Callable[[], Mapping[str, str]]) -> None:
     """Note how the public call around divides its work over an axis, for `explain`.
 
     Args:
-        facts: Returns what it does, by name. It is called once for each line of the user's code.
+        line: The line of the user's code.
+        facts: Returns what it does, by name. It is called once for each line.
     """
     record = _RECORD.get()
     if record is not None:
-        call = name_call(), _compat.find_callers_line()
+        call = name_call(), line
         if call not in record.work:
             record.work[call] = tuple(facts().items())
 

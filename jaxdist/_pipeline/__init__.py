@@ -6,7 +6,6 @@ from jaxdist._late import open_late as _open_late
 
 if TYPE_CHECKING:
     from jaxdist._pipeline.costs import Kept as Kept
-    from jaxdist._pipeline.costs import measure_slots as measure_slots
     from jaxdist._pipeline.engine import run_pipeline as run_pipeline
     from jaxdist._pipeline.inputs import StageFns as StageFns
     from jaxdist._pipeline.plain import run_plain as run_plain

@@ -16,13 +16,14 @@ Note:
 import difflib
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxdist._called import refuse
+from jaxdist._pipeline.costs import Kept, count_kept
 from jaxdist._pipeline.derivative import attach_gradients
 from jaxdist._pipeline.inputs import Inputs, Parts, StageFns, pick, read_inputs
 from jaxdist._pipeline.model import Model, check_model
@@ -32,6 +33,8 @@ from jaxdist._pipeline.slots import find_slots
 from jaxdist._pipeline.stage import Row, Stage, State
 from jaxdist._validate import show
 from jaxdist.errors import ShapeError
+
+Told: TypeAlias = Callable[[Table, dict[str, Kept]], None]
 
 
 def run_pipeline(
@@ -46,6 +49,7 @@ def run_pipeline(
     keys: Any = None,
     reduce: str = "mean",
     head_specs: Any = None,
+    told: Told | None = None,
 ) -> Any:
     """Return the loss of all micro-batches, computed by stages; its gradients come with it.
 
@@ -67,6 +71,7 @@ def run_pipeline(
             over micro-batches in both cases.
         head_specs: None, or a `PartitionSpec` for each parameter of the head. If one has `axis`,
             all stages run the head together, each with its part: see `vocabulary_loss`.
+        told: It is called with the table that is traced, and with what a stage keeps.
     """
     inputs = read_inputs(stage_fns, parts, batch, keys, chunks, stages)
     if schedule not in SCHEDULES:
@@ -93,7 +98,7 @@ def run_pipeline(
         def on_one_device(leaves: list[Any]) -> tuple[Any, list[Any]]:
             is_split = [spec != whole for spec in of_head]
             model = check_model(stage_fns, inputs, leaves, axis=axis, has_split_head=any(is_split))
-            ticks = _Ticks(model, table, axis, is_split)
+            ticks = _Ticks(model, table, axis, is_split, told)
             return ticks.run(reduce, inputs.take_apart(wanted), inputs.take_apart(leaves))
 
         loss, found = jax.shard_map(
@@ -143,13 +148,17 @@ class _Ticks:
         table: The schedule.
         axis: The axis of the stages.
         is_split: Which parameters of the head are split over the stages.
+        told: It is called with the table and with what a stage keeps.
     """
 
-    def __init__(self, model: Model, table: Table, axis: str, is_split: list[bool]) -> None:
+    def __init__(
+        self, model: Model, table: Table, axis: str, is_split: list[bool], told: Told | None
+    ) -> None:
         self._model = model
         self._table = table
         self._axis = axis
         self._is_split = is_split
+        self._told = told
         self._slots = find_slots(table)
 
     def run(self, reduce: str, wanted: Parts, values: Parts) -> tuple[Any, list[Any]]:
@@ -158,6 +167,8 @@ class _Ticks:
         scale, of_layers = get_factors(reduce, self._table.micro_batches)
         stage = Stage(self._model, self._slots, me, of_layers, wanted, values)
         state = stage.start()
+        if self._told is not None:
+            self._told(self._table, count_kept(self._slots, state))
         for pattern, groups in itertools.groupby(self._table.groups, self._find_pattern):
             ticks = list(zip(*groups, strict=True))
 

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 
-from jaxdist import _pipeline, _replica
+from jaxdist import _compat, _pipeline, _replica
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._collectives import current_log, note_work
 from jaxdist._validate import as_integer, check_callable, check_has_arrays, format_lines, show
@@ -159,14 +159,12 @@ def pipeline_loss(
     layout = _current_frame().strategy.layout
     has_split_head = isinstance(head, VocabularyHead)
 
-    def facts() -> Mapping[str, str]:
-        one = jax.tree.map(lambda a: a[0], batch)
-        x = jax.eval_shape(own_embed, trees[0], one)
-        return list_facts(
-            schedule, found.size, micro_batches, chunks, x, has_split_head=has_split_head
-        )
+    line = _compat.find_callers_line()
 
-    note_work(facts)
+    def tell(table: _pipeline.Table, kept: Mapping[str, _pipeline.Kept]) -> None:
+        if table.has_gradients:
+            note_work(line, lambda: list_facts(schedule, table, kept, splits_head=has_split_head))
+
     # Gathered once for all micro-batches: a gather in each tick would send M times the bytes.
     whole = jax.tree.map(
         lambda x: gather_whole(x, layout) if is_sharded(x) else x, trees, is_leaf=is_sharded
@@ -182,6 +180,7 @@ def pipeline_loss(
         keys=keys,
         reduce=reduce,
         head_specs=head.specs(whole[2], found.name) if has_split_head else None,
+        told=tell,
     )
 
 

@@ -7,16 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jaxdist._pipeline import (
     StageFns,
-    measure_slots,
-    one_f_one_b,
     run_pipeline,
     run_plain,
     vocabulary_loss,
-    zero_bubble,
 )
 from tests.pipeline.models import (
     FNS,
@@ -255,12 +252,36 @@ def test_x_may_be_complex(schedule: str, chunks: int) -> None:
     _check(fns, schedule, chunks)
 
 
+def measure(parts: Any, batch: Any, *, stages: int = 4, **options: Any) -> Any:
+    """What a stage keeps for gradients, from a trace."""
+    found = []
+    mesh = AbstractMesh((stages,), ("stage",), axis_types=(AxisType.Auto,))
+    with jax.sharding.use_abstract_mesh(mesh):
+        jax.eval_shape(
+            jax.grad(
+                lambda parts, batch: run_pipeline(
+                    FNS,
+                    parts,
+                    batch,
+                    axis="stage",
+                    stages=stages,
+                    told=lambda _, kept: found.append(kept),
+                    **options,
+                )
+            ),
+            parts,
+            batch,
+        )
+    [kept] = found
+    return kept
+
+
 def test_what_a_stage_keeps_is_known_without_running() -> None:
     def aval(a: Any) -> Any:
         return jax.ShapeDtypeStruct(a.shape, a.dtype)
 
     parts, batch = jax.tree.map(aval, (make_parts(8), make_batch(16, 2)))
-    kept = measure_slots(FNS, parts, batch, zero_bubble(4, 16))
+    kept = measure(parts, batch, schedule="zero_bubble")
     x = 2 * LENGTH * WIDTH * 4
     # A cotangent for x, and one for twice the width; of each of the two layers of a stage.
     assert kept["deferred"] == (7, 7 * 2 * 3 * x)
@@ -268,7 +289,7 @@ def test_what_a_stage_keeps_is_known_without_running() -> None:
     assert kept["cotangents"] == (1, 2 * x)
     # x, tanh and its derivative.
     assert kept["residuals"] == (10, 10 * 2 * 5 * x)
-    other = measure_slots(FNS, chunked(make_parts(8), 2), make_batch(16, 2), one_f_one_b(4, 16, 2))
+    other = measure(chunked(make_parts(8), 2), make_batch(16, 2), schedule="1f1b", chunks=2)
     assert other["residuals"] == (11, 11 * 5 * x)
     assert other["deferred"] == (0, 0)
 
