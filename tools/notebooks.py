@@ -26,6 +26,7 @@ NAMES = (
     "custom_loop_on_tpu",
     "keras_fit",
     "model_parallel",
+    "seven_layouts",
     "collectives",
     "two_processes",
     "parameter_servers",
