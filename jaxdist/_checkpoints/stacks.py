@@ -107,8 +107,10 @@ def list_paths(tree: PyTree) -> dict[str, str]:
     """Return the path of each leaf by its name, with slashes."""
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {
-        jax.tree_util.keystr(path, simple=True, separator=".")
-        or "value": jax.tree_util.keystr(path, simple=True, separator="/") or "value"
+        jax.tree_util.keystr(path, simple=True, separator=".") or "value": jax.tree_util.keystr(
+            path, simple=True, separator="/"
+        )
+        or "value"
         for path, _ in flat
     }
 

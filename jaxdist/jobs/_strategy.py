@@ -83,9 +83,7 @@ def add_axes(strategy: Strategy, asked: StrategyConfig, there: int | None) -> St
             number of replicas is not a multiple of the number of slices.
     """
     in_slices = PARTITIONS[asked.partition].is_in_slice
-    axes = make_axes(
-        in_slices=in_slices, stages=asked.stages, logical=count_logical_devices(asked)
-    )
+    axes = make_axes(in_slices=in_slices, stages=asked.stages, logical=count_logical_devices(asked))
     if not in_slices:
         return put_on_axes(strategy, axes, 1)
     # 1 is the default, so it does not contradict the devices.

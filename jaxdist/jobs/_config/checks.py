@@ -248,9 +248,7 @@ def check_not_beyond(directory: Place, step: int, num_steps: int) -> None:
 _SHAPE = re.compile(r"^[1-9]\d*(x[1-9]\d*){1,3}$")
 
 
-def check_strategy_entries(
-    loaded: LoadedConfig[Any], *, can_split: bool, has_stack: bool
-) -> None:
+def check_strategy_entries(loaded: LoadedConfig[Any], *, can_split: bool, has_stack: bool) -> None:
     """Check that the entries of a strategy fit each other and the optimizer.
 
     Args:
@@ -377,10 +375,10 @@ def _check_stages(loaded: LoadedConfig[Any], has_stack: bool) -> None:
         found = getattr(asked, name)
         if found != usual and not has_stack:
             raise ConfigError(
-                f"{loaded.origin(f'strategy.{name}')}: strategy.{name} is {show(found)}, and task "
+                f"{loaded.origin(f'strategy.{name}')}: strategy.{name} is {found!r}, and task "
                 f"is {loaded.values.task!r}.\n\n"
                 "The model of this task has no stacked layers, which are the stages of a "
-                f"pipeline.\n\nLeave strategy.{name} out, or set it to {show(usual)}."
+                f"pipeline.\n\nLeave strategy.{name} out, or set it to {usual!r}."
             )
     if asked.chunks > 1 and asked.stages == 1:
         raise ConfigError(

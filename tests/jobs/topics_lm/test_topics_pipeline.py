@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import jaxdist
 from jaxdist import jobs
@@ -112,7 +114,11 @@ def test_a_pipeline_has_the_losses_of_one_device(layout: str) -> None:
         ((), {"replica": 2, "stage": 4}),
         (("strategy.devices=['cpu:3', 'cpu:1']", "strategy.stages=2"), {"replica": 1, "stage": 2}),
         (
-            ("strategy.stages=2", "strategy.partition=tensor_parallel", "strategy.logical_devices=2x1"),
+            (
+                "strategy.stages=2",
+                "strategy.partition=tensor_parallel",
+                "strategy.logical_devices=2x1",
+            ),
             {"replica": 2, "stage": 2, "logical": 2},
         ),
         (
@@ -164,7 +170,10 @@ def test_micro_batches_are_enough_for_short_waits(
         (("strategy.schedule=pipedream",), r"must be '1f1b' or 'gpipe' or 'zero_bubble'"),
         (("optimizer.update=sharded",), r"'sharded', and strategy\.stages is 4"),
         (("strategy.deterministic=true",), r"deterministic is true, and strategy\.stages is 4"),
-        (("strategy.kind=parameter_server",), r"strategy\.stages is 4, and strategy\.kind"),
+        (
+            ("strategy.kind=parameter_server",),
+            r"strategy\.stages is 4, of type int, and strategy\.kind",
+        ),
     ],
 )
 def test_entries_that_do_not_fit_a_pipeline_are_named(entries: tuple[str, ...], words: str) -> None:
@@ -198,8 +207,6 @@ def test_replicas_have_the_same_micro_batches(
     here = [f"output.directory='{tmp_path}'", f"checkpoint.directory='{tmp_path / 'saved'}'"]
     loaded = _loaded(*here, *entries, "output.picture=")
     strategy = jobs.make_strategy(loaded.values)
-    from rich.console import Console
-
     with pytest.raises(ConfigError, match=words):
         jobs.train(loaded, strategy, console=Console(quiet=True))
 
@@ -207,7 +214,10 @@ def test_replicas_have_the_same_micro_batches(
 @pytest.mark.parametrize(
     ("entries", "words"),
     [
-        (("strategy.devices=['cpu:0', 'cpu:1', 'cpu:2']", "strategy.stages=2"), "times strategy.stages is 2, and"),
+        (
+            ("strategy.devices=['cpu:0', 'cpu:1', 'cpu:2']", "strategy.stages=2"),
+            "times strategy.stages is 2, and",
+        ),
         (("strategy.stages=16", "model.layers=16"), "times strategy.stages is 16, and no box"),
         (
             (
@@ -225,6 +235,27 @@ def test_stages_that_do_not_divide_the_devices_are_named(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         jobs.make_strategy(_loaded(*entries).values)
+
+
+def _run_job(folder: Path, *entries: str) -> list[float]:
+    """Run the job in a folder, and return its losses."""
+    here = [f"output.directory='{folder}'", f"checkpoint.directory='{folder / 'checkpoints'}'"]
+    more = ("output.picture=", "generate.bytes=0", "optimizer.warmup_steps=1", *entries)
+    loaded = _loaded(*here, *more)
+    strategy = jobs.make_strategy(loaded.values)
+    jobs.train(loaded, strategy, console=Console(quiet=True))
+    losses: list[float] = json.loads((folder / "metrics.json").read_text())["losses"]
+    return losses
+
+
+@pytest.mark.slow
+def test_a_job_resumes_on_other_stages_and_chunks(tmp_path: Path) -> None:
+    whole = _run_job(tmp_path / "whole", "training.steps=4", *_ONE)
+    _run_job(tmp_path / "parts", "training.steps=2")
+    chunks = (*_FSDP, "strategy.stages=2", "strategy.chunks=2")
+    _run_job(tmp_path / "parts", "training.steps=3", *chunks)
+    found = _run_job(tmp_path / "parts", "training.steps=4", *_ONE)
+    np.testing.assert_allclose(found, whole, atol=1e-5)
 
 
 # Plans
