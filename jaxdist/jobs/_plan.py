@@ -251,7 +251,7 @@ def _count_logical(logical: Any) -> int:
     return as_integer("logical", logical, least=1)
 
 
-def _make_source(job: Task[Any], rules: str, logical: Any) -> Source:
+def _make_source(job: Task[Any], rules: str, logical: Any = 1) -> Source:
     stages, in_slices = job.config.strategy.stages, find_partition(rules).is_in_slice
     count = 1 if stages == 1 else _count_logical(logical)
     axes = make_axes(in_slices=in_slices, stages=stages, logical=count)

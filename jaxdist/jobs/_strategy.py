@@ -120,8 +120,8 @@ def make_strategy(config: JobConfig) -> Strategy:
     with `deterministic`, it is a `MirroredStrategy`. Virtual CPU devices must be requested before
     JAX starts. If the partition shards state within slices, replicas have the axes
     `("slice", "replica")`. With `stages` there is an axis `"stage"` after those of replicas, and an
-    axis `"logical"` only for several logical devices. With the kind `"multi_worker_mirrored"` it is a
-    `MultiWorkerMirroredStrategy` over the processes of `TF_CONFIG`. With the kind
+    axis `"logical"` only for several logical devices. With the kind `"multi_worker_mirrored"` it is
+    a `MultiWorkerMirroredStrategy` over the processes of `TF_CONFIG`. With the kind
     `"parameter_server"` it is a `ParameterServerStrategy` on the tasks of `TF_CONFIG`, or on
     servers and workers in this process if `TF_CONFIG` names no servers.
 

@@ -326,9 +326,9 @@ class Task(abc.ABC, Generic[C]):
         """Return the task with another `strategy.stages`, and the configured chunks if above 1.
 
         Raises:
-            ArgumentError: `stages` is less than 1, or the task has no stacked layers.
+            ArgumentError: `stages` is less than 1 or very large, or the task has no stacked layers.
         """
-        stages = as_integer("stages", stages, least=1)
+        stages = as_integer("stages", stages, least=1, most=1 << 20)
         if stages > 1 and not self.stack:
             raise refuse(
                 f"stages={stages}, and the model has no stacked layers.",

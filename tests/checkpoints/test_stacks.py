@@ -1,4 +1,4 @@
-"""Stacks of layers are restored in another number of chunks, bit for bit, where the caller says so."""
+"""Stacks of layers are restored in another number of chunks, where the caller says so."""
 
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,8 @@ def test_a_model_and_its_moments_move_to_other_stages_and_chunks(
     partition.place(first, saved, rules.on_stages("layers/**", chunks=before))
     strategy, other = _strategy(*mesh, kind), _make(after, seed=1)
     partition.place(strategy, other, rules.on_stages("layers/**", chunks=after))
-    layout = other[0].layers.kernel.get_raw_value().sharding if not shards else None
+    kernel: Any = other[0].layers.kernel
+    layout = kernel.get_raw_value().sharding if not shards else None
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, saved)
         if before != after:
@@ -84,7 +85,7 @@ def test_a_model_and_its_moments_move_to_other_stages_and_chunks(
         checkpoints.restore(other, stacks="layers/**")
     _assert_same([nnx.state(x) for x in other], expected)
     if layout is not None:
-        assert other[0].layers.kernel.get_raw_value().sharding == layout
+        assert kernel.get_raw_value().sharding == layout
 
 
 def test_plain_arrays_and_new_objects_are_reshaped_too(tmp_path: Path) -> None:
@@ -124,7 +125,9 @@ def test_a_reshape_that_is_no_stack_or_not_named_is_refused(tmp_path: Path) -> N
         halves = {"layers": np.ones((2, 4, 6), "float16"), "head": np.ones((4, 2))}
         with pytest.raises(CheckpointError, match="of another model"):
             checkpoints.restore(halves, stacks="layers")
-        with pytest.raises(ArgumentError, match="which matches no leaf(.|\n)*such as head, layers"):
+        with pytest.raises(
+            ArgumentError, match=r"which matches no leaf(.|\n)*such as head, layers"
+        ):
             checkpoints.restore(other, stacks="blocks/**")
         wrong: Any = 3
         with pytest.raises(ArgumentTypeError, match='stacks="layers'):

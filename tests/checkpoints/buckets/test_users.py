@@ -70,9 +70,9 @@ def test_stacks_of_layers_get_other_chunks(url: str) -> None:
     rules[0] = ("layers", partition.Stage())
     with Checkpoints(url) as checkpoints:
         checkpoints.save(1, placed)
-        like = partition.place(strategy, like, rules)
-        found = checkpoints.restore(1, like=like, stacks="layers").state["layers"]
-    assert found.sharding == like["layers"].sharding
+        other: Any = partition.place(strategy, like, rules)
+        found = checkpoints.restore(1, like=other, stacks="layers").state["layers"]
+    assert found.sharding == other["layers"].sharding
     np.testing.assert_array_equal(found, stack.reshape(8, 3))
 
 
