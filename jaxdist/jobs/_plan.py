@@ -25,7 +25,7 @@ from jaxdist.jobs._config.schema import check_choice
 from jaxdist.jobs._partitions import UPDATES, find_partition
 from jaxdist.jobs._task import Task
 
-# The most logical devices for which a sweep tries tensor parallelism.
+# The most devices of a replica for which a sweep tries tensor parallelism and stages.
 _MOST_LOGICAL = 16
 
 Report = Callable[[str], None]
@@ -104,8 +104,8 @@ def sweep_job(
 ) -> Sweep:
     """Plan a job with all its rules and several numbers of logical devices, and rank the plans.
 
-    A job whose layers are stacked is planned with 2, 4, 8 and 16 stages of a pipeline too, where
-    they divide the slice, and with the configured stages.
+    A job whose layers are stacked is planned with the configured stages of a pipeline too, and with
+    2, 4, 8 and 16 stages for replicas of at most 16 devices, where these divide the slice.
 
     Cost:
         One compilation for each combination. A task with a choice of remat (`model.remat` of
@@ -178,7 +178,9 @@ def _list_layouts(job: Task[Any], topology: Any, logical: Any) -> Iterator[tuple
         of_stages = [1, *powers] if job.is_stacked and rules not in UPDATES else [1]
         of_stages += [own] if own not in of_stages and rules not in UPDATES else []
         for count, stages in itertools.product(of_logical, of_stages):
-            if stages == 1 or logical is not None or count * stages in counts:
+            devices = stages * _count_logical(count)
+            is_small = stages in (1, own) or devices <= _MOST_LOGICAL
+            if stages == 1 or (is_small and devices in counts):
                 yield rules, count, stages
 
 
