@@ -94,5 +94,5 @@ def test_a_search_ends_at_rows_that_a_step_cannot_have() -> None:
 
     for rows in 20, 4096:
         memory = memory_of(rows, 1 << 30, 1e18, 1.0)
-        said = memory_advice.make_advice(plan_of(rows, memory), Needs(memory), needs_with, str)
+        said = memory_advice.make_advice(plan_of(rows, memory), Needs(memory), needs_with, print)
         assert not any("A smaller batch alone" in line for line in said)
