@@ -87,7 +87,7 @@ _LAYOUTS: dict[str, tuple[str, ...]] = {
         "strategy.slices=2",
         "strategy.stages=2",
     ),
-    # 8 stages do not divide 257 words, so the head is whole.
+    # 4 stages do not divide 257 words, so the head is whole.
     "words": ("strategy.stages=4", "model.vocabulary=257"),
 }
 _SLOW = {"accumulation", "slices", "words"}
