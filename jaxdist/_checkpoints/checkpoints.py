@@ -21,6 +21,7 @@ from jaxdist._checkpoints.leaves import (
 from jaxdist._checkpoints.opening import open_storage
 from jaxdist._checkpoints.restore import Restored, restore_newest, restore_step
 from jaxdist._checkpoints.save import Writer
+from jaxdist._checkpoints.stacks import check_stacks
 from jaxdist._checkpoints.survivors import Survivor, add_survivor, remove_survivor
 from jaxdist._typing import PyTree
 from jaxdist._validate import (
@@ -256,11 +257,17 @@ class Checkpoints:
         step: int | None = None,
         sharding: Sharding | None = None,
         skip_damaged: bool = False,
+        stacks: str | None = None,
     ) -> Restored | None: ...
 
     @overload
     def restore(
-        self, state: int, *, like: PyTree, sharding: Sharding | None = None
+        self,
+        state: int,
+        *,
+        like: PyTree,
+        sharding: Sharding | None = None,
+        stacks: str | None = None,
     ) -> Restored: ...
 
     @called("Checkpoints.restore")
@@ -272,6 +279,7 @@ class Checkpoints:
         like: PyTree = _NOTHING,
         sharding: Sharding | None = None,
         skip_damaged: bool = False,
+        stacks: str | None = None,
     ) -> Restored | None:
         """Read a checkpoint back into the objects that were saved.
 
@@ -288,6 +296,7 @@ class Checkpoints:
             sharding: The sharding of every leaf, such as `strategy.replicated_sharding`; None takes
                 the sharding of each leaf of the state.
             skip_damaged: As in `restore_latest`.
+            stacks: As in `restore_latest`.
 
         Returns:
             The step, the state with the same objects, and the notes; None if the directory has no
@@ -329,7 +338,7 @@ class Checkpoints:
             if skip_damaged:
                 raise _make_skip_error(state)
             with ErrorNote(f"It was raised by {caller}(like=...)."):
-                return self._read(state, like, sharding)
+                return self._read(state, like, sharding, stacks=stacks)
         if step is not None:
             step = as_integer("step", step, least=0)
             if skip_damaged:
@@ -337,14 +346,19 @@ class Checkpoints:
         # Update the objects at the very end: until then the restore can still fail.
         shapes = to_plain(state)
         with ErrorNote(f"It was raised by {caller}(state, step={step})."):
-            read = self._read(step, shapes, sharding, skip_damaged)
+            read = self._read(step, shapes, sharding, skip_damaged, stacks)
         if read is None:
             return None
         return dataclasses.replace(read, state=put_into(state, read.state))
 
     @called("Checkpoints.restore_latest")
     def restore_latest(
-        self, *, like: PyTree, sharding: Sharding | None = None, skip_damaged: bool = False
+        self,
+        *,
+        like: PyTree,
+        sharding: Sharding | None = None,
+        skip_damaged: bool = False,
+        stacks: str | None = None,
     ) -> Restored | None:
         """Read the newest checkpoint, or the newest that is not damaged, as a new pytree.
 
@@ -354,6 +368,11 @@ class Checkpoints:
             sharding: As in `restore`.
             skip_damaged: If the newest checkpoint is damaged, restore the previous one, and move
                 the damaged one into `damaged/`. Nothing is moved if all are damaged.
+            stacks: A pattern as in `partition.Rules`, such as `"layers/**"`, of stacked layers
+                that may have been saved in another number of chunks (`partition.Stage`): `[layers,
+                ...]` and `[chunks, layers / chunks, ...]` are reshaped into each other, in the
+                order of the model. The state of the optimizer has such paths too. A process reads
+                as many layers as it has, and gets its own from the other processes.
 
         Returns:
             The restored checkpoint; None if the directory has no checkpoint.
@@ -361,6 +380,8 @@ class Checkpoints:
         Raises:
             DamagedCheckpointError: The newest checkpoint is damaged; with `skip_damaged`, all are.
             CheckpointError: The checkpoint is of another model.
+            ArgumentError: `stacks` matches no leaf.
+            ArgumentTypeError: `stacks` is not a pattern.
 
         Example:
             >>> import tempfile
@@ -372,7 +393,7 @@ class Checkpoints:
         _check_sharding(sharding)
         as_flag("skip_damaged", skip_damaged)
         with ErrorNote(f"It was raised by {caller}(like=...)."):
-            return self._read(None, like, sharding, skip_damaged)
+            return self._read(None, like, sharding, skip_damaged, stacks)
 
     def _read(
         self,
@@ -380,13 +401,15 @@ class Checkpoints:
         like: PyTree,
         sharding: Sharding | None,
         skip_damaged: bool = False,
+        stacks: str | None = None,
     ) -> Restored | None:
         """Return the checkpoint of a step, or the newest one, as new objects."""
+        check_stacks(stacks)
         self._writer.wait()
         group = self._writer.find_group()
         if step is None:
-            return restore_newest(self._storage, like, sharding, skip_damaged, group)
-        return restore_step(self._storage, step, like, sharding, group)
+            return restore_newest(self._storage, like, sharding, skip_damaged, group, stacks)
+        return restore_step(self._storage, step, like, sharding, group, stacks)
 
     @called("Checkpoints.on_failure")
     def on_failure(self, callback: Callable[[], Any] | None) -> None:

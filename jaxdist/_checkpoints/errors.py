@@ -116,8 +116,26 @@ def make_damage_error(
     )
 
 
-def make_mismatch_error(directory: Place, step: int, problems: list[str]) -> CheckpointError:
-    """Return the error for saved leaves that differ from the requested ones."""
+def make_mismatch_error(
+    directory: Place, step: int, problems: list[str], stacks: str | None = None
+) -> CheckpointError:
+    """Return the error for saved leaves that differ from the requested ones.
+
+    Args:
+        directory: The directory of the checkpoints.
+        step: The step of this one.
+        problems: A line for each leaf.
+        stacks: A pattern of the leaves, if all of them may be stacks of layers in other chunks.
+    """
+    if stacks is not None:
+        return CheckpointError(
+            f"Checkpoint {step} in {directory} has {len(problems)} leaves of other shapes.\n"
+            f"{format_lines(problems)}\n\n"
+            "They have the shapes of stacked layers in another number of chunks, [layers, ...] or "
+            "[chunks, layers / chunks, ...]; equal numbers of elements alone do not show that they "
+            f"are these.\n\nIf they are, pass stacks={stacks!r}. Otherwise use the configuration "
+            "that it was made with, or another checkpoint directory."
+        )
     return CheckpointError(
         f"Checkpoint {step} in {directory} is of another model or optimizer: "
         f"{len(problems)} of its leaves differ.\n{format_lines(problems)}\n\n"

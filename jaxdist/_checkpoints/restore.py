@@ -22,6 +22,13 @@ from jaxdist._checkpoints.leaves import (
 )
 from jaxdist._checkpoints.parts import read_arrays, read_notes
 from jaxdist._checkpoints.records import find_changed_values
+from jaxdist._checkpoints.stacks import (
+    choose_saved_layout,
+    find_form,
+    find_stacks,
+    restack,
+    suggest_pattern,
+)
 from jaxdist._checkpoints.storage import Storage
 from jaxdist._typing import PyTree
 from jaxdist._update import divide_errors, find_moved_pairs
@@ -51,7 +58,12 @@ class Restored:
 
 
 def restore_step(
-    storage: Storage, step: int, like: PyTree, sharding: Sharding | None, group: Group | None
+    storage: Storage,
+    step: int,
+    like: PyTree,
+    sharding: Sharding | None,
+    group: Group | None,
+    stacks: str | None = None,
 ) -> Restored:
     """Return the checkpoint of a step, with new NNX objects where `like` has NNX objects.
 
@@ -69,7 +81,7 @@ def restore_step(
         if step not in steps:
             raise failures.make_missing_error(directory, step, steps)
         try:
-            return _read_arrays(storage, step, plain, sharding)
+            return _read_arrays(storage, step, plain, sharding, stacks)
         except failures.UnreadableError as error:
             if step not in (left := storage.list_steps()):
                 raise failures.make_missing_error(directory, step, left) from None
@@ -77,20 +89,27 @@ def restore_step(
             # `from None`: the error of Orbax names its internals, and our message has its reason.
             raise failures.make_damage_error(directory, step, before, list(error.args)) from None
 
-    arrays, pairs, shapes, notes = (
+    arrays, pairs, shapes, moved, notes = (
         read() if group is None else agree_on_result(group, f"restore(step={step})", read)
     )
     # From here on collectives are allowed: all processes have read their arrays.
     divide_errors(arrays, pairs, shapes)
+    for name, layout in moved.items():
+        arrays[name] = restack(arrays[name], shapes[name], layout)
     whole = rebuild_tree(arrays, get_whole_shapes(plain))
     return Restored(step, rebuild_objects(like, cut_like(whole, plain)), notes)
 
 
-# The arrays with the shapes that were saved, what `divide_errors` needs of them, and the notes.
-_Arrays: TypeAlias = tuple[dict[str, Any], Any, dict[str, tuple[int, ...]], dict[str, Any]]
+# The arrays with the shapes that were saved, what `divide_errors` needs of them, the layouts of
+# stacks that get another form, and the notes.
+_Arrays: TypeAlias = tuple[
+    dict[str, Any], Any, dict[str, tuple[int, ...]], dict[str, Sharding | None], dict[str, Any]
+]
 
 
-def _read_arrays(storage: Storage, step: int, like: PyTree, sharding: Sharding | None) -> _Arrays:
+def _read_arrays(
+    storage: Storage, step: int, like: PyTree, sharding: Sharding | None, stacks: str | None
+) -> _Arrays:
     # Do this first, since only the manifest can name a damaged file. See Note [Complete or absent].
     _raise_if_any(storage.find_damage(step))
     wanted = name_leaves(get_whole_shapes(like))
@@ -102,13 +121,35 @@ def _read_arrays(storage: Storage, step: int, like: PyTree, sharding: Sharding |
     # Read these with the saved shapes; `divide_errors` then gives them the shapes of this run.
     moved = {name for pair in pairs for name in pair}
     wanted.update((n, jax.ShapeDtypeStruct(saved[n], records[n]["dtype"])) for n in moved)
+    layouts = {n: s for n, s in get_layouts_of_pieces(like).items() if n not in moved}
+    # See Note [Stacks are named by the caller].
+    restacked = find_stacks(stacks, get_whole_shapes(like), saved, shapes)
+    final: dict[str, Sharding | None] = {}
+    for name, shape in restacked.items():
+        own = getattr(wanted[name], "sharding", None)
+        final[name] = layouts.get(name) or sharding or own
+        wanted[name] = jax.ShapeDtypeStruct(shape, wanted[name].dtype)
+        if (before := choose_saved_layout(shape, shapes[name], final[name])) is not None:
+            layouts[name] = before
     problems = list_differences(records, wanted)
     if problems:
-        raise failures.make_mismatch_error(storage.directory, step, problems)
-    layouts = {n: s for n, s in get_layouts_of_pieces(like).items() if n not in moved}
+        pattern = _suggest_stacks(like, records, wanted, saved)
+        raise failures.make_mismatch_error(storage.directory, step, problems, pattern)
     arrays = read_arrays(folder, records, wanted, sharding, layouts)
     _raise_if_any(find_changed_values(records, arrays))
-    return arrays, pairs, shapes, notes
+    return arrays, pairs, shapes, final, notes
+
+
+def _suggest_stacks(like: PyTree, records: Any, wanted: Any, saved: Any) -> str | None:
+    """Return the pattern of all leaves that differ, if they may be stacks in other chunks."""
+    if records.keys() != wanted.keys():
+        return None
+    if any(record["dtype"] != str(wanted[name].dtype) for name, record in records.items()):
+        return None
+    other = {n: (saved[n], tuple(x.shape)) for n, x in wanted.items() if saved[n] != x.shape}
+    if find_form([*other.values()]) is None:
+        return None
+    return suggest_pattern([*other], get_whole_shapes(like))
 
 
 def restore_newest(
@@ -117,6 +158,7 @@ def restore_newest(
     sharding: Sharding | None,
     skip_damaged: bool,
     group: Group | None,
+    stacks: str | None = None,
 ) -> Restored | None:
     """Return the newest checkpoint; None if the directory has none.
 
@@ -129,7 +171,7 @@ def restore_newest(
         check_same_steps(group, "Checkpoints.restore", storage.directory, steps)
     for step in reversed(steps):
         try:
-            restored = restore_step(storage, step, like, sharding, group)
+            restored = restore_step(storage, step, like, sharding, group, stacks)
         except BucketError:
             raise
         except DamagedCheckpointError:
@@ -142,7 +184,7 @@ def restore_newest(
             # Processes that read together must use one list, so they do not try again.
             if group is not None or storage.list_steps() == steps:
                 raise
-            return restore_newest(storage, like, sharding, skip_damaged, group)
+            return restore_newest(storage, like, sharding, skip_damaged, group, stacks)
         moved = tuple(_move_damaged(storage, step, group) for step in damaged)
         return dataclasses.replace(restored, set_aside=moved)
     return None

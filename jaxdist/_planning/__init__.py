@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from jaxdist._planning.planner import Source as Source
     from jaxdist._planning.planner import compile_for as compile_for
     from jaxdist._planning.planner import plan as plan
-    from jaxdist._planning.slice_axes import SLICES as SLICES
-    from jaxdist._planning.slice_axes import add_slice_axis as add_slice_axis
     from jaxdist._planning.slice_axes import assign_slices as assign_slices
+    from jaxdist._planning.slice_axes import make_axes as make_axes
+    from jaxdist._planning.slice_axes import put_on_axes as put_on_axes
     from jaxdist._planning.slices import find_logical_shape as find_logical_shape
     from jaxdist._planning.targets import count_slices as count_slices
     from jaxdist._planning.targets import list_logical_counts as list_logical_counts

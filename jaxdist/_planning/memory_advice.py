@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from jaxdist._planning.needs import Needs
 from jaxdist._reports import Memory, SlicePlan, size
+from jaxdist.errors import ShapeError
 
 # Limits of the search for the largest batch: compilations in total, and compilations that fit.
 # The compiler refuses a batch that does not fit before it generates code. Code generation takes
@@ -93,7 +94,13 @@ def _search_batch(
         if candidate - low <= low // 8 or candidate >= high:
             break
         report(f"looking for a batch that fits: {candidate:,} rows a replica")
-        memory = needs_with(candidate).memory
+        try:
+            memory = needs_with(candidate).memory
+        except ShapeError:
+            # For instance, micro-batches do not divide these rows; nothing is known of fewer rows.
+            if not low:
+                return
+            break
         peaks[candidate] = memory.peak
         low, high = (candidate, high) if memory.fits else (low, candidate)
         fitting += memory.fits

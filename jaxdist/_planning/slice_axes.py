@@ -106,15 +106,30 @@ _SLICE_AXES = ("slice", "replica")
 SLICES = Axes(_SLICE_AXES, _SLICE_AXES, dict.fromkeys(_SLICE_AXES, 1))
 
 
-def add_slice_axis(strategy: Strategy, num_slices: int) -> Strategy:
-    """Return a strategy like `strategy`, with the replica axes `("slice", "replica")`.
+def make_axes(*, in_slices: bool, stages: int, logical: int) -> Axes | None:
+    """Return the axes of a job's mesh; None for one axis of replicas and one of logical devices.
 
-    The replicas must already be in the order of their slices.
+    Args:
+        in_slices: Whether the replicas have the axes `("slice", "replica")`.
+        stages: The stages of a pipeline, along the axis `"stage"`; 1 gives no such axis.
+        logical: The devices of each stage.
+    """
+    if stages == 1:
+        return SLICES if in_slices else None
+    replica = _SLICE_AXES if in_slices else _SLICE_AXES[1:]
+    inner = {"stage": stages} | ({"logical": logical} if logical > 1 else {})
+    return Axes((*replica, *inner), replica, {**dict.fromkeys(replica, 1), **inner})
+
+
+def put_on_axes(strategy: Strategy, axes: Axes | None, num_slices: int) -> Strategy:
+    """Return a strategy like `strategy` whose mesh has these axes.
+
+    With several slices, the replicas must already be in the order of their slices.
 
     Raises:
         ArgumentError: The number of replicas is not a multiple of the number of slices.
     """
-    return strategy._on(SLICES.apply(strategy.layout, num_slices))
+    return strategy if axes is None else strategy._on(axes.apply(strategy.layout, num_slices))
 
 
 def assign_slices(topology: Topology, box: Sequence[int], num_slices: int) -> DeviceAssignment:

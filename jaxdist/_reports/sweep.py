@@ -19,6 +19,8 @@ class Candidate:
     reason: str = ""
     # What the backward pass recomputes, if the task has a choice.
     remat: str = ""
+    # The stages of a pipeline; its devices are among the logical ones.
+    stages: int = 1
 
     @property
     def seconds(self) -> float | None:
@@ -72,23 +74,23 @@ class Sweep(Report):
             f"with {self.global_rows:,} rows in a batch"
         )
         has_remat = any(c.remat for c in self.candidates)
-        names = ("rules", "replicas x logical", *(["remat"] if has_remat else []))
+        has_stages = any(c.stages > 1 for c in self.candidates)
+        has = has_stages, has_remat
+        more = [name for name, there in zip(("stages", "remat"), has, strict=True) if there]
+        names = ("rules", "replicas x logical", *more)
         yield Table(
             "Ranked by expected time",
             ("", *names, "a step", "at least", "by", "peak", "what"),
-            tuple(self._row(number, c, has_remat) for number, c in enumerate(self.ranked, 1)),
-            frozenset({"", "a step", "at least", "peak"}),
+            tuple(self._row(number, c, has) for number, c in enumerate(self.ranked, 1)),
+            frozenset({"", "stages", "a step", "at least", "peak"}),
         )
         yield from self.notes
         yield CAVEAT
 
-    def _row(self, number: int, c: Candidate, has_remat: bool) -> tuple[str, ...]:
-        """Return the cells of one candidate."""
-        names = (
-            c.rules,
-            f"{c.num_replicas:,} x {c.num_logical}",
-            *([c.remat] if has_remat else []),
-        )
+    def _row(self, number: int, c: Candidate, has: tuple[bool, bool]) -> tuple[str, ...]:
+        """Return the cells of one candidate; `has` says whether there are stages and remats."""
+        more = [cell for cell, there in zip((str(c.stages), c.remat), has, strict=True) if there]
+        names = (c.rules, f"{c.num_replicas:,} x {c.num_logical}", *more)
         if c.plan is None:
             return ("-", *names, "", "", "", "", c.reason)
         peak = "?" if c.plan.memory.peak is None else size(c.plan.memory.peak)

@@ -32,6 +32,7 @@ from jaxdist.fit._compiled import (
 )
 from jaxdist.fit._history import History, Summary, summarize
 from jaxdist.fit._loop import evaluation, resuming, training
+from jaxdist.fit._stages import check_no_stages
 from jaxdist.fit._step.find_metrics import find_output_metrics
 from jaxdist.fit._step.loss_scale import ScaledOptimizer, find_loss_scale
 from jaxdist.fit._step.losses import CALLER
@@ -59,6 +60,7 @@ class Model:
 
     Raises:
         ArgumentTypeError: `module` is not an NNX module.
+        UnsupportedError: Its layers are on the stages of a pipeline (`partition.Stage`).
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -85,6 +87,7 @@ class Model:
             _log_one_device()
         self.module = module
         self.strategy: Strategy = get_strategy() if strategy is None else strategy
+        check_no_stages(module, self.strategy.layout)
         self.history = History()
         self.stop_training = False
         # How many passes over the data are done: each has its own order of examples.
@@ -142,8 +145,10 @@ class Model:
         Raises:
             ArgumentError: A name is unknown, or means probabilities in Keras.
             ArgumentTypeError: An argument is of the wrong type.
-            UnsupportedError: `mixed_precision="float16"` with parameter servers.
+            UnsupportedError: `mixed_precision="float16"` with parameter servers, or a module whose
+                layers are on the stages of a pipeline.
         """
+        check_no_stages(self.module, self.strategy.layout)
         losses = find_losses(loss, loss_weights)
         plain = find_output_metrics("metrics", metrics, loss)
         weighted = find_output_metrics("weighted_metrics", weighted_metrics, loss)

@@ -1,23 +1,31 @@
 """Plans a job without its data."""
 
 import dataclasses
+import itertools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxdist._called import called
-from jaxdist._planning import SLICES, Source, count_slices, list_logical_counts, make_target, plan
+from jaxdist._planning import (
+    Source,
+    count_slices,
+    list_logical_counts,
+    make_axes,
+    make_target,
+    plan,
+)
 from jaxdist._program import format_options
 from jaxdist._reports import Candidate, SlicePlan, Sweep
 from jaxdist._validate import CallerRename, as_integer, check_callable, check_instance
 from jaxdist.errors import JaxdistError
 from jaxdist.jobs._config.checks import MOST_ROWS
 from jaxdist.jobs._config.schema import check_choice
-from jaxdist.jobs._partitions import find_partition
+from jaxdist.jobs._partitions import UPDATES, find_partition
 from jaxdist.jobs._task import Task
 
-# The most logical devices for which a sweep tries tensor parallelism.
+# The most devices of a replica for which a sweep tries tensor parallelism and stages.
 _MOST_LOGICAL = 16
 
 Report = Callable[[str], None]
@@ -47,8 +55,8 @@ def plan_job(
     Args:
         job: A task from `load_job`.
         topology: As for `Program.compile_for`.
-        logical: The logical devices of a replica: a number, or a box of chips such as `"2x2"`.
-            None takes the configured ones.
+        logical: The logical devices of a replica, or of each of its stages: a number, or a box of
+            chips such as `"2x2"`. None takes the configured ones.
         rules: How to place its state, one of `job.rules`; None takes the configured rules.
         global_batch: The rows of all replicas together.
         quick: As for `Program.compile_for`.
@@ -75,9 +83,9 @@ def plan_job(
     chosen = job.rules[0] if rules is None else check_choice("rules", rules, job.rules)
     wanted = job.config.strategy.logical_devices if logical is None else logical
     return plan(
-        _make_source(job, chosen),
+        _make_source(job, chosen, wanted),
         topology,
-        wanted,
+        _count_devices(job, wanted),
         global_batch=global_batch,
         quick=quick,
         save=save,
@@ -95,6 +103,9 @@ def sweep_job(
     report: Report = lambda what: None,
 ) -> Sweep:
     """Plan a job with all its rules and several numbers of logical devices, and rank the plans.
+
+    A job whose layers are stacked is planned with the configured stages of a pipeline too, and with
+    2, 4, 8 and 16 stages for replicas of at most 16 devices, where these divide the slice.
 
     Cost:
         One compilation for each combination. A task with a choice of remat (`model.remat` of
@@ -126,16 +137,18 @@ def sweep_job(
     _check_arguments(job, report)
     asked = job.config.strategy.logical_devices if logical is None else logical
     with CallerRename("compile_for", "jobs.sweep_job"):
-        configured = make_target(topology, asked)
+        configured = make_target(topology, _count_devices(job, asked))
     if global_batch is None:
         rows = job.rows_per_replica * configured.strategy.num_replicas_in_sync
     else:
         rows = as_integer("global_batch", global_batch, least=1, most=MOST_ROWS, example=64)
     found: list[Candidate] = []
     layouts = list(_list_layouts(job, topology, logical))
-    for number, (rules, count) in enumerate(layouts, 1):
+    for number, (rules, count, stages) in enumerate(layouts, 1):
         report_candidate = _add_prefix(report, f"{number} of {len(layouts)}, ")
-        found += _plan_layout(job, topology, rules, count, rows, report_candidate)
+        staged = job.with_stages(stages)
+        for one in _plan_layout(staged, topology, rules, count, rows, report_candidate):
+            found.append(dataclasses.replace(one, stages=stages))
     asked = job.config.compiler.options
     notes = (f"Compiled with {format_options(asked)}.",) if asked else ()
     return Sweep(job.config.task, configured.name, rows, tuple(found), notes)
@@ -150,19 +163,25 @@ def _add_prefix(report: Report, before: str) -> Report:
     return lambda what: report(before + what)
 
 
-def _list_layouts(job: Task[Any], topology: Any, logical: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the combinations of rules and logical devices to try."""
-    powers = [
-        n for n in list_logical_counts(topology) if 1 < n <= _MOST_LOGICAL and n & (n - 1) == 0
-    ]
+def _list_layouts(job: Task[Any], topology: Any, logical: Any) -> Iterator[tuple[str, Any, int]]:
+    """Yield the combinations of rules, logical devices and stages to try."""
+    counts = list_logical_counts(topology)
+    powers = [n for n in counts if 1 < n <= _MOST_LOGICAL and n & (n - 1) == 0]
+    own = job.config.strategy.stages
     one_slice = count_slices(topology) == 1
     for rules in job.rules:
         if one_slice and find_partition(rules).is_in_slice and rules != job.rules[0]:
             continue  # on one slice these rules equal those without "in_slice"
-        if logical is not None:
-            yield rules, logical
-        else:
-            yield from ((rules, n) for n in (powers if find_partition(rules).is_split else [1]))
+        is_split = find_partition(rules).is_split
+        of_logical = [logical] if logical is not None else powers if is_split else [1]
+        # An update that keeps pieces of whole parameters is not on stages.
+        of_stages = [1, *powers] if job.is_stacked and rules not in UPDATES else [1]
+        of_stages += [own] if own not in of_stages and rules not in UPDATES else []
+        for count, stages in itertools.product(of_logical, of_stages):
+            devices = stages * _count_logical(count)
+            is_small = stages in (1, own) or devices <= _MOST_LOGICAL
+            if stages == 1 or (is_small and devices in counts):
+                yield rules, count, stages
 
 
 def _plan_layout(
@@ -199,16 +218,19 @@ def _plan_candidate(
     job: Task[Any], topology: Any, rules: str, logical: Any, rows: int, report: Report
 ) -> Candidate:
     """Plan one combination. If it is impossible, the candidate has the reason."""
-    target = make_target(topology, logical)
+    devices = _count_devices(job, logical)
+    target = make_target(topology, devices)
     sizes = target.places.num_replicas, target.places.num_logical
+    stages = job.config.strategy.stages
+    among = f" in {stages} stages" if stages > 1 else ""
     try:
         made = plan(
-            _make_source(job, rules),
+            _make_source(job, rules, logical),
             topology,
-            logical,
+            devices,
             global_batch=rows,
             quick=True,
-            report=_add_prefix(report, f"{rules}, {sizes[0]} x {sizes[1]}: "),
+            report=_add_prefix(report, f"{rules}, {sizes[0]} x {sizes[1]}{among}: "),
         )
     # `sweep_job` has checked the slice, and each combination divides it.
     except JaxdistError as error:
@@ -216,8 +238,25 @@ def _plan_candidate(
     return Candidate(rules, *sizes, dataclasses.replace(made, name=job.config.task))
 
 
-def _make_source(job: Task[Any], rules: str) -> Source:
-    axes = SLICES if find_partition(rules).is_in_slice else None
+def _count_devices(job: Task[Any], logical: Any) -> Any:
+    """Return the devices of a replica, those of all its stages; without stages, as they are."""
+    stages = job.config.strategy.stages
+    return logical if stages == 1 else stages * _count_logical(logical)
+
+
+def _count_logical(logical: Any) -> int:
+    """Return the number of logical devices, from a number or a shape."""
+    if isinstance(logical, str):
+        logical = [int(n) if n.isdigit() else 0 for n in logical.split("x")]
+    if isinstance(logical, Sequence) and all(type(n) is int for n in logical):
+        logical = math.prod(logical)
+    return as_integer("logical", logical, least=1)
+
+
+def _make_source(job: Task[Any], rules: str, logical: Any = 1) -> Source:
+    stages, in_slices = job.config.strategy.stages, find_partition(rules).is_in_slice
+    count = 1 if stages == 1 else _count_logical(logical)
+    axes = make_axes(in_slices=in_slices, stages=stages, logical=count)
     rows = job.rows_per_replica
     return Source(
         lambda strategy, asked: job.lower(strategy, asked or rows, rules), rows, rules, axes=axes

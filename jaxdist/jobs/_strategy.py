@@ -6,13 +6,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 from jaxdist import tpu
 from jaxdist._called import called
 from jaxdist._cluster import find_task
+from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server import MinSizePartitioner, ParameterServerStrategy
-from jaxdist._planning import add_slice_axis, assign_slices, find_logical_shape
+from jaxdist._planning import assign_slices, find_logical_shape, make_axes, put_on_axes
 from jaxdist._strategies import MirroredStrategy, MultiWorkerMirroredStrategy, Strategy, TPUStrategy
 from jaxdist._validate import CallerRename
 from jaxdist.cluster_resolver import (
@@ -28,6 +29,7 @@ from jaxdist.jobs._config.schema import (
     JobConfig,
     StrategyConfig,
     check_config,
+    count_devices_of_replica,
     count_logical_devices,
 )
 from jaxdist.jobs._partitions import PARTITIONS
@@ -68,8 +70,8 @@ def count_device_slices(devices: Sequence[Any]) -> int | None:
     return len(counts)
 
 
-def add_slices(strategy: Strategy, asked: StrategyConfig, there: int | None) -> Strategy:
-    """Return the strategy; with an axis for slices if the partition of the state needs one.
+def add_axes(strategy: Strategy, asked: StrategyConfig, there: int | None) -> Strategy:
+    """Return the strategy; with axes for slices and stages if the configuration needs them.
 
     Args:
         strategy: The strategy. Its replicas are in the order of their slices.
@@ -80,8 +82,10 @@ def add_slices(strategy: Strategy, asked: StrategyConfig, there: int | None) -> 
         ConfigError: The devices and the configuration have different numbers of slices, or the
             number of replicas is not a multiple of the number of slices.
     """
-    if not PARTITIONS[asked.partition].is_in_slice:
-        return strategy
+    in_slices = PARTITIONS[asked.partition].is_in_slice
+    axes = make_axes(in_slices=in_slices, stages=asked.stages, logical=count_logical_devices(asked))
+    if not in_slices:
+        return put_on_axes(strategy, axes, 1)
     # 1 is the default, so it does not contradict the devices.
     if there is not None and asked.slices not in (1, there):
         raise ConfigError(
@@ -100,7 +104,7 @@ def add_slices(strategy: Strategy, asked: StrategyConfig, there: int | None) -> 
             "All slices have the same number of replicas.\n\nSet strategy.slices to "
             f"{' or '.join(map(str, near))}."
         )
-    return add_slice_axis(strategy, slices)
+    return put_on_axes(strategy, axes, slices)
 
 
 # The least bytes of a shard of a variable.
@@ -115,8 +119,9 @@ def make_strategy(config: JobConfig) -> Strategy:
     assignment puts the logical devices of a replica next to each other. On all other devices, and
     with `deterministic`, it is a `MirroredStrategy`. Virtual CPU devices must be requested before
     JAX starts. If the partition shards state within slices, replicas have the axes
-    `("slice", "replica")`. With the kind `"multi_worker_mirrored"` it is a
-    `MultiWorkerMirroredStrategy` over the processes of `TF_CONFIG`. With the kind
+    `("slice", "replica")`. With `stages` there is an axis `"stage"` after those of replicas, and an
+    axis `"logical"` only for several logical devices. With the kind `"multi_worker_mirrored"` it is
+    a `MultiWorkerMirroredStrategy` over the processes of `TF_CONFIG`. With the kind
     `"parameter_server"` it is a `ParameterServerStrategy` on the tasks of `TF_CONFIG`, or on
     servers and workers in this process if `TF_CONFIG` names no servers.
 
@@ -129,7 +134,7 @@ def make_strategy(config: JobConfig) -> Strategy:
     asked = config.strategy
     if asked.kind == "multi_worker_mirrored":
         # Do this first: the processes must join before JAX starts.
-        return MultiWorkerMirroredStrategy(deterministic=asked.deterministic)
+        return _put_stages(MultiWorkerMirroredStrategy(deterministic=asked.deterministic), asked)
     if asked.kind == "parameter_server":
         return _make_with_servers(asked)
     backend = jax.default_backend()
@@ -200,7 +205,7 @@ def count_replicas(config: JobConfig) -> int:
     asked = config.strategy
     listed = asked.devices
     devices = count_cpu_devices(config) if listed == "auto" else len(listed)
-    return max(1, devices // count_logical_devices(asked))
+    return max(1, devices // count_devices_of_replica(asked))
 
 
 def _make_with_servers(asked: StrategyConfig) -> Strategy:
@@ -238,22 +243,49 @@ def _make_tpu(virtual_slice: str, asked: StrategyConfig) -> Strategy:
     else:
         there = count_device_slices(jax.devices())
     apart = there or 1
-    shape = asked.logical_devices
+    # The stages of a replica are neighbours, as its logical devices are.
+    shape = asked.logical_devices if asked.stages == 1 else count_devices_of_replica(asked)
+    name = _name_count(asked)
     try:
-        with CallerRename("compile_for was given logical=", "strategy.logical_devices is "):
+        with CallerRename("compile_for was given logical=", f"{name} is "):
             box = find_logical_shape(topology, apart, shape)
     except TopologyError as error:
         text = str(error)
-        named = text.startswith("strategy.logical_devices")
-        raise ConfigError(
-            text if named else f"strategy.logical_devices is {shape!r}. {text}"
-        ) from None
+        named = text.startswith(name)
+        raise ConfigError(text if named else f"{name} is {shape!r}. {text}") from None
     assignment = assign_slices(topology, box, apart)
-    return add_slices(TPUStrategy(resolver, assignment), asked, there)
+    return add_axes(TPUStrategy(resolver, assignment), asked, there)
+
+
+def _name_count(asked: StrategyConfig) -> str:
+    """Return the entries that give the number of devices of a replica, for errors."""
+    return "strategy.logical_devices" + (" times strategy.stages" if asked.stages > 1 else "")
+
+
+def _put_stages(strategy: Strategy, asked: StrategyConfig) -> Strategy:
+    """Return a strategy whose replicas are stages of one device each, on neighbours in the mesh.
+
+    Raises:
+        ConfigError: The stages do not divide the devices.
+    """
+    if asked.stages == 1:
+        return strategy
+    devices = strategy.mesh.devices.ravel()
+    if len(devices) % asked.stages:
+        fitting = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]
+        raise ConfigError(
+            f"strategy.stages is {asked.stages}, and the processes have {len(devices)} devices."
+            "\n\nAll replicas have the same number of stages, on one device each.\n\n"
+            f"Set it to one of {fitting}."
+        )
+    grid = devices.reshape(-1, asked.stages)
+    mesh = Mesh(grid, ("replica", "stage"), axis_types=(AxisType.Auto,) * 2)
+    layout = ReplicaMesh(mesh, ("replica",), process=strategy.layout.process)
+    return strategy._on(layout)
 
 
 def _make_mirrored(devices: Sequence[Any], asked: StrategyConfig) -> Strategy:
-    count, there = count_logical_devices(asked), None
+    count, there = count_devices_of_replica(asked), None
     if PARTITIONS[asked.partition].is_in_slice:
         there = count_device_slices(devices)
         # Sort by slice, so that each slice is one row of the mesh.
@@ -261,7 +293,7 @@ def _make_mirrored(devices: Sequence[Any], asked: StrategyConfig) -> Strategy:
     if len(devices) % count:
         fitting = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]
         raise ConfigError(
-            f"strategy.logical_devices is {count}, and there are {len(devices)} devices.\n\n"
+            f"{_name_count(asked)} is {count}, and there are {len(devices)} devices.\n\n"
             f"All replicas have the same number of devices.\n\nSet it to one of {fitting}."
         )
     made = MirroredStrategy(
@@ -269,4 +301,4 @@ def _make_mirrored(devices: Sequence[Any], asked: StrategyConfig) -> Strategy:
         replica_axes=("replica",),
         deterministic=asked.deterministic,
     )
-    return add_slices(made, asked, there)
+    return add_axes(made, asked, there)

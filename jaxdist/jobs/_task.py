@@ -176,6 +176,9 @@ class Task(abc.ABC, Generic[C]):
         in_words: A format string of the measures: the line of an evaluation.
         headline: The same, for the last line of a run.
         can_split: Whether the model has layers that tensor parallelism splits.
+        stack: The pattern of the parameters of stacked layers, such as `"layers/**"`, which
+            `strategy.stages` puts on the stages of a pipeline. The train step then calls
+            `nn.pipeline_loss`. Empty for a model without such layers.
         remats: The values of the entry `model.remat`: how much the backward pass recomputes, from
             nothing to most. Empty for a task without such an entry.
         train_step: `(model, optimizer, batch) -> mean loss`, inside a replica.
@@ -200,6 +203,7 @@ class Task(abc.ABC, Generic[C]):
     in_words: ClassVar[str]
     headline: ClassVar[str]
     can_split: ClassVar[bool] = False
+    stack: ClassVar[str] = ""
     remats: ClassVar[tuple[str, ...]] = ()
     # The steps are class attributes, so that they are the same functions each time: jaxdist
     # compiles a step once for each function.
@@ -313,6 +317,30 @@ class Task(abc.ABC, Generic[C]):
         return type(self)(dataclasses.replace(config, model=model))
 
     @property
+    def is_stacked(self) -> bool:
+        """Whether the layers of the model are stacked, so that a pipeline can have them."""
+        return bool(self.stack)
+
+    @called(lambda self: f"{type(self).__name__}.with_stages")
+    def with_stages(self, stages: int) -> Self:
+        """Return the task with another `strategy.stages`, and the configured chunks if above 1.
+
+        Raises:
+            ArgumentError: `stages` is less than 1 or very large, or the task has no stacked layers.
+        """
+        stages = as_integer("stages", stages, least=1, most=1 << 20)
+        if stages > 1 and not self.stack:
+            raise refuse(
+                f"stages={stages}, and the model has no stacked layers.",
+                "Stacked layers are the stages of a pipeline.",
+                "Pass stages=1.",
+            )
+        config = self.config
+        chunks = config.strategy.chunks if stages > 1 else 1
+        asked = dataclasses.replace(config.strategy, stages=stages, chunks=chunks)
+        return type(self)(dataclasses.replace(config, strategy=asked))
+
+    @property
     def options(self) -> RunOptions:
         """The options with which the train step runs."""
         return RunOptions(
@@ -346,9 +374,12 @@ class Task(abc.ABC, Generic[C]):
                 )
             for table in tables.values():
                 table.create()
+        rules = placed.make_rules(asked.whole_below)
+        if asked.stages > 1:
+            rules = rules.on_stages(self.stack, chunks=asked.chunks)
         # With replicated parameters, `sharded_update` places its own state.
-        if asked.partition != "replicated":
-            partition.place(strategy, (model, optimizer), placed.make_rules(asked.whole_below))
+        if asked.partition != "replicated" or asked.stages > 1:
+            partition.place(strategy, (model, optimizer), rules)
         return model, optimizer
 
     @called(

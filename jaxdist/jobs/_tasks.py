@@ -113,7 +113,7 @@ def _load(path: Any, overrides: Any) -> LoadedConfig[Any]:
         file = find_config(source)
         kind = _find_task_of(file)
         loaded = load_config(kind.config_type, file, texts)
-        check_strategy_entries(loaded, can_split=kind.can_split)
+        check_strategy_entries(loaded, can_split=kind.can_split, has_stack=bool(kind.stack))
         kind.check(loaded)
     return loaded
 

@@ -226,6 +226,10 @@ CALLS = {
     "jaxdist.jobs.Task.with_rules": Call(
         lambda: _job().with_rules, lambda: {"rules": "replicated"}
     ),
+    "jaxdist.jobs.Task.with_stages": Call(
+        lambda: jobs.load_job("configs/topics_lm_pipeline.toml").with_stages,
+        lambda: {"stages": 2},
+    ),
     "jaxdist.jobs.Task.with_remat": Call(
         lambda: jobs.load_job("configs/topics_lm_fsdp.toml").with_remat,
         lambda: {"remat": "layers"},

@@ -212,7 +212,7 @@ def test_two_slices_have_pieces_within_a_slice(capsys: pytest.CaptureFixture[str
 def test_a_sweep_compares_pieces_within_a_slice_where_there_are_several() -> None:
     job = jobs.load_job(TOPICS)
     one, two = (
-        {rules for rules, _ in _plan._list_layouts(job, name, None)}
+        {rules for rules, *_ in _plan._list_layouts(job, name, None)}
         for name in ("v5e:2x4", "v5e:2x4*2")
     )
     assert two - one == {"fsdp_in_slice", "fsdp_in_slice_tensor_parallel"}

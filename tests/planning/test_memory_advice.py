@@ -10,6 +10,7 @@ from jaxdist import cost, tpu
 from jaxdist._planning import memory_advice
 from jaxdist._planning.needs import Needs
 from jaxdist._reports import Memory, Places, SlicePlan
+from jaxdist.errors import ShapeError
 
 LIMIT = 16 << 30
 # Bytes of the compiled program that do not grow with the rows.
@@ -83,3 +84,15 @@ def test_pieces_within_a_slice_that_do_not_fit_are_told_of_pieces_over_all_slice
     assert said.endswith("3 GiB less, 14 GiB, fits.")
     plain = dataclasses.replace(made, rules="fsdp")
     assert not memory_advice.make_advice(plain, Needs(memory), None, lambda what: None)
+
+
+def test_a_search_ends_at_rows_that_a_step_cannot_have() -> None:
+    def needs_with(fewer: int) -> Needs:
+        if fewer % 8:
+            raise ShapeError("3 rows on this replica, and micro_batches=8.")
+        return Needs(memory_of(fewer, 1 << 30, 1e15, 1.0))
+
+    for rows in 20, 4096:
+        memory = memory_of(rows, 1 << 30, 1e18, 1.0)
+        said = memory_advice.make_advice(plan_of(rows, memory), Needs(memory), needs_with, print)
+        assert not any("A smaller batch alone" in line for line in said)

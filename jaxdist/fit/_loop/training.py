@@ -27,6 +27,7 @@ from jaxdist.fit._loop.feed import Feed, count_steps
 from jaxdist.fit._loop.progress import Progress, as_verbose
 from jaxdist.fit._loop.resuming import Start, describe_states, find_start, restore
 from jaxdist.fit._loop.totals import StateBefore, Totals
+from jaxdist.fit._stages import check_no_stages
 from jaxdist.fit._step.output_losses import ClassWeights
 
 _CALLER = "fit.Model.fit"
@@ -82,6 +83,8 @@ def fit(model: Any, given: FitArguments) -> History:
     """Train a model; `Model.fit` documents it."""
     compiled = model.get_compiled("fit")
     model._check_has_parameters("fit")
+    # It may have been placed after `compile`.
+    check_no_stages(model.module, model.strategy.layout)
     given.check()
     examples = read_examples(given.x, given.y, given.sample_weight, needs_y=True)
     size = as_batch_size(given.batch_size, examples)

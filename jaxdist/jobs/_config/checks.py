@@ -61,6 +61,7 @@ def _check_batch_size(loaded: LoadedConfig[Any], replicas: int, rows: int, examp
             f"Each replica takes at least one of the {examples} in each step.\n\n"
             f"Set data.batch_size to {replicas} or more."
         )
+    _check_micro_batches(loaded, replicas, rows)
     # Otherwise the rows are divided as evenly as can be, and a step weighs each row equally.
     if size % replicas and loaded.values.strategy.deterministic:
         low, high = size - size % replicas, size + -size % replicas
@@ -72,6 +73,29 @@ def _check_batch_size(loaded: LoadedConfig[Any], replicas: int, rows: int, examp
             f"Set data.batch_size to {' or '.join(map(str, values))}, or strategy.deterministic "
             "to false."
         )
+
+
+def _check_micro_batches(loaded: LoadedConfig[Any], replicas: int, rows: int) -> None:
+    """Check that all replicas have the same micro-batches, where there are any."""
+    asked, size = loaded.values.strategy, loaded.values.data.batch_size
+    count = max(asked.micro_batches, 1)
+    if (asked.stages == 1 and count == 1) or size % (replicas * count) == 0:
+        return
+    low, high = size - size % (replicas * count), size + -size % (replicas * count)
+    values = [str(v) for v in (low, high) if 0 < v <= rows]
+    own = size // replicas
+    fitting = [n for n in range(1, own + 1) if own % n == 0 and size % replicas == 0]
+    remedies = [f"data.batch_size to {' or '.join(values)}"] if values else []
+    if fitting and asked.micro_batches:
+        remedies.append(f"strategy.micro_batches to one of {fitting}")
+    if not remedies:
+        remedies = ["strategy.stages and strategy.micro_batches to 1"]
+    raise ConfigError(
+        f"{loaded.origin('data.batch_size')}: data.batch_size is {size}, strategy.micro_batches is "
+        f"{asked.micro_batches}, and there are {replicas} replica(s).\n\n"
+        "All replicas run the same micro-batches, with the same number of rows.\n\n"
+        f"Set {', or '.join(remedies)}."
+    )
 
 
 def _check_warmup(loaded: LoadedConfig[Any]) -> None:
@@ -224,12 +248,13 @@ def check_not_beyond(directory: Place, step: int, num_steps: int) -> None:
 _SHAPE = re.compile(r"^[1-9]\d*(x[1-9]\d*){1,3}$")
 
 
-def check_strategy_entries(loaded: LoadedConfig[Any], *, can_split: bool) -> None:
+def check_strategy_entries(loaded: LoadedConfig[Any], *, can_split: bool, has_stack: bool) -> None:
     """Check that the entries of a strategy fit each other and the optimizer.
 
     Args:
         loaded: The configuration.
         can_split: Whether the task's model has layers that tensor parallelism splits.
+        has_stack: Whether it has stacked layers, which can be the stages of a pipeline.
 
     Raises:
         ConfigError: A slice or the logical devices have invalid syntax, or two entries contradict
@@ -239,6 +264,7 @@ def check_strategy_entries(loaded: LoadedConfig[Any], *, can_split: bool) -> Non
     _check_processes(loaded)
     _check_servers(loaded)
     _check_logical(loaded, can_split)
+    _check_stages(loaded, has_stack)
     _check_slices(loaded)
     _check_update(loaded)
     _check_deterministic(loaded)
@@ -269,7 +295,7 @@ def _check_processes(loaded: LoadedConfig[Any]) -> None:
         rule = "Each process uses all of its devices."
         raise _make_kind_error(loaded, "strategy.devices", asked.devices, "auto", rule)
     if count_logical_devices(asked) != 1:
-        rule = "Each device of each process is a replica."
+        rule = "Each device of each process is a replica, or a stage of one."
         raise _make_kind_error(loaded, "strategy.logical_devices", asked.logical_devices, 1, rule)
     if isinstance(asked.virtual_devices, str):
         rule = "Slices of virtual TPUs are in one process."
@@ -298,6 +324,7 @@ def _check_servers(loaded: LoadedConfig[Any]) -> None:
     wrong = {
         "strategy.devices": (asked.devices, "auto"),
         "strategy.logical_devices": (asked.logical_devices, 1),
+        "strategy.stages": (asked.stages, 1),
         "strategy.slices": (asked.slices, 1),
         "strategy.deterministic": (asked.deterministic, False),
         "strategy.partition": (asked.partition, "replicated"),
@@ -338,6 +365,39 @@ def _check_logical(loaded: LoadedConfig[Any], can_split: bool) -> None:
         )
 
 
+# The entries of pipelines, with the values that ask for none.
+_NO_PIPELINE = {"stages": 1, "schedule": "1f1b", "micro_batches": 0, "chunks": 1}
+
+
+def _check_stages(loaded: LoadedConfig[Any], has_stack: bool) -> None:
+    asked = loaded.values.strategy
+    for name, usual in _NO_PIPELINE.items():
+        found = getattr(asked, name)
+        if found != usual and not has_stack:
+            raise ConfigError(
+                f"{loaded.origin(f'strategy.{name}')}: strategy.{name} is {found!r}, and task "
+                f"is {loaded.values.task!r}.\n\n"
+                "The model of this task has no stacked layers, which are the stages of a "
+                f"pipeline.\n\nLeave strategy.{name} out, or set it to {usual!r}."
+            )
+    if asked.chunks > 1 and asked.stages == 1:
+        raise ConfigError(
+            f"{loaded.origin('strategy.chunks')}: strategy.chunks is {asked.chunks}, and "
+            "strategy.stages is 1.\n\nA stage has several parts of the model, its chunks, so that "
+            "it waits less for the other stages.\n\n"
+            "Set strategy.stages to 2 or more, or strategy.chunks to 1."
+        )
+    # Without an axis for it, the state of an update of one's own would not follow the layers.
+    if asked.stages > 1 and loaded.values.optimizer.update != "replicated":
+        raise ConfigError(
+            f"{loaded.origin('optimizer.update')}: optimizer.update is "
+            f"{loaded.values.optimizer.update!r}, and strategy.stages is {asked.stages}.\n\n"
+            "The state of the optimizer is on the stages of its layers.\n\n"
+            "Set optimizer.update to 'replicated'; with strategy.partition 'fsdp' it is in pieces "
+            "too."
+        )
+
+
 def _check_slices(loaded: LoadedConfig[Any]) -> None:
     asked = loaded.values.strategy
     if asked.slices > 1 and not PARTITIONS[asked.partition].is_in_slice:
@@ -365,6 +425,13 @@ def _check_update(loaded: LoadedConfig[Any]) -> None:
 
 def _check_deterministic(loaded: LoadedConfig[Any]) -> None:
     asked = loaded.values.strategy
+    if asked.deterministic is not False and asked.stages > 1:
+        raise ConfigError(
+            f"{loaded.origin('strategy.deterministic')}: strategy.deterministic is "
+            f"{str(asked.deterministic).lower()}, and strategy.stages is {asked.stages}.\n\n"
+            "Virtual replicas share devices, and a replica with stages has several devices.\n\n"
+            "Set strategy.stages to 1, or strategy.deterministic to false."
+        )
     if asked.deterministic is not False and asked.partition != "replicated":
         raise ConfigError(
             f"{loaded.origin('strategy.deterministic')}: strategy.deterministic is "

@@ -165,15 +165,24 @@ class StrategyConfig:
     slices: NumDevices = entry(1, change="free")
     partition: PartitionName = entry("replicated", change="free")
     whole_below: Annotated[int, Meta(ge=0)] = entry(4096, change="free")
+    stages: NumDevices = entry(1, change="free")
+    schedule: Literal["1f1b", "gpipe", "zero_bubble"] = entry("1f1b", change="free")
+    micro_batches: CountOrZero = entry(0, change="free")
+    chunks: Count = entry(1, change="free")
     servers: NumDevices = entry(1, change="free", only_if=_ON_SERVERS)
     workers: NumDevices = entry(2, change="free", only_if=_ON_SERVERS)
     max_staleness: Literal["any"] | CountOrZero = entry("any", change="free", only_if=_ON_SERVERS)
 
 
 def count_logical_devices(asked: StrategyConfig) -> int:
-    """Return the number of devices of each replica."""
+    """Return the number of devices of each replica, or of each of its stages."""
     shape = asked.logical_devices
     return shape if isinstance(shape, int) else math.prod(map(int, shape.split("x")))
+
+
+def count_devices_of_replica(asked: StrategyConfig) -> int:
+    """Return the number of devices of each replica, those of all its stages."""
+    return asked.stages * count_logical_devices(asked)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -289,7 +289,9 @@ class Run:
             if newest is not None and not skip_damaged:
                 self._check_notes(steps[-1], newest, accept_changes)
             restored = self.checkpoints.restore_latest(
-                like=self.state.make_restore_target(self.strategy), skip_damaged=skip_damaged
+                like=self.state.make_restore_target(self.strategy),
+                skip_damaged=skip_damaged,
+                stacks=self.task.stack if self.task.is_stacked else None,
             )
         if restored is None:
             # A run from the beginning must not overwrite the metrics of another run.

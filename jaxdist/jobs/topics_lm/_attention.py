@@ -85,7 +85,10 @@ def _attend_by_kernel(
 ) -> jax.Array:
     run: Callable[..., jax.Array] = functools.partial(kernel, scale=1 / math.sqrt(query.shape[-1]))
     sizes = dict(strategy.mesh.shape) if strategy else {}
-    logical = [name for name in sizes if strategy and name not in strategy.replica_axes]
+    # In a stage of a pipeline, the axis of the stages is divided already.
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    own = strategy.replica_axes if strategy else ()
+    logical = [name for name in sizes if name not in own and name not in manual]
     if math.prod(sizes[name] for name in logical) > 1:
         # XLA cannot split a kernel over devices, so the heads are split here.
         by_head = PartitionSpec(None, None, tuple(logical))

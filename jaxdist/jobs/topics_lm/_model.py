@@ -1,5 +1,6 @@
 """A decoder-only transformer over bytes, and its steps."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,10 +12,39 @@ from flax import nnx
 from jaxdist import Sharded, partition
 from jaxdist.jobs.topics_lm._attention import Attention, Cache
 from jaxdist.jobs.topics_lm._schema import ModelConfig
-from jaxdist.nn import embedding_lookup, example_keys
+from jaxdist.nn import embedding_lookup, example_keys, pipeline_loss, vocabulary_head
 from jaxdist.training import reduce_and_update, weighted_sums
 
 M = TypeVar("M", bound=nnx.Module)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """How stacked layers run in micro-batches, on stages if the strategy has them."""
+
+    stages: int = 1
+    schedule: str = "1f1b"
+    micro_batches: int = 0
+    chunks: int = 1
+
+    def choose_micro_batches(self, rows: int, *, must_be_asked: bool = True) -> int:
+        """Return the number of micro-batches of `rows` rows.
+
+        Without a configured one, it is the least divisor of the rows from 4 for each stage, so that
+        a stage waits for less than a quarter of its time; or else the number of the rows.
+
+        Args:
+            rows: The rows of a replica.
+            must_be_asked: Whether to return a configured number that does not divide the rows.
+
+        Example:
+            >>> Pipeline(stages=4).choose_micro_batches(48)
+            16
+        """
+        if self.micro_batches and (must_be_asked or rows % self.micro_batches == 0):
+            return self.micro_batches
+        fitting = [n for n in range(1, rows + 1) if rows % n == 0]
+        return next((n for n in fitting if n >= 4 * self.stages), max(rows, 1))
 
 
 def stack(make: Callable[[nnx.Rngs], M], count: int, rngs: nnx.Rngs) -> M:
@@ -137,7 +167,9 @@ class Transformer(nnx.Module):
         (2, 5, 256)
     """
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: ModelConfig, *, rngs: nnx.Rngs, pipeline: Pipeline | None = None
+    ) -> None:
         dtype = jnp.dtype(config.dtype)
         normal = nnx.initializers.normal(_SPREAD)
         self.embed = nnx.Embed(
@@ -148,6 +180,12 @@ class Transformer(nnx.Module):
             if config.scan_layers
             else nnx.List(Layer(config, rngs=rngs) for _ in range(config.layers))
         )
+        chunks = pipeline.chunks if pipeline else 1
+        if chunks > 1 and config.layers % chunks == 0:
+            in_chunks = jax.tree.map(
+                lambda w: w.reshape(chunks, -1, *w.shape[1:]), nnx.state(self.layers)
+            )
+            nnx.update(self.layers, in_chunks)
         self.norm = nnx.RMSNorm(config.width, dtype=dtype, rngs=rngs)
         if config.output == "own":
             self.unembed = nnx.Linear(
@@ -158,7 +196,7 @@ class Transformer(nnx.Module):
                 dtype=dtype,
                 rngs=rngs,
             )
-        self.config = config
+        self.config, self.pipeline = config, pipeline
 
     def __call__(self, tokens: jax.Array, keys: jax.Array | None = None) -> jax.Array:
         """Return float32 logits `[b, s, v]` of the byte after each of `tokens` `[b, s]`.
@@ -182,8 +220,11 @@ class Transformer(nnx.Module):
         """Return logits `[b, v]` of the byte after `tokens` `[b]`, which are at `position`."""
         x = self._embed(tokens)
         after = []
+        layers = self.layers
+        if self.pipeline is not None:
+            layers = self._join_chunks()
         for number, cache in enumerate(caches):
-            layer = take(self.layers, number) if self.config.scan_layers else self.layers[number]
+            layer = take(layers, number) if self.config.scan_layers else layers[number]
             x, new = layer.step(x, cache, position)
             after.append(new)
         return self._unembed(x), after
@@ -194,9 +235,77 @@ class Transformer(nnx.Module):
         layers = [self.layers] * config.layers if config.scan_layers else self.layers
         return [layer.attention.empty_cache(rows, slots) for layer in layers]
 
+    def weighted_loss(
+        self, tokens: jax.Array, weights: jax.Array, key: jax.Array | None, micro_batches: int
+    ) -> jax.Array:
+        """Return the sum of the weighted losses of all bytes but the first, by micro-batches.
+
+        Args:
+            tokens: `[b, s + 1]`.
+            weights: A weight of each byte that is predicted, `[b, s]`.
+            key: The key of the step for dropout, or None.
+            micro_batches: The number of micro-batches.
+        """
+        config, pipeline = self.config, self.pipeline or Pipeline()
+        of_layer, layers = nnx.split(self.layers)
+        of_norm, norm = nnx.split(self.norm)
+        dtype = jnp.dtype(config.dtype)
+        if config.output == "shared":
+            table = self._gather_one(self.embed.embedding)
+            matrix = table.T.astype(dtype)
+        else:
+            table = jax.tree.map(self._as_sums, self.embed.embedding.get_raw_value())
+            kernel = jax.tree.map(self._as_sums, self.unembed.kernel.get_raw_value())
+            matrix = jax.tree.map(lambda w: w.astype(dtype), kernel)
+
+        def embed(table: jax.Array, rows: Batch) -> jax.Array:
+            return jnp.take(table, rows["tokens"], axis=0).astype(dtype)
+
+        impl = None if key is None else jax.random.key_impl(key)
+
+        def run(w: Any, x: jax.Array, data: jax.Array | None) -> jax.Array:
+            keys = None if data is None else jax.random.wrap_key_data(data, impl=impl)
+            return nnx.merge(of_layer, w)(x, keys)
+
+        if config.remat != "none":
+            # The engine differentiates a layer by itself, so XLA has nothing to merge it with.
+            run = jax.checkpoint(run, policy=_POLICIES[config.remat], prevent_cse=False)
+
+        # What is kept for the backward are arrays: numbers in place of keys.
+        def layer(w: Any, x: jax.Array, keys: jax.Array | None = None) -> jax.Array:
+            return run(w, x, None if keys is None else jax.random.key_data(keys))
+
+        head = vocabulary_head(
+            lambda rows: rows["targets"],
+            weights=lambda rows: rows["weights"],
+            norm=lambda norm, x: nnx.merge(of_norm, norm)(x),
+        )
+        # Stages that cannot share the words equally compute the whole head, as any function.
+        is_split = config.vocabulary % pipeline.stages == 0
+        return pipeline_loss(
+            embed,
+            layer,
+            head if is_split else lambda h, x, rows: head(h, x, rows),
+            (table, jax.tree.map(self._as_sums, layers), (norm, matrix)),
+            {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": weights},
+            micro_batches=micro_batches,
+            schedule=pipeline.schedule,
+            chunks=pipeline.chunks,
+            key=key if config.dropout else None,
+            reduce="sum",
+        )
+
+    def _join_chunks(self) -> Any:
+        """Return the layers as one stack `[layers, ...]`, whole on each device."""
+        graphdef, state = nnx.split(self.layers)
+        whole = partition.constrain(self._gather(state), partition.Replicate())
+        if self.pipeline is not None and self.pipeline.chunks > 1:
+            whole = jax.tree.map(lambda w: w.reshape(-1, *w.shape[2:]), whole)
+        return nnx.merge(graphdef, whole)
+
     def _scan_layers(self, x: jax.Array, keys: jax.Array | None) -> jax.Array:
         """Apply all layers in one loop, whose body is compiled once."""
-        graphdef, state = nnx.split(self.layers)
+        graphdef, state = nnx.split(self._join_chunks() if self.pipeline else self.layers)
 
         def body(x: jax.Array, given: tuple[jax.Array, Any]) -> tuple[jax.Array, None]:
             number, row = given
@@ -290,14 +399,18 @@ def byte_losses(model: Transformer, tokens: jax.Array, keys: jax.Array | None = 
 def train_step(model: Transformer, optimizer: "nnx.Optimizer[Any]", batch: Batch) -> jax.Array:
     """Update the model in place, and return the mean loss over the global batch's bytes `[]`."""
     tokens = batch["tokens"]
-    keys = None
+    keys = key = None
     if model.config.dropout:
         # The key depends only on the step: a resumed run has the dropout of an uninterrupted one.
         key = jax.random.fold_in(jax.random.key(0), optimizer.step.get_value())
-        keys = example_keys(key, tokens.shape[0])
+        keys = None if model.pipeline else example_keys(key, tokens.shape[0])
 
     def total_loss(model: Transformer) -> jax.Array:
-        return jnp.sum(byte_losses(model, tokens, keys))
+        if model.pipeline is None:
+            return jnp.sum(byte_losses(model, tokens, keys))
+        rows, whole = tokens.shape[0], jnp.ones(tokens[:, 1:].shape, jnp.float32)
+        count = model.pipeline.choose_micro_batches(rows)
+        return model.weighted_loss(tokens.astype(jnp.int32), whole, key, count)
 
     total, grads = nnx.value_and_grad(total_loss)(model)
     size = tokens[:, 1:].size
@@ -307,9 +420,16 @@ def train_step(model: Transformer, optimizer: "nnx.Optimizer[Any]", batch: Batch
 
 def evaluation_step(model: Transformer, batch: Batch, mask: jax.Array) -> Batch:
     """Return the sums over the real bytes of all replicas."""
-    losses = byte_losses(model, batch["tokens"])
-    length = batch["length"]
-    is_real = jnp.arange(losses.shape[1])[None] < length[:, None]
+    tokens, length = batch["tokens"], batch["length"]
+    is_real = jnp.arange(tokens.shape[1] - 1)[None] < length[:, None]
+    if model.pipeline is not None:
+        weight = (mask * length).astype(jnp.float32)
+        real = (is_real * mask[:, None]).astype(jnp.float32)
+        count = model.pipeline.choose_micro_batches(tokens.shape[0], must_be_asked=False)
+        total = model.weighted_loss(tokens.astype(jnp.int32), real, None, count)
+        mean = total / jnp.maximum(jnp.sum(weight), 1)
+        return weighted_sums({"loss": jnp.broadcast_to(mean, weight.shape)}, weight)
+    losses = byte_losses(model, tokens)
     # Take the mean of each window, weighted by its length: the last window may be padded.
     means = jnp.sum(jnp.where(is_real, losses, 0.0), axis=1) / jnp.maximum(length, 1)
     return weighted_sums({"loss": means}, mask * length)

@@ -14,7 +14,7 @@ from jaxdist.errors import ConfigError
 from jaxdist.jobs import PARTITIONS, Curve, Data, LoadedConfig, Task
 from jaxdist.jobs.topics_lm._attention import BLOCK_MULTIPLE, KERNELS
 from jaxdist.jobs.topics_lm._generate import generate
-from jaxdist.jobs.topics_lm._model import Transformer, evaluation_step, train_step
+from jaxdist.jobs.topics_lm._model import Pipeline, Transformer, evaluation_step, train_step
 from jaxdist.jobs.topics_lm._schema import TopicsConfig
 from jaxdist.jobs.topics_lm._text import (
     SEPARATOR,
@@ -37,6 +37,7 @@ def check_sizes(loaded: LoadedConfig[TopicsConfig]) -> None:
     _check_heads(loaded)
     _check_kernel(loaded)
     asked = loaded.values.strategy
+    _check_stack(loaded)
     # Tensor parallelism splits heads, hidden dims and the vocabulary over the logical devices.
     if PARTITIONS[asked.partition].is_split:
         # A number, or a shape such as "2x2".
@@ -66,6 +67,35 @@ def _check_heads(loaded: LoadedConfig[TopicsConfig]) -> None:
                 if near
                 else f"Set model.width to an even number, such as {width + 1}."
             )
+        )
+
+
+def _check_stack(loaded: LoadedConfig[TopicsConfig]) -> None:
+    """Check that a pipeline has stacked layers, which its stages and chunks divide."""
+    asked, model = loaded.values.strategy, loaded.values.model
+    if asked.stages == 1 and asked.micro_batches <= 1:
+        return
+    name = "stages" if asked.stages > 1 else "micro_batches"
+    count = getattr(asked, name)
+    if not model.scan_layers:
+        raise ConfigError(
+            f"{loaded.origin(f'strategy.{name}')}: strategy.{name} is {count}, and "
+            "model.scan_layers is false.\n\n"
+            "A pipeline runs layers whose parameters are stacked in one array.\n\n"
+            f"Set model.scan_layers to true, or strategy.{name} to 1."
+        )
+    unit = asked.stages * asked.chunks
+    if model.layers % unit:
+        low, high = model.layers - model.layers % unit, model.layers + -model.layers % unit
+        each = f"{asked.stages} stages"
+        if asked.chunks > 1:
+            each += f" of {asked.chunks} chunks"
+        raise ConfigError(
+            f"{loaded.origin('strategy.stages')}: strategy.stages is {asked.stages}, "
+            f"strategy.chunks is {asked.chunks}, and model.layers is {model.layers}.\n\n"
+            f"The {each} have equal numbers of layers: model.layers is a multiple of {unit}.\n\n"
+            f"Set model.layers to {' or '.join(str(n) for n in (low, high) if n)}, or fewer stages "
+            "or chunks."
         )
 
 
@@ -135,6 +165,7 @@ class TopicsTask(Task[TopicsConfig]):
     )
     headline = "bits per byte {bits_per_byte:.3f}"
     can_split = True
+    stack = "layers/**"
     remats = ("none", "parameters", "products", "layers")
     train_step = staticmethod(train_step)
     evaluation_step = staticmethod(evaluation_step)
@@ -144,7 +175,14 @@ class TopicsTask(Task[TopicsConfig]):
         check_sizes(loaded)
 
     def make_model(self, rngs: nnx.Rngs) -> Transformer:
-        return Transformer(self.config.model, rngs=rngs)
+        asked, pipeline = self.config.strategy, None
+        if asked.stages > 1 or asked.micro_batches > 1:
+            pipeline = Pipeline(asked.stages, asked.schedule, asked.micro_batches, asked.chunks)
+        return Transformer(self.config.model, rngs=rngs, pipeline=pipeline)
+
+    @property
+    def is_stacked(self) -> bool:
+        return self.config.model.scan_layers
 
     def batch(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
         return {"tokens": jax.ShapeDtypeStruct((rows, self.units_per_example + 1), jnp.uint8)}

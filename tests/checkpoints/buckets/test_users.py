@@ -3,16 +3,19 @@
 import uuid
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AxisType
 
 import jaxdist
-from jaxdist import fit
+from jaxdist import fit, partition
 from jaxdist._buckets import BucketPath
 from jaxdist.cli import main
 from jaxdist.errors import CheckpointError, ConfigError
 from jaxdist.jobs._run.run_state import TableFiles
+from jaxdist.training import Checkpoints
 from tests.checkpoints.buckets.stores import BUCKET, SCHEMES, use_store
 
 _X = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
@@ -55,6 +58,22 @@ def test_a_model_is_saved_and_loaded(url: str) -> None:
     other.load(url)
     for a, b in zip(model.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_stacks_of_layers_get_other_chunks(url: str) -> None:
+    mesh = jax.make_mesh((2, 4), ("data", "stage"), axis_types=(AxisType.Auto,) * 2)
+    strategy = jaxdist.MirroredStrategy(mesh=mesh, replica_axes=("data",))
+    stack = np.random.default_rng(0).normal(size=(2, 4, 3)).astype(np.float32)
+    rules = [("layers", partition.Stage(chunks=2)), ("head", partition.Replicate())]
+    like = {"layers": np.zeros((8, 3), np.float32), "head": np.zeros(2, np.float32)}
+    placed = partition.place(strategy, {**like, "layers": stack}, rules)
+    rules[0] = ("layers", partition.Stage())
+    with Checkpoints(url) as checkpoints:
+        checkpoints.save(1, placed)
+        other: Any = partition.place(strategy, like, rules)
+        found = checkpoints.restore(1, like=other, stacks="layers").state["layers"]
+    assert found.sharding == other["layers"].sharding
+    np.testing.assert_array_equal(found, stack.reshape(8, 3))
 
 
 def test_a_handler_of_preemptions_saves_and_restores(url: str) -> None:

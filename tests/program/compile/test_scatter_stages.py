@@ -11,10 +11,15 @@ from jax.sharding import Mesh, PartitionSpec
 
 import jaxdist
 from jaxdist import partition
-from jaxdist._planning import add_slice_axis
+from jaxdist._planning import make_axes, put_on_axes
 from jaxdist._program.compile import replay
 from jaxdist._program.logical.rewrite import ScatterStages, find_stages
 from jaxdist.cluster_resolver import TPUClusterResolver
+
+
+def _add_slice_axis(strategy: jaxdist.Strategy, slices: int) -> jaxdist.Strategy:
+    return put_on_axes(strategy, make_axes(in_slices=True, stages=1, logical=1), slices)
+
 
 # All ways to cut 8 replicas into parts.
 SHAPES = [(2, 4), (4, 2)]
@@ -79,7 +84,7 @@ def test_slices_have_the_stages_of_their_shape(name: str, found: tuple[int, int]
 def test_an_axis_over_the_chips_of_each_slice_has_the_stages_of_its_shape(
     name: str, slices: int, found: ScatterStages | None
 ) -> None:
-    assert find_stages(add_slice_axis(_on(name), slices).layout) == found
+    assert find_stages(_add_slice_axis(_on(name), slices).layout) == found
 
 
 @pytest.mark.parametrize(
@@ -158,14 +163,14 @@ def test_a_step_with_stages_has_the_gradients_of_one_without(
 def test_a_step_on_several_slices_scatters_within_each_in_stages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    strategy = add_slice_axis(jaxdist.MirroredStrategy(), 2)
+    strategy = _add_slice_axis(jaxdist.MirroredStrategy(), 2)
     rules = partition.Rules(
         {"layers": partition.Shard(2, axes=("replica",)), "out": partition.Shard(axes=("replica",))}
     )
     given = _place(strategy, 512, rules)
     expected = strategy.run(_step, given)
     monkeypatch.setattr(replay, "find_stages", lambda _: ScatterStages(("replica",), 2, 2))
-    strategy = add_slice_axis(jaxdist.MirroredStrategy(), 2)
+    strategy = _add_slice_axis(jaxdist.MirroredStrategy(), 2)
     program = strategy.lower(_step, given).compile()
     assert {len(g) for c in program.collectives for g in c.groups} == {2, 4}
     found = strategy.run(_step, given)
