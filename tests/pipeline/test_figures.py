@@ -141,7 +141,8 @@ def test_without_gradients_only_the_forward_runs(chunks: int) -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zero_bubble", marks=pytest.mark.long)])
 def test_temporaries_do_not_grow_with_micro_batches(schedule: str) -> None:
     few, many = (_compile(schedule, 1, count).temporaries for count in (16, 64))
-    assert many == pytest.approx(few, rel=0.02)
+    # The compiler may find room for small ones in fast memory, which does not count.
+    assert many <= 1.02 * few
 
 
 def test_a_split_head_is_computed_once_for_all_stages() -> None:
