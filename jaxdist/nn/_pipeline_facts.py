@@ -22,12 +22,6 @@ def list_facts(
     permutes = sum(
         count * (("F" in kinds) + bool({*kinds} & {*"BI"})) for kinds, count in table.counts.items()
     )
-    sizes = {
-        "chunk(s)": kept["residuals"],
-        "input(s)": kept["inputs"],
-        "gradient(s)": kept["cotangents"],
-        "deferred": kept["deferred"],
-    }
     head = "whole on each stage; all stages wait for it"
     if splits_head:
         head = f"split over the stages: {micro_batches / stages:g} heads instead of {micro_batches}"
@@ -37,9 +31,11 @@ def list_facts(
         "ticks": ", ".join(f"{count} {kinds}" for kinds, count in table.counts.items()),
         "waiting": f"{table.bubble():.1%} of the working time; {table.bubble(_WITH_REMAT):.1%} "
         "with jax.checkpoint",
-        "kept on a stage": ", ".join(
-            f"{size.slots} {name} {size.nbytes:,} bytes" for name, size in sizes.items() if size[0]
-        ),
+        **{
+            f"{name} kept": f"{size.slots} on a stage, {size.nbytes:,} bytes"
+            for name, size in kept.items()
+            if size.slots
+        },
         "sent to a neighbour": f"at most {permutes} times {num_bytes:,} bytes",
         "head": head,
     }

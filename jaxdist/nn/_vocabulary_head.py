@@ -58,7 +58,7 @@ def vocabulary_head(
 
     Args:
         labels: `labels(rows)` returns the numbers of the right words, `[...]`, for the rows of a
-            micro-batch.
+            micro-batch. A number that is not of a word gives nan, unless its weight is 0.
         weights: `weights(rows)` returns a weight for each token. Then the loss is the sum of the
             weighted losses, and otherwise the mean over the tokens. Pass `reduce="sum"` with it.
         norm: `norm(parameters, x)` returns what the product takes. Then `h` is a pair: the
@@ -70,8 +70,9 @@ def vocabulary_head(
 
     Example:
         >>> head = jaxdist.nn.vocabulary_head(lambda rows: rows["labels"])
-        >>> float(head(jnp.zeros((4, 8)), jnp.ones((2, 4)), {"labels": jnp.array([1, 2])}))
-        2.0794415
+        >>> loss = head(jnp.zeros((4, 8)), jnp.ones((2, 4)), {"labels": jnp.array([1, 2])})
+        >>> print(f"{loss:.4f}")
+        2.0794
 
     Source:
         Megatron-LM, arXiv:1909.08053; vocabulary parallelism, arXiv:2411.05288.

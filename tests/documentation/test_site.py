@@ -159,8 +159,11 @@ def test_the_list_of_pages_has_the_order_of_the_navigation() -> None:
 
 def test_a_folder_of_pages_is_not_too_long_to_read() -> None:
     folders = [DOCS, *(path for path in DOCS.iterdir() if path.is_dir())]
-    most = 18  # design notes are numbered, and never renamed
-    assert {f.name: len(list(f.iterdir())) for f in folders if len(list(f.iterdir())) > most} == {}
+    # Design notes are numbered, and never renamed: none can move to another folder.
+    most = {folder.name: 24 if folder.name == "design" else 18 for folder in folders}
+    assert {
+        f.name: len(list(f.iterdir())) for f in folders if len(list(f.iterdir())) > most[f.name]
+    } == {}
 
 
 def test_links_out_of_the_pages_lead_to_pages_of_the_site() -> None:

@@ -101,3 +101,15 @@ def test_wrong_shapes_and_labels_are_refused() -> None:
         vocabulary_loss(h, x, labels, jnp.ones(5))
     with pytest.raises(errors.ArgumentTypeError, match="labels of float32"):
         vocabulary_loss(h, x, labels.astype(jnp.float32))
+
+
+def test_a_label_that_is_no_word_gives_nan_unless_it_has_no_weight() -> None:
+    h, x, labels = _draw()
+    weights = jnp.ones(labels.shape).at[0, 0].set(0.0)
+    for number in (-100, h.shape[1]):
+        wrong = labels.at[0, 0].set(number)
+        assert jnp.isnan(vocabulary_loss(h, x, wrong))
+        loss, grads = jax.value_and_grad(lambda h, w=wrong: vocabulary_loss(h, x, w, weights))(h)
+        expected = jax.value_and_grad(lambda h: vocabulary_loss(h, x, labels, weights))(h)
+        np.testing.assert_allclose(loss, expected[0], rtol=1e-6)
+        np.testing.assert_allclose(grads, expected[1], atol=1e-6)

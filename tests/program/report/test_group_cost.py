@@ -28,7 +28,8 @@ def _layout(platform: str) -> Any:
         )
         for i in range(NUM_GPUS)
     ]
-    return SimpleNamespace(platform=platform, mesh=SimpleNamespace(devices=np.array(devices)))
+    mesh = SimpleNamespace(devices=np.array(devices), axis_names=("replica",))
+    return SimpleNamespace(platform=platform, mesh=mesh)
 
 
 def _row(
