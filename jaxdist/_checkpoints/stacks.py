@@ -76,7 +76,8 @@ def find_form(pairs: Sequence[tuple[Shape, Shape]]) -> tuple[Shape, Shape] | Non
         pairs: The saved and the wanted shape of each leaf.
 
     Returns:
-        The dims, such as `((8,), (2, 4))` for 8 layers and 2 chunks of 4; None if there are none.
+        The dims, such as `((8,), (2, 4))` for 8 layers and 2 chunks of 4; None if the shapes have
+        no such dims.
 
     Example:
         >>> find_form([((8, 3, 4), (2, 4, 3, 4)), ((8, 3), (2, 4, 3))])

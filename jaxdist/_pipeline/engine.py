@@ -13,7 +13,6 @@ Note:
     are read. What an idle stage sends is put into a slot that is never read.
 """
 
-import difflib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -31,7 +30,7 @@ from jaxdist._pipeline.plain import get_factors
 from jaxdist._pipeline.schedules import KINDS, SCHEDULES, Table, Tick, kinds_of
 from jaxdist._pipeline.slots import find_slots
 from jaxdist._pipeline.stage import Row, Stage, State
-from jaxdist._validate import show
+from jaxdist._validate import refuse_choice
 from jaxdist.errors import ShapeError
 
 Told: TypeAlias = Callable[[Table, dict[str, Kept]], None]
@@ -75,12 +74,7 @@ def run_pipeline(
     """
     inputs = read_inputs(stage_fns, parts, batch, keys, chunks, stages)
     if schedule not in SCHEDULES:
-        near = difflib.get_close_matches(str(schedule), SCHEDULES, n=1, cutoff=0.0)
-        raise refuse(
-            f"schedule={show(schedule)}.",
-            f"schedule is one of {', '.join(map(repr, SCHEDULES))}.",
-            f"Pass schedule={near[0]!r}.",
-        )
+        raise refuse_choice("schedule", schedule, SCHEDULES)
     table = SCHEDULES[schedule](stages, inputs.micro_batches, chunks)
     counts, whole = inputs.counts, PartitionSpec()
     of_layers = PartitionSpec(axis) if chunks == 1 else PartitionSpec(None, axis)

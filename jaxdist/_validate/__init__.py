@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jaxdist._validate.arguments import check_text as check_text
     from jaxdist._validate.arguments import format_lines as format_lines
     from jaxdist._validate.arguments import log_without_effect as log_without_effect
+    from jaxdist._validate.arguments import refuse_choice as refuse_choice
     from jaxdist._validate.arguments import respell as respell
     from jaxdist._validate.arguments import show as show
     from jaxdist._validate.arguments import spell_dtype as spell_dtype

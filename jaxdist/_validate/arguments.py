@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import difflib
 import logging
 import math
 import numbers
@@ -113,6 +114,15 @@ def as_flag(name: str, value: Any) -> bool:
             f"Pass {name}=True or {name}=False.",
         )
     return bool(value)
+
+
+def refuse_choice(name: str, value: Any, known: Iterable[str]) -> ArgumentError:
+    """Return the error for a value that is none of the known strings, with the nearest of them."""
+    choices = list(known)
+    [near] = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.0)
+    return refuse(
+        f"{name}={show(value)}.", f"{name} is one of {choices}.", f"Pass {name}={near!r}."
+    )
 
 
 def as_integer(

@@ -16,6 +16,7 @@ class Axis(NamedTuple):
 
     name: str
     size: int
+    frame: _replica.Frame
 
 
 def find_axis(axis: str, default: str) -> Axis | None:
@@ -74,4 +75,4 @@ def find_axis(axis: str, default: str) -> Axis | None:
             kind=ContextError,
         )
     size = layout.mesh.shape[axis]
-    return Axis(axis, size) if size > 1 else None
+    return Axis(axis, size, frame) if size > 1 else None

@@ -39,9 +39,8 @@ def list_facts(
         "sent to a neighbour": f"at most {permutes} times {num_bytes:,} bytes",
         "head": head,
     }
-    if chunks > 1 and micro_batches % stages:
-        near = micro_batches + stages - micro_batches % stages
-        facts["better"] = f"micro_batches={near}: with chunks, {stages} divides it"
+    if micro_batches < stages:
+        facts["better"] = f"micro_batches={stages} or more, so that every stage has work"
     return facts
 
 

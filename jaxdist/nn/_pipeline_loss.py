@@ -1,8 +1,7 @@
 """`pipeline_loss`: the loss of a stack of layers whose stages are on different devices."""
 
-import difflib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,9 +13,16 @@ from jax.sharding import NamedSharding
 from jaxdist import _compat, _pipeline, _replica
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._collectives import current_log, note_work
-from jaxdist._validate import as_integer, check_callable, check_has_arrays, format_lines, show
+from jaxdist._validate import (
+    as_integer,
+    check_callable,
+    check_has_arrays,
+    format_lines,
+    refuse_choice,
+    show,
+)
 from jaxdist._values import Sharded, find_split_entries, gather_whole, is_sharded
-from jaxdist.errors import ContextError, ShapeError
+from jaxdist.errors import ShapeError
 from jaxdist.nn._axis import Axis, find_axis
 from jaxdist.nn._pipeline_facts import list_facts
 from jaxdist.nn._random import example_keys
@@ -132,8 +138,16 @@ def pipeline_loss(
             "parts are the parameters of embed, of all layers, and of head.",
             "Pass a tuple of three: parts=(embed, layers, head).",
         )
-    _check_name("schedule", schedule, [*_pipeline.SCHEDULES])
-    _check_name("reduce", reduce, ["mean", "sum"])
+    if schedule not in [*_pipeline.SCHEDULES]:
+        raise refuse_choice("schedule", schedule, _pipeline.SCHEDULES)
+    if reduce not in ("mean", "sum"):
+        raise refuse_choice("reduce", reduce, ("mean", "sum"))
+    if reduce == "mean" and isinstance(head, VocabularyHead) and head.weights is not None:
+        raise refuse(
+            "reduce='mean', and head=nn.vocabulary_head(..., weights=...), which returns a sum.",
+            "A mean of sums depends on the number of micro-batches.",
+            "Pass reduce='sum', and divide the loss by the sum of the weights.",
+        )
     if chunks is not None:
         as_integer("chunks", chunks, least=1)
     found = find_axis(axis, _STAGE)
@@ -156,9 +170,8 @@ def pipeline_loss(
     if found is None:
         return _pipeline.run_plain(fns, trees, batch, chunks=chunks or 1, keys=keys, reduce=reduce)
     chunks = _find_chunks(trees[1], found, chunks)
-    layout = _current_frame().strategy.layout
+    layout = found.frame.strategy.layout
     has_split_head = isinstance(head, VocabularyHead)
-
     line = _compat.find_callers_line()
 
     def tell(table: _pipeline.Table, kept: Mapping[str, _pipeline.Kept]) -> None:
@@ -181,22 +194,6 @@ def pipeline_loss(
         reduce=reduce,
         head_specs=head.specs(whole[2], found.name) if has_split_head else None,
         told=tell,
-    )
-
-
-def _current_frame() -> _replica.Frame:
-    frame = _replica.current_frame()
-    if frame is None:  # `find_axis` has found an axis, so there is a step.
-        raise ContextError("nn.pipeline_loss lost the step that it is called in.")
-    return frame
-
-
-def _check_name(what: str, name: Any, known: Sequence[str]) -> None:
-    if isinstance(name, str) and name in known:
-        return
-    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
-    raise refuse(
-        f"{what}={show(name)}.", f"{what} is one of {list(known)}.", f"Pass {what}={near[0]!r}."
     )
 
 
@@ -314,12 +311,11 @@ def _find_chunks(layers: Any, axis: Axis, given: int | None) -> int:
         ShapeError: The layers are not placed on the stages.
         ArgumentError: They have other chunks than `given`.
     """
-    frame = _current_frame()
     found: dict[str, int] = {}
     unplaced: list[str] = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(layers, is_leaf=is_sharded)[0]:
         name = f"parts[1]{jax.tree_util.keystr(path)}"
-        dims = _find_dims(leaf, axis.name, frame)
+        dims = _find_dims(leaf, axis)
         if dims is None:  # the step has made it, such as the numbers of the layers
             continue
         if not dims & {0, 1}:
@@ -351,22 +347,23 @@ def _find_chunks(layers: Any, axis: Axis, given: int | None) -> int:
     return counts.pop()
 
 
-def _find_dims(leaf: Any, axis: str, frame: _replica.Frame) -> set[int] | None:
+def _find_dims(leaf: Any, axis: Axis) -> set[int] | None:
     """Return the dims of a leaf that are split over an axis; None if no input of the step is alike.
 
     A traced array does not know its layout. So the inputs of the step with its shape are asked.
     """
     if isinstance(leaf, Sharded):
-        entries = find_split_entries(leaf.cut, frame.strategy.layout)
-        return {dim for dim, names in entries.items() if axis in names}
+        entries = find_split_entries(leaf.cut, axis.frame.strategy.layout)
+        return {dim for dim, names in entries.items() if axis.name in names}
     shape = tuple(jnp.shape(leaf))
-    specs = [spec for of_input, spec in frame.placed if of_input == shape]
+    specs = [spec for of_input, spec in axis.frame.placed if of_input == shape]
     sharding = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
     if isinstance(sharding, NamedSharding):
         specs = [sharding.spec]
     if not specs:
         return None
-    return {dim for spec in specs for dim, entry in enumerate(spec) if axis in _names_of(entry)}
+    name = axis.name
+    return {dim for spec in specs for dim, entry in enumerate(spec) if name in _names_of(entry)}
 
 
 def _names_of(entry: Any) -> tuple[Any, ...]:

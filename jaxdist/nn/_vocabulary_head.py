@@ -8,8 +8,8 @@ import jax
 from jax.sharding import PartitionSpec
 
 from jaxdist import _pipeline
-from jaxdist._called import called
-from jaxdist._validate import check_callable
+from jaxdist._called import called, refuse_type
+from jaxdist._validate import check_callable, show
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +25,15 @@ class VocabularyHead:
         """Return the loss of the rows, a scalar."""
         matrix = h
         if self.norm is not None:
-            scale, matrix = h
-            x = self.norm(scale, x)
+            if len(jax.tree.leaves(h, is_leaf=lambda node: node is not h)) != 2:
+                raise refuse_type(
+                    f"h={show(h)}, and norm.",
+                    "With norm, the parameters of the head are a pair: those of norm, and the "
+                    "matrix.",
+                    "Pass (parameters, matrix) as parts[2].",
+                )
+            matrix = h[1]
+            x = self.norm(h[0], x)
         weights = None if self.weights is None else self.weights(rows)
         return _pipeline.vocabulary_loss(matrix, x, self.labels(rows), weights)
 

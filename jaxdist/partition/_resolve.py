@@ -345,7 +345,7 @@ def _resolve_names(
                 'An axis is "replica", "logical", or the name of an axis of the mesh.\n\n'
                 f'Use for instance ByNames({{..., {name!r}: "replica"}}).'
             )
-    # All logical axes together are none of them alone.
+    # "logical" takes all logical axes, so no other dim may have one of them.
     if LOGICAL in over:
         for axis in [a for a in over if a not in (REPLICA, LOGICAL)]:
             over[LOGICAL] += over.pop(axis)

@@ -32,7 +32,7 @@ def by_definition(
 def draw(
     seed: int, rows: int, positions: int, heads: int, kv_heads: int, d: int
 ) -> tuple[np.ndarray, ...]:
-    """q, k, v, weights of a loss, and segments, some of which come again."""
+    """q, k, v, weights of a loss, and segments, some of which occur twice."""
     rng = np.random.default_rng(seed)
     shapes = [(rows, positions, n, d) for n in (heads, kv_heads, kv_heads, heads)]
     arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]

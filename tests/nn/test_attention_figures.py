@@ -58,7 +58,7 @@ def test_a_layer_of_32768_positions_takes_the_memory_and_sends_the_bytes_of_theo
     executable = _compile(kind)
     assert executable.memory_analysis().temp_size_in_bytes / MIB < most
     found = jaxdist.hlo.collectives(executable.as_text())
-    # Results and sums over the replica are none of the layer's.
+    # Collectives for the results and over the replicas do not belong to the layer.
     of_layer = [c for c in found if c.kind in messages]
     counts = {name: sum(c.times or 0 for c in of_layer if c.kind == name) for name in messages}
     assert counts == messages

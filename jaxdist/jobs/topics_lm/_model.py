@@ -261,19 +261,12 @@ class Transformer(nnx.Module):
         def embed(table: jax.Array, rows: Batch) -> jax.Array:
             return jnp.take(table, rows["tokens"], axis=0).astype(dtype)
 
-        impl = None if key is None else jax.random.key_impl(key)
-
-        def run(w: Any, x: jax.Array, data: jax.Array | None) -> jax.Array:
-            keys = None if data is None else jax.random.wrap_key_data(data, impl=impl)
+        def layer(w: Any, x: jax.Array, keys: jax.Array | None = None) -> jax.Array:
             return nnx.merge(of_layer, w)(x, keys)
 
         if config.remat != "none":
             # The engine differentiates a layer by itself, so XLA has nothing to merge it with.
-            run = jax.checkpoint(run, policy=_POLICIES[config.remat], prevent_cse=False)
-
-        # What is kept for the backward are arrays: numbers in place of keys.
-        def layer(w: Any, x: jax.Array, keys: jax.Array | None = None) -> jax.Array:
-            return run(w, x, None if keys is None else jax.random.key_data(keys))
+            layer = jax.checkpoint(layer, policy=_POLICIES[config.remat], prevent_cse=False)
 
         head = vocabulary_head(
             lambda rows: rows["targets"],

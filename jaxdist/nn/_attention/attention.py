@@ -1,6 +1,5 @@
 """`attention`, which divides positions over the devices of a replica in one of several ways."""
 
-import difflib
 from typing import Any
 
 import jax
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxdist._called import called, refuse, refuse_type
-from jaxdist._validate import as_array, as_flag, as_integer, as_number, show
+from jaxdist._validate import as_array, as_flag, as_integer, as_number, refuse_choice, show
 from jaxdist.errors import ShapeError
 from jaxdist.nn._attention import kernel, layouts, orders
 from jaxdist.nn._attention.division import Division, Kind
@@ -54,8 +53,7 @@ def attention(
         ulysses sends `(4 B + 2 K) (n-1)/n` in 8 all-to-alls, where heads of k and v are repeated
         as often as n needs; gather `2 (n-1) K`, and has k and v whole on each device; ring
         `n - 1` times K and then K and its gradient in float32, in `6 n - 4` permutes. With
-        segments, they are gathered, too. A pair of blocks of which the mask leaves nothing is
-        skipped.
+        segments, these are gathered too. A pair of blocks that the mask hides is skipped.
 
     Guarantees:
         The mask is by true positions: `causal` holds for every kind and order. The gradient is that
@@ -158,8 +156,7 @@ def _find_kind(kind: Any) -> Kind:
     if not isinstance(kind, str):
         raise refuse_type(f"kind={show(kind)}.", rule, "Pass kind='ulysses'.")
     if kind not in _KINDS:
-        near = difflib.get_close_matches(kind, _KINDS, n=1, cutoff=0.0)
-        raise refuse(f"kind={kind!r}.", rule, f"Pass kind={(near or list(_KINDS))[0]!r}.")
+        raise refuse_choice("kind", kind, _KINDS)
     return _KINDS[kind]
 
 

@@ -32,8 +32,8 @@ class Plan:
         causal: Whether a row sees only keys of its own and earlier positions.
         scale: The factor of the scores.
         block: The number of keys in a block.
-        run: How many rows follow each other in the order of positions. A block that is no longer
-            has a narrow range of positions, so it can be skipped.
+        run: The number of consecutive rows whose positions are consecutive. A block of at most so
+            many rows has a narrow range of positions, so it can be skipped.
         precision: That of the products, as `jax.default_matmul_precision` is at the call.
     """
 

@@ -1,15 +1,14 @@
 """How positions lie over the devices of an axis: each device has some rows, in some order."""
 
 import dataclasses
-import difflib
 import math
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from jaxdist._called import refuse, refuse_type
-from jaxdist._validate import show
+from jaxdist._called import refuse_type
+from jaxdist._validate import refuse_choice, show
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +111,7 @@ def check_name(order: str) -> str:
     if not isinstance(order, str):
         raise refuse_type(f"order={show(order)}.", rule, "Pass order='contiguous'.")
     if order not in _ORDERS:
-        near = difflib.get_close_matches(order, _ORDERS, n=1, cutoff=0.0)
-        raise refuse(f"order={order!r}.", rule, f"Pass order={(near or list(_ORDERS))[0]!r}.")
+        raise refuse_choice("order", order, _ORDERS)
     return order
 
 
