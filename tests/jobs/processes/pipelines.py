@@ -33,8 +33,8 @@ _SMALL = (
 )
 
 
-def train(folder: str, entries: tuple[str, ...], dies_after: int = 0) -> list[float]:
-    """Train and return the losses; SIGKILL ends the last process after a step, if there is one."""
+def train(folder: str, entries: tuple[str, ...], dies_after: int = 0) -> None:
+    """Train; SIGKILL ends the last process after a step, if there is one."""
     here = [f"output.directory='{folder}'", f"checkpoint.directory='{folder}/checkpoints'"]
     loaded = jobs.load_job_config(
         ROOT / "configs" / "topics_lm_pipeline.toml", [*_SMALL, *here, *entries]
@@ -51,5 +51,9 @@ def train(folder: str, entries: tuple[str, ...], dies_after: int = 0) -> list[fl
 
         Run._collect = collect_or_die  # type: ignore[method-assign]
     jobs.train(loaded, strategy, console=Console(quiet=True))
+
+
+def read_losses(folder: str) -> list[float]:
+    """Return the losses of a run whose processes have all ended: process 0 writes them last."""
     losses: list[float] = json.loads((pathlib.Path(folder) / "metrics.json").read_text())["losses"]
     return losses

@@ -15,7 +15,7 @@ _ALONE = ("strategy.kind=auto", "strategy.virtual_devices=1", "strategy.stages=1
 def test_a_run_that_is_killed_resumes_on_other_stages_with_the_losses_of_an_undisturbed_one(
     tmp_path: pathlib.Path,
 ) -> None:
-    whole = pipelines.train(str(tmp_path / "whole"), _ALONE)
+    pipelines.train(str(tmp_path / "whole"), _ALONE)
     folder = str(tmp_path / "parts")
     # One replica with 4 of its 8 stages on each process; checkpoints are of steps 2, 4 and 6.
     across = ("strategy.stages=8",)
@@ -24,7 +24,7 @@ def test_a_run_that_is_killed_resumes_on_other_stages_with_the_losses_of_an_undi
     assert other.raised == "UnavailableError", other.describe()
     assert {p.name for p in pathlib.Path(folder, "checkpoints").iterdir()} >= {"2"}
     chunks = ("strategy.stages=2", "strategy.chunks=2", "strategy.partition=fsdp")
-    found = results_of_job(pipelines.train, 2, args=(folder, chunks), devices=4)
-    assert found[0] == found[1]
-    assert found[0][-1] < found[0][0]
-    np.testing.assert_allclose(found[0], whole, atol=1e-5)
+    results_of_job(pipelines.train, 2, args=(folder, chunks), devices=4)
+    found = pipelines.read_losses(folder)
+    assert found[-1] < found[0]
+    np.testing.assert_allclose(found, pipelines.read_losses(str(tmp_path / "whole")), atol=1e-5)
