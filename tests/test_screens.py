@@ -20,7 +20,7 @@ from rich.console import Console
 import jaxdist
 from jaxdist import cost, fit, partition, tpu
 from jaxdist._explain.profile import Operation, StepTimes
-from jaxdist._reports import Candidate, Memory, Places, Report, SlicePlan, Sweep, Times, Traffic
+from jaxdist._reports import DividedWork, Candidate, Memory, Places, Report, SlicePlan, Sweep, Times, Traffic
 from jaxdist.cli import main
 from jaxdist.cli._measure import Measurements
 from jaxdist.fit._loop.progress import Progress
@@ -89,8 +89,8 @@ def make_plan() -> SlicePlan:
     sizes = (3 << 30, 6 << 30, 0, 1 << 20, 4096, 1 << 20, 5 << 20, 1 << 16, 9 << 30, 95 << 30)
     memory = Memory(*sizes, fits=True)
     traffic = (
-        Traffic("ICI", "all-reduce", 3, 3 << 30, 5.9e9, 64, 1, 1.25e-2),
-        Traffic("DCN", "reduce-scatter", 12, 3 << 20, 5.9e6, 16, 1024, 1.25e-4),
+        Traffic("ICI", "all-reduce", 3, 3 << 30, 5.9e9, 64, 1, 1.25e-2, axes=("model",)),
+        Traffic("DCN", "reduce-scatter", 12, 3 << 20, 5.9e6, 16, 1024, 1.25e-4, axes=("data",)),
     )
     return SlicePlan(
         "train_step",
@@ -107,6 +107,13 @@ def make_plan() -> SlicePlan:
         traffic,
         Times(1.5e-3, 2.5e-3, 1.2e-2, 0.0, 1.25e-2),
         advice=("jaxdist.sharded_update(tx) keeps 6 GiB less on each of 64 devices.",),
+        work=(
+            DividedWork(
+                "jaxdist.nn.pipeline_loss",
+                "train.py:12",
+                (("schedule", "1f1b, 4 stages x 2 chunks"), ("ticks", "3 F, 8 FB, 3 B")),
+            ),
+        ),
     )
 
 

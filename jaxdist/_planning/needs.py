@@ -294,14 +294,14 @@ def _read_refusal(message: str, held: dict[str, int], device: Chip) -> Memory:
 
 
 def _group_traffic(rows: tuple[CompiledRow, ...], device: Chip) -> tuple[Traffic, ...]:
-    """Return the collectives, grouped by link, kind and group size.
+    """Return the collectives, grouped by link, kind, axes and group size.
 
     In a loop with an unknown number of iterations, a collective counts once.
     """
-    by_kind: dict[tuple[str, str, int, int], list[CompiledRow]] = collections.defaultdict(list)
+    by_kind = collections.defaultdict[tuple[Any, ...], list[CompiledRow]](list)
     for row in rows:
         link = device.links[row.level != "inside"]
-        by_kind[link, row.kind, row.group_size, row.num_groups].append(row)
+        by_kind[link, row.kind, row.axes, row.group_size, row.num_groups].append(row)
     return tuple(
         Traffic(
             link=link,
@@ -313,8 +313,9 @@ def _group_traffic(rows: tuple[CompiledRow, ...], device: Chip) -> tuple[Traffic
             groups=groups,
             seconds=sum(_count_runs(r) * r.seconds for r in of),
             bytes_inside=sum(_count_runs(r) * r.sent_inside for r in of if r.level != "inside"),
+            axes=axes,
         )
-        for (link, kind, size, groups), of in by_kind.items()
+        for (link, kind, axes, size, groups), of in by_kind.items()
     )
 
 

@@ -24,6 +24,7 @@ from jaxdist._program import (
     check_can_be_saved,
     check_path,
     format_options,
+    list_divided_work,
 )
 from jaxdist._reports import SlicePlan, plural, seconds, share, size
 from jaxdist._strategies import Strategy
@@ -163,6 +164,7 @@ def _plan_for_target(
         expected=needs.expected,
         notes=(*_collect_notes(target, needs, program), *saved),
         gaps=_collect_gaps(needs),
+        work=list_divided_work(program.told),
     )
     if not made.memory.fits:
         tried = None if quick else functools.partial(_compile_needs, source, target)

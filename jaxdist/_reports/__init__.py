@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jaxdist._reports.notebook import make_console as make_console
     from jaxdist._reports.notebook import name_cells as name_cells
     from jaxdist._reports.notebook import print_line as print_line
+    from jaxdist._reports.parts import DividedWork as DividedWork
     from jaxdist._reports.parts import Expected as Expected
     from jaxdist._reports.parts import Memory as Memory
     from jaxdist._reports.parts import Times as Times

@@ -1,8 +1,10 @@
-"""The numbers of a plan: memory, traffic and times."""
+"""The parts of a plan: memory, traffic, times, and the calls that divide their work."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
+from jaxdist._reports.words import shorten_source
 from jaxdist.cost import Chip
 
 
@@ -60,6 +62,7 @@ class Traffic:
         seconds: The predicted time if the runs do not overlap.
         bytes_inside: The least bytes that one device sends over the link inside a domain, for a
             collective between domains of GPUs, which uses both.
+        axes: The axes of the mesh along which the devices of a group differ.
     """
 
     link: str
@@ -71,6 +74,21 @@ class Traffic:
     groups: int
     seconds: float
     bytes_inside: float = 0.0
+    axes: tuple[str, ...] = ()
+
+
+class DividedWork(NamedTuple):
+    """A call that divides its work over an axis: its name, its line, and what it does, by name."""
+
+    call: str
+    line: str
+    facts: tuple[tuple[str, str], ...]
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of a report."""
+        width = max(len(name) for name, _ in self.facts)
+        yield f"{self.call}, {shorten_source(self.line)}"
+        yield from (f"  {name:<{width}}  {value}" for name, value in self.facts)
 
 
 def sum_bytes(traffic: Iterable[Traffic], link: str, chip: Chip) -> float:

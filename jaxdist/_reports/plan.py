@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxdist._reports.grid_picture import Places
-from jaxdist._reports.parts import Expected, Memory, Times, Traffic, sum_bytes
+from jaxdist._reports.parts import DividedWork, Expected, Memory, Times, Traffic, sum_bytes
 from jaxdist._reports.picture import Picture
 from jaxdist._reports.tables import Block, Report, Table
 from jaxdist._reports.words import count, plural, seconds, share, size
@@ -50,6 +50,7 @@ class SlicePlan(Report):
         notes: What the numbers do not include.
         gaps: Parts of the compiled program that were not understood. Because of them, work, bytes
             and times are too small.
+        work: The calls that divide their work over an axis: pipelines, attention, experts.
 
     Example:
         >>> strategy = OneDeviceStrategy("cpu:0")
@@ -78,6 +79,7 @@ class SlicePlan(Report):
     advice: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     gaps: tuple[str, ...] = ()
+    work: tuple[DividedWork, ...] = ()
 
     @property
     def num_replicas(self) -> int:
@@ -166,6 +168,8 @@ class SlicePlan(Report):
         if self.times is not None:
             # Without times, the compiler refused the program, so its work is unknown.
             yield from self._work(self.times)
+        for divided in self.work:
+            yield from divided.lines()
         yield self._picture.grid
         yield from self.notes
         yield CAVEAT
@@ -267,13 +271,17 @@ class SlicePlan(Report):
 
     def _collectives(self) -> Table:
         """Return the table of collectives."""
+        # The axis says something new only where the mesh has several.
+        has_axes = len({axis for row in self.traffic for axis in row.axes}) > 1
+        names = ("link", "kind", "axis", "runs", "bytes", "a device sends", "devices", "predicted")
         return Table(
             "Collectives of a step",
-            ("link", "kind", "runs", "bytes", "a device sends", "devices", "predicted"),
+            tuple(name for name in names if has_axes or name != "axis"),
             tuple(
                 (
                     row.link,
                     row.kind,
+                    *([" x ".join(row.axes)] if has_axes else []),
                     f"{row.runs:,}",
                     size(row.num_bytes),
                     size(row.bytes_sent),

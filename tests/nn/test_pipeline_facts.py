@@ -13,7 +13,7 @@ from tests.nn.pipelines import make_batch, make_params, pipeline, strategy_of
 RULES = Rules([("layers/**", Stage())], otherwise=Replicate())
 
 
-def explain(micro_batches: int, **options: Any) -> Any:
+def lower(micro_batches: int, **options: Any) -> Any:
     strategy = strategy_of({"data": 2, "stage": 4})
     params = partition.place(strategy, make_params(), RULES)
     rows = jax.device_put(make_batch(), strategy.per_replica_sharding)
@@ -23,7 +23,11 @@ def explain(micro_batches: int, **options: Any) -> Any:
         found = jax.value_and_grad(loss)(params, rows)
         return jaxdist.get_replica_context().all_reduce("mean", found)
 
-    return strategy.lower(step, (params, rows)).explain()
+    return strategy.lower(step, (params, rows))
+
+
+def explain(micro_batches: int, **options: Any) -> Any:
+    return lower(micro_batches, **options).explain()
 
 
 def test_a_report_has_the_schedule_the_slots_and_the_axes() -> None:
@@ -40,6 +44,18 @@ def test_a_report_has_the_schedule_the_slots_and_the_axes() -> None:
     assert ("collective-permute", ("stage",)) in axes
     assert ("all-reduce", ("data",)) in axes
     assert "  waiting              37.5% of the working time" in str(report)
+
+
+def test_a_plan_for_tpus_has_the_schedule_and_the_axes() -> None:
+    program = lower(8)
+    plan = program.compile_for("v5e:2x4", quick=True)
+    assert plan.work == program.explain().work
+    axes = {(row.kind, row.axes): row.runs for row in plan.traffic}
+    assert axes["collective-permute", ("stage",)] == 22
+    assert ("all-reduce", ("data",)) in axes
+    text = str(plan)
+    assert "  ticks                11 F, 11 B" in text
+    assert "  link  kind                axis   runs" in text
 
 
 def test_a_report_of_few_micro_batches_says_how_many_give_each_stage_work() -> None:

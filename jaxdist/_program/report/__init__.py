@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from jaxdist._program.report.compiled_program import describe_slots as describe_slots
     from jaxdist._program.report.compiled_program import text as text
     from jaxdist._program.report.explanation import Explanation as Explanation
+    from jaxdist._program.report.explanation import list_divided_work as list_divided_work
     from jaxdist._program.report.group_cost import find_spread as find_spread
     from jaxdist._program.report.group_cost import predict_seconds as predict_seconds
     from jaxdist._program.report.matching import CompiledRow as CompiledRow

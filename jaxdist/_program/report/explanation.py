@@ -15,7 +15,7 @@ from jaxdist._program.report.matching import (
     compiled_rows,
     match_collectives,
 )
-from jaxdist._reports import Report, Table, shorten_source
+from jaxdist._reports import DividedWork, Report, Table, shorten_source
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -52,7 +52,7 @@ class Explanation(Report):
     links: cost.Links
     placed: tuple[PlacedWork, ...] = ()
     unknown: tuple[str, ...] = ()
-    work: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = ()
+    work: tuple[DividedWork, ...] = ()
 
     @property
     def num_collectives(self) -> int | None:
@@ -91,10 +91,8 @@ class Explanation(Report):
         if self.asked:
             parts.append(_asked_table(self.asked))
         parts += _choices(self.asked)
-        for call, source, facts in self.work:
-            width = max(len(name) for name, _ in facts)
-            parts.append(f"{call}, {shorten_source(source)}")
-            parts += [f"  {name:<{width}}  {value}" for name, value in facts]
+        for divided in self.work:
+            parts += divided.lines()
         if self.placed:
             parts.append(_placed_table(self.placed))
         if self.ignored:
@@ -142,8 +140,13 @@ def explain_program(
         links,
         placed,
         hlo.unknown(text),
-        tuple((*call, facts) for call, facts in told.work.items()),
+        list_divided_work(told),
     )
+
+
+def list_divided_work(told: TraceNotes) -> tuple[DividedWork, ...]:
+    """Return what the calls of a trace that divide their work over an axis do."""
+    return tuple(DividedWork(*call, facts) for call, facts in told.work.items())
 
 
 def describe_layout(layout: ReplicaMesh) -> str:
