@@ -20,7 +20,17 @@ from rich.console import Console
 import jaxdist
 from jaxdist import cost, fit, partition, tpu
 from jaxdist._explain.profile import Operation, StepTimes
-from jaxdist._reports import DividedWork, Candidate, Memory, Places, Report, SlicePlan, Sweep, Times, Traffic
+from jaxdist._reports import (
+    DividedWork,
+    Candidate,
+    Memory,
+    Places,
+    Report,
+    SlicePlan,
+    Sweep,
+    Times,
+    Traffic,
+)
 from jaxdist.cli import main
 from jaxdist.cli._measure import Measurements
 from jaxdist.fit._loop.progress import Progress
