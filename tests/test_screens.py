@@ -21,8 +21,8 @@ import jaxdist
 from jaxdist import cost, fit, partition, tpu
 from jaxdist._explain.profile import Operation, StepTimes
 from jaxdist._reports import (
-    DividedWork,
     Candidate,
+    DividedWork,
     Memory,
     Places,
     Report,

@@ -63,8 +63,8 @@ if TYPE_CHECKING:
     from jaxdist._program.report import CompiledProgram as CompiledProgram
     from jaxdist._program.report import CompiledRow as CompiledRow
     from jaxdist._program.report import Explanation as Explanation
-    from jaxdist._program.report import list_divided_work as list_divided_work
     from jaxdist._program.report import find_spread as find_spread
+    from jaxdist._program.report import list_divided_work as list_divided_work
     from jaxdist._program.report import predict_seconds as predict_seconds
     from jaxdist._program.run.runner import Runner as Runner
     from jaxdist._program.run.same_arguments import LaterCalls as LaterCalls
