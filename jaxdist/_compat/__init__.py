@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from jaxdist._compat.binding import rewrite_derivatives as rewrite_derivatives
     from jaxdist._compat.binding import rewrite_jvp as rewrite_jvp
     from jaxdist._compat.binding import use_source_of as use_source_of
+    from jaxdist._compat.branches import cond_in_part as cond_in_part
+    from jaxdist._compat.branches import find_part as find_part
     from jaxdist._compat.coordination import get_coordination_client as get_coordination_client
     from jaxdist._compat.coordination import get_gloo_addresses as get_gloo_addresses
     from jaxdist._compat.coordination import get_process_numbers as get_process_numbers

@@ -13,6 +13,7 @@ Note:
     are read. What an idle stage sends is put into a slot that is never read.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -21,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from jaxdist import _compat
 from jaxdist._called import refuse
 from jaxdist._pipeline.costs import Kept, count_kept
 from jaxdist._pipeline.derivative import attach_gradients
@@ -163,12 +165,12 @@ class _Ticks:
         state = stage.start()
         if self._told is not None:
             self._told(self._table, count_kept(self._slots, state))
-        for pattern, groups in itertools.groupby(self._table.groups, self._find_pattern):
+        for _, groups in itertools.groupby(self._table.groups, self._find_pattern):
             ticks = list(zip(*groups, strict=True))
 
-            def run_group(state: State, rows: list[Row], pattern: Any = pattern) -> Any:
-                for (kinds, head), row in zip(pattern, rows, strict=True):
-                    state = self._run_tick(stage, kinds, head, state, row)
+            def run_group(state: State, rows: list[Row], ticks: Any = ticks) -> Any:
+                for of_tick, row in zip(ticks, rows, strict=True):
+                    state = self._run_tick(stage, of_tick, state, row)
                 return state, None
 
             rows = [self._read_own(of_tick, me) for of_tick in ticks]
@@ -181,27 +183,25 @@ class _Ticks:
         head = [part if o else h for part, h, o in zip(sums.head, head, own, strict=True)]
         return loss * scale, [g * scale for g in (*embed, *sums.layers, *head, *shared, *rows)]
 
-    def _find_pattern(self, group: Sequence[Tick]) -> tuple[tuple[str, str], ...]:
+    def _find_pattern(self, group: Sequence[Tick]) -> tuple[tuple[str, bool], ...]:
         """Return the kinds of each tick of a group, and whether a split head follows it."""
-        return tuple((kinds_of(tick), self._find_head(tick)) for tick in group)
-
-    def _find_head(self, tick: Tick) -> str:
-        if self._model.head_axis is None or not any(op and op.kind == "F" for op in tick):
-            return "never"
-        if self._table.chunks > 1:
-            # The last chunk has some of the ticks, in turns. Each turn would be another loop.
-            return "sometimes"
-        return "always" if tick[-1] is not None and tick[-1].kind == "F" else "never"
+        # With chunks, the last one has some of the ticks, in turns. Each turn would be a loop.
+        has_head = self._model.head_axis is not None and self._table.chunks == 1
+        return tuple(
+            (kinds_of(tick), has_head and self._table.count_ends([tick], "F").last == 1)
+            for tick in group
+        )
 
     def _read_own(self, ticks: Sequence[Tick], me: Any) -> Row:
         """Return the columns of this device of the table, as integers."""
         arrays = self._slots.arrays(ticks)
         return {name: jnp.asarray(array)[:, me] for name, array in arrays.items()}
 
-    def _run_tick(self, stage: Stage, kinds: str, head: str, state: State, row: Row) -> State:
-        """Run one tick: the operation of this device, then what moves to its neighbours."""
+    def _run_tick(self, stage: Stage, ticks: Sequence[Tick], state: State, row: Row) -> State:
+        """Run one of `ticks`: the operation of this device, then what moves to its neighbours."""
+        kinds, ends = kinds_of(ticks[0]), functools.partial(self._table.count_ends, ticks)
         branches: list[Callable[[State, Row], State]] = [lambda state, row: state]
-        branches += [stage.operation(kind) for kind in kinds]
+        branches += [stage.operation(kind, ends(kind)) for kind in kinds]
         # The branch of the kind of this device; 0, which does nothing, for none.
         number = sum((n + 1) * (row["kind"] == 1 + KINDS.index(k)) for n, k in enumerate(kinds))
         state = jax.lax.switch(number, branches, state, row)
@@ -218,7 +218,10 @@ class _Ticks:
         def run_head(state: State) -> State:
             return stage.run_split_head(state, row, self._axis, stages)
 
-        if head == "sometimes":
-            # All stages take the same branch, so they meet in its collectives.
-            return jax.lax.cond(row["has_head"] > 0, run_head, lambda state: state, state)
-        return run_head(state) if head == "always" else state
+        if self._model.head_axis is None:
+            return state
+        part = ends("F").last
+        if part == 1:
+            return run_head(state)
+        # All stages take the same branch, so they meet in its collectives.
+        return _compat.cond_in_part(part, row["has_head"] > 0, run_head, lambda state: state, state)

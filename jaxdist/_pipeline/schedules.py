@@ -12,6 +12,7 @@ Note:
 
 import collections
 import dataclasses
+import fractions
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
@@ -36,6 +37,13 @@ class Op(NamedTuple):
     kind: str
     chunk: int
     micro_batch: int
+
+
+class Ends(NamedTuple):
+    """The part of some ticks in which a stage has the first, or the last, piece of the model."""
+
+    first: fractions.Fraction
+    last: fractions.Fraction
 
 
 # For each stage, its operation or None.
@@ -72,6 +80,16 @@ class Table:
         return {
             kinds: found[kinds] for kinds in sorted(found, key=lambda k: (KINDS.index(k[0]), k))
         }
+
+    def count_ends(self, ticks: Sequence[Tick], kind: str) -> Ends:
+        """Return the part of these ticks with an operation of a kind on an end of the model."""
+        pieces = [
+            {op.chunk * self.stages + s for s, op in enumerate(tick) if op and op.kind == kind}
+            for tick in ticks
+        ]
+        first = sum(0 in of_tick for of_tick in pieces)
+        last = sum(self.stages * self.chunks - 1 in of_tick for of_tick in pieces)
+        return Ends(fractions.Fraction(first, len(ticks)), fractions.Fraction(last, len(ticks)))
 
     @property
     def has_gradients(self) -> bool:

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from jaxdist import _compat
 from jaxdist._pipeline.inputs import Leaves, Parts, merge, pick, widen
 from jaxdist._pipeline.layers import Layers
 from jaxdist._pipeline.model import Model
+from jaxdist._pipeline.schedules import Ends
 from jaxdist._pipeline.slots import Slots
 
 # Buffers by name: x, g, r, d (slots), up, down (what moves after a tick), sums, loss.
@@ -101,8 +103,8 @@ class Stage:
             sums = sums._replace(layers=[a[0] for a in sums.layers])
         return sums
 
-    def operation(self, kind: str) -> Callable[[State, Row], State]:
-        """Return the operation of a kind."""
+    def operation(self, kind: str, ends: Ends) -> Callable[[State, Row], State]:
+        """Return the operation of a kind, in ticks of which some have an end of the model."""
         run = {
             "F": self._forward,
             "B": self._backward,
@@ -112,7 +114,7 @@ class Stage:
 
         def run_named(state: State, row: Row) -> State:
             with jax.named_scope(f"pipeline_{kind}"):
-                return run(state, row)
+                return run(state, row, ends)
 
         return run_named
 
@@ -124,9 +126,10 @@ class Stage:
         """Put the cotangent of this stage's output where the table says."""
         return {**state, "g": _put(state["g"], row["put_g"], arrived)}
 
-    def _forward(self, state: State, row: Row) -> State:
+    def _forward(self, state: State, row: Row, ends: Ends) -> State:
         one = _get(self._values.rows, row["micro_batch"])
-        x = jax.lax.cond(
+        x = _compat.cond_in_part(
+            ends.first,
             row["is_first"] > 0,
             lambda: self._model.embed(self._values.embed, self._values.shared, one),
             lambda: _get(state["x"], row["x"]),
@@ -144,7 +147,8 @@ class Stage:
             state["loss"] += losses * self._of_layers
         if self._model.head_axis is not None:
             return state
-        return jax.lax.cond(
+        return _compat.cond_in_part(
+            ends.last,
             row["is_last"] > 0,
             lambda: self._run_head(state, y, row["micro_batch"], row["g"]),
             lambda: state,
@@ -204,24 +208,24 @@ class Stage:
         )
         return loss, g_y, {**state, "sums": sums}
 
-    def _backward(self, state: State, row: Row) -> State:
+    def _backward(self, state: State, row: Row, ends: Ends) -> State:
         kept, g = _get(state["r"], row["r"]), _get(state["g"], row["g"])
         g_w, g_x = self._layers.pull(self._read_chunk(row), kept, g)
-        return self._pass_on(self._add_layers(state, row, g_w), row, g_x)
+        return self._pass_on(self._add_layers(state, row, g_w), row, g_x, ends)
 
-    def _backward_of_input(self, state: State, row: Row) -> State:
+    def _backward_of_input(self, state: State, row: Row, ends: Ends) -> State:
         kept, g = _get(state["r"], row["r"]), _get(state["g"], row["g"])
         g_w, g_x, saved = self._layers.pull_input(self._read_chunk(row), kept, g)
         state = {**state, "d": _put(state["d"], row["d"], saved)}
-        return self._pass_on(self._add_layers(state, row, g_w), row, g_x)
+        return self._pass_on(self._add_layers(state, row, g_w), row, g_x, ends)
 
-    def _backward_of_weights(self, state: State, row: Row) -> State:
+    def _backward_of_weights(self, state: State, row: Row, _: Ends) -> State:
         kept, saved = _get(state["r"], row["r"]), _get(state["d"], row["d"])
         return self._add_layers(
             state, row, self._layers.pull_weights(self._read_chunk(row), kept, saved)
         )
 
-    def _pass_on(self, state: State, row: Row, g_x: Leaves) -> State:
+    def _pass_on(self, state: State, row: Row, g_x: Leaves, ends: Ends) -> State:
         """Send the cotangent of the input down; the first piece gives it to the embedding."""
         of = self._wanted
         state = {**state, "down": g_x}
@@ -247,7 +251,8 @@ class Stage:
                 rows=_add_row(sums.rows, row["micro_batch"], g_rows),
             )
 
-        sums = jax.lax.cond(row["is_first"] > 0, add, lambda sums: sums, state["sums"])
+        is_first = row["is_first"] > 0
+        sums = _compat.cond_in_part(ends.first, is_first, add, lambda sums: sums, state["sums"])
         return {**state, "sums": sums}
 
     def _add_layers(self, state: State, row: Row, found: Sequence[Any]) -> State:
@@ -333,4 +338,7 @@ def _sum(array: Any, axis: str) -> Any:
 
 def _send_to_all(array: Any, is_last: Any, axis: str) -> Any:
     """Return the array of the last stage."""
-    return _sum(jnp.where(is_last, array, jnp.zeros_like(array)), axis)
+    if array.dtype == jnp.bool_:
+        return _send_to_all(array.astype(jnp.int8), is_last, axis).astype(jnp.bool_)
+    # All others are zeros, so the sum is exact in any dtype.
+    return jax.lax.psum(jnp.where(is_last, array, jnp.zeros_like(array)), axis)

@@ -64,12 +64,17 @@ def _check_logical(cluster: GpuCluster, logical: Any) -> int:
             "are all joined with each other, so a shape means nothing.",
             f"Pass for instance logical={list_logical_counts(cluster.name)[-1]}.",
         )
-    if count < 1 or within % count:
-        fitting = ", ".join(map(str, list_logical_counts(cluster.name)))
+    inside = count >= 1 and within % count == 0
+    across = count > within and count % within == 0 and cluster.num_gpus % count == 0
+    if not inside and not across:
+        fitting = list_logical_counts(cluster.name)
+        domains = [n for n in range(2, cluster.domains + 1) if cluster.domains % n == 0]
+        more = "".join(f", {n * within}" for n in domains)
         raise refuse(
             f"logical={count} for {cluster.name}, which has {within} GPUs in an NVLink domain.",
-            "The logical devices of a replica are in one domain, and divide it.",
-            f"Use one of {fitting}.",
+            "The logical devices of a replica divide a domain, or are whole domains, as are the "
+            "stages of a pipeline.",
+            f"Use one of {', '.join(map(str, fitting))}{more}.",
             kind=TopologyError,
         )
     return count

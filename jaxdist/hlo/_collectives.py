@@ -2,13 +2,15 @@
 
 import collections
 import dataclasses
+import fractions
 import re
 from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 from jaxdist.hlo import _text
 from jaxdist.hlo._groups import GROUPS, PAIRS, Groups, decoded, find_connected, parse_pairs
 from jaxdist.hlo._known import KINDS
-from jaxdist.hlo._text import Instruction, Module
+from jaxdist.hlo._text import Instruction, Module, find_part
 from jaxdist.hlo._trips import count_trips
 
 # Between slices of TPUs, a collective is a pair of send and recv, which another runtime executes.
@@ -22,6 +24,10 @@ _BEGINS = 'custom_call_target="AsyncCollectiveStart"'
 _TRANSFERS = {"ONE_TO_ONE": "collective-permute"}
 # The compiler for TPUs writes a reduce-scatter as a fusion of an all-reduce and a slice of it.
 _SCATTERED = "all-reduce-scatter"
+
+
+# How often a computation runs; None if that is not constant.
+Times: TypeAlias = "int | fractions.Fraction | None"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +103,7 @@ class _Walk:
         self.module = module
         self.found: dict[tuple[str, str], tuple[str, Instruction]] = {}
         # How often a computation runs, whether in a loop, and whether in a branch, for each call.
-        self._runs: dict[str, list[tuple[int | None, bool, bool]]] = collections.defaultdict(list)
+        self._runs: dict[str, list[tuple[Times, bool, bool]]] = collections.defaultdict(list)
         computations = module.computations.values()
         self._begun = {
             channel[1]
@@ -107,7 +113,7 @@ class _Walk:
             if (channel := _LAID_OVER.search(i.rest))
         }
 
-    def computation(self, name: str, times: int | None, *, in_loop: bool, in_branch: bool) -> None:
+    def computation(self, name: str, times: Times, *, in_loop: bool, in_branch: bool) -> None:
         """Add the collectives of a computation that runs `times` times, with their kinds."""
         self._runs[name].append((times, in_loop, in_branch))
         for written in self.module.computations.get(name, {}).values():
@@ -143,7 +149,7 @@ class _Walk:
 
     def _inside(
         self, name: str, instruction: Instruction
-    ) -> Iterator[tuple[str, int | None, bool, bool]]:
+    ) -> Iterator[tuple[str, Times, bool, bool]]:
         """Yield computations that an instruction runs: name, count, in a loop, in a branch."""
         # These name the same computation as their start, which has counted it.
         if instruction.opcode.endswith(("-update", "-done")):
@@ -159,7 +165,7 @@ class _Walk:
                 yield inner, None if count is None else count + 1, True, False
             else:
                 branch = how in ("branch_computations", "true_computation", "false_computation")
-                yield inner, 1, False, branch
+                yield inner, find_part(instruction) if branch else 1, False, branch
 
     def make(self, name: str, kind: str, instruction: Instruction) -> CompiledCollective:
         """Return a collective of a computation, with the number of times that it runs in all."""
@@ -188,7 +194,7 @@ class _Walk:
             operand_bytes=operand_bytes,
             groups=groups,
             pairs=pairs,
-            times=None if None in times else sum(times),
+            times=None if None in times else round(sum(times)),
             in_loop=any(in_loop),
             in_branch=all(in_branch),
             between_slices=instruction.opcode == "send",

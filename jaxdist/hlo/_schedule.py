@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from jaxdist.hlo import _text
 from jaxdist.hlo._collectives import CompiledCollective, find_collectives
 from jaxdist.hlo._known import runs_on_other_core
-from jaxdist.hlo._text import Instruction
+from jaxdist.hlo._text import Instruction, find_part
 from jaxdist.hlo._traffic import find_fused
 from jaxdist.hlo._trips import count_trips
 from jaxdist.hlo._work import Counter, Work
@@ -111,7 +111,7 @@ class _Clock:
         self.now += seconds
         self.work += seconds
 
-    def add(self, other: "_Clock", times: int) -> None:
+    def add(self, other: "_Clock", times: float) -> None:
         """Add computations that run one after the other."""
         self.now += other.now * times
         self.work += other.work * times
@@ -159,7 +159,7 @@ class _Run:
             inner = [self.computation(called) for _, called in i.called]
             if inner:
                 # As for the work, count one branch: the longest.
-                clock.add(max(inner, key=lambda c: c.now), 1)
+                clock.add(max(inner, key=lambda c: c.now), float(find_part(operation)))
             return
         called = find_fused(i) if i.opcode == "fusion" else ""
         inside = self._module.computations.get(called, {})

@@ -8,6 +8,7 @@ with its own results, so other readers need no rule for starts. They skip `-upda
 """
 
 import dataclasses
+import fractions
 import math
 import os
 import re
@@ -270,6 +271,11 @@ def metadata(instruction: Instruction) -> dict[str, str]:
     # A quoted name may contain `axis=1`, for instance, which is not a field.
     numbers = _FIELD.findall(_QUOTED.sub("", inside))
     return {**{m["key"]: m["value"] for m in _QUOTED.finditer(inside)}, **dict(numbers)}
+
+
+def find_part(conditional: Instruction) -> fractions.Fraction:
+    """Return the part of the iterations in which a conditional has work; 1 where none is noted."""
+    return _compat.find_part(metadata(conditional).get("op_name", ""))
 
 
 def source(module: Module, noted: dict[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import fractions
 from collections.abc import Sequence
 
 from jaxdist.hlo import _text
@@ -21,7 +22,7 @@ from jaxdist.hlo._products import (
     find_kernel_dtype,
     find_product_dtype,
 )
-from jaxdist.hlo._text import Instruction, Module
+from jaxdist.hlo._text import Instruction, Module, find_part
 from jaxdist.hlo._traffic import count_traffic, find_fused
 from jaxdist.hlo._trips import count_trips
 
@@ -113,11 +114,11 @@ class Counter:
             loops = turn.unknown_loops + (count is None)
             return dataclasses.replace(_repeat(turn, turns), unknown_loops=loops)
         if i.opcode == "conditional":
-            # One branch runs. The one with the most work gives an upper bound, and unknown
-            # instructions of the others are still reported.
+            # One branch runs. The one with the most work gives an upper bound, unless a part of
+            # the iterations is noted. Unknown instructions of the others are still reported.
             branches = [self._computation(n) for _, n in i.called]
             most = max(branches, key=lambda w: (w.flops, w.memory_bytes), default=Work(0, 0))
-            return dataclasses.replace(most, unknown=_sum(branches).unknown)
+            return dataclasses.replace(_repeat(most, find_part(i)), unknown=_sum(branches).unknown)
         # An asynchronous start without a computation is a copy.
         is_async = i.opcode.startswith("async-start") and any(i.called)
         if i.opcode == "call" or is_async or runs_on_other_core(i):
@@ -157,13 +158,13 @@ def _make_work(flops: int, dtype: str) -> Work:
     return Work(flops, 0, flops_by_dtype=((dtype, flops),) if flops else ())
 
 
-def _repeat(once: Work, times: int) -> Work:
+def _repeat(once: Work, times: int | fractions.Fraction) -> Work:
     """Return the work of several runs of a computation."""
-    by_dtype = tuple((dtype, n * times) for dtype, n in once.flops_by_dtype if times)
+    by_dtype = tuple((dtype, round(n * times)) for dtype, n in once.flops_by_dtype if times)
     return dataclasses.replace(
         once,
-        flops=once.flops * times,
-        memory_bytes=once.memory_bytes * times,
+        flops=round(once.flops * times),
+        memory_bytes=round(once.memory_bytes * times),
         flops_by_dtype=by_dtype,
     )
 

@@ -1,5 +1,6 @@
 """Operations and memory traffic of compiled programs, against counts by hand and XLA's own."""
 
+import fractions
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxdist import hlo
+from jaxdist import _compat, hlo
 from jaxdist._devices import chips
 
 STEPS, ROWS, WIDTH = 6, 256, 512
@@ -78,6 +79,29 @@ def test_products_in_loops_are_counted_as_often_as_they_run(
     found = hlo.work(jax.jit(fn).lower(*shapes_on(*STACK)).compile().as_text() or "")
     assert found.flops == products * PRODUCT
     assert found.unknown_loops == unknown
+
+
+@pytest.mark.parametrize("kind", ["cpu", "v5e:2x2"])
+def test_a_branch_with_a_note_counts_in_its_part_of_the_iterations(kind: str) -> None:
+    """Of 8 iterations, 2 have a product; a conditional in the branch counts as the larger one."""
+    devices = jax.devices("cpu") if kind == "cpu" else chips.describe_slice(kind, 1)
+    sharding = jax.sharding.SingleDeviceSharding(devices[0])
+
+    def inner(x: jax.Array) -> jax.Array:
+        return jax.lax.cond(x[0, 0] > 0, lambda x: x @ x, lambda x: x, x)
+
+    def turn(x: jax.Array, taken: jax.Array) -> tuple[jax.Array, None]:
+        part = fractions.Fraction(2, 8)
+        return _compat.cond_in_part(part, taken > 0, inner, lambda x: x, x), None
+
+    def program(x: jax.Array, taken: jax.Array) -> jax.Array:
+        return jax.lax.scan(turn, x, taken)[0]
+
+    x = jax.ShapeDtypeStruct((128, 128), "float32", sharding=sharding)
+    taken = jax.ShapeDtypeStruct((8,), "int32", sharding=sharding)
+    text = jax.jit(program).lower(x, taken).compile().as_text()
+    assert text is not None
+    assert hlo.work(text).flops == 2 * 2 * 128**3
 
 
 def test_products_of_convolutions_are_those_that_xla_counts() -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -48,6 +49,13 @@ def _vocabulary_head(h: Any, x: Any, batch: Any) -> Any:
     return vocabulary_loss(h, x, batch["tokens"])
 
 
+def _whole_head(h: Any, x: Any, batch: Any) -> Any:
+    return optax.softmax_cross_entropy_with_integer_labels(x @ h, batch["tokens"]).mean()
+
+
+_HEADS = {"no": _head, "split": _vocabulary_head, "whole": _whole_head}
+
+
 @functools.cache
 def _compile(
     schedule: str,
@@ -55,13 +63,13 @@ def _compile(
     micro_batches: int,
     *,
     has_gradients: bool = True,
-    has_vocabulary: bool = False,
+    vocabulary: str = "no",
 ) -> Figures:
     devices = np.array(chips.describe_slice("v5e:2x4", 1)).reshape(REPLICAS, STAGES)
     mesh = Mesh(devices, ("data", "stage"), axis_types=(AxisType.Auto,) * 2)
     strategy = jaxdist.MirroredStrategy(mesh=mesh, replica_axes=("data",))
-    head_specs = PartitionSpec(None, "stage") if has_vocabulary else PartitionSpec()
-    fns = StageFns(_embed, _layer, _vocabulary_head if has_vocabulary else _head)
+    head_spec = (None, "stage") if vocabulary == "split" else ()
+    fns = StageFns(_embed, _layer, _HEADS[vocabulary])
 
     def step(parts: Any, batch: Any) -> Any:
         def loss_of(parts: Any) -> Any:
@@ -73,7 +81,7 @@ def _compile(
                 stages=STAGES,
                 schedule=schedule,
                 chunks=chunks,
-                head_specs=head_specs,
+                head_specs=PartitionSpec(*head_spec),
             )
 
         found = jax.value_and_grad(loss_of)(parts) if has_gradients else loss_of(parts)
@@ -90,7 +98,7 @@ def _compile(
         "up": array((*lead, WIDTH, 2 * WIDTH), *cut),
         "down": array((*lead, 2 * WIDTH, WIDTH), *cut),
     }
-    head = array((WIDTH, WORDS), None, "stage") if has_vocabulary else array((WIDTH,))
+    head = array((WIDTH,) if vocabulary == "no" else (WIDTH, WORDS), *head_spec)
     rows = REPLICAS * micro_batches, 1, LENGTH
     batch = {
         "tokens": array(rows, "data", dtype=jnp.int32),
@@ -145,10 +153,11 @@ def test_temporaries_do_not_grow_with_micro_batches(schedule: str) -> None:
     assert many <= 1.02 * few
 
 
-def test_a_split_head_is_computed_once_for_all_stages() -> None:
-    micro_batches = 8
-    found = _compile("1f1b", 1, micro_batches, has_vocabulary=True)
-    layers = 3 * FORWARD * LAYERS / STAGES * (micro_batches + STAGES - 1)
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize(("vocabulary", "heads"), [("split", 8 / STAGES), ("whole", 8)])
+def test_stages_wait_for_each_head_once(vocabulary: str, heads: float, chunks: int) -> None:
+    found = _compile("1f1b", chunks, 8, vocabulary=vocabulary)
+    layers = 3 * FORWARD * LAYERS / STAGES * (8 + (STAGES - 1) / chunks)
     head = 3 * 2 * LENGTH * WIDTH * WORDS
-    assert (found.flops - layers) / head == pytest.approx(micro_batches / STAGES, rel=1e-2)
-    assert math.isclose(found.permutes, 2 * (micro_batches + STAGES - 1))
+    assert (found.flops - layers) / head == pytest.approx(heads, rel=1e-2)
+    assert math.isclose(found.permutes, 2 * (8 * chunks + STAGES - 1))

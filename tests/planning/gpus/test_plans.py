@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import Mesh
 
 import jaxdist
-from jaxdist import PerReplica, _compat, cost, errors, hlo, jobs
+from jaxdist import PerReplica, _compat, cost, errors, hlo, jobs, nn, partition
 from jaxdist._first_import import hide_driver_lines
 from jaxdist._planning import make_target
 from jaxdist._planning.needs import Needs, compile_or_get_refusal, read_needs
@@ -185,6 +185,51 @@ def test_cpu_tpu_and_gpu_programs_are_compiled_in_one_process() -> None:
         assert plan.traffic[0].link == link
         assert plan.memory.fits
     assert program.compile().collectives
+
+
+def _lower_stages() -> Any:
+    """A pipeline of 2 stages, whose layers are split over 2 devices of each stage."""
+    devices = np.asarray(jax.devices("cpu")[:8], dtype=object).reshape(2, 2, 2)
+    mesh = Mesh(devices, ("data", "stage", "model"))
+    strategy = jaxdist.MirroredStrategy(mesh=mesh, replica_axes=("data",))
+    layers = partition.Stage(partition.Split(1, axis="model"))
+    rules = partition.Rules([("layers", layers)], otherwise=partition.Replicate())
+    w = jnp.ones((4, 16, 16), jnp.float32)
+    params = partition.place(strategy, {"layers": w}, rules)
+    rows = PerReplica.of_global(jnp.ones((16, 16), jnp.float32))
+
+    def step(params: Any, rows: Any) -> Any:
+        def loss(params: Any) -> Any:
+            parts = None, params["layers"], None
+            return nn.pipeline_loss(
+                lambda _, rows: rows,
+                lambda w, x: jnp.tanh(x @ w),
+                lambda _, x, rows: jnp.mean(x),
+                parts,
+                rows,
+                micro_batches=4,
+            )
+
+        found = jax.value_and_grad(loss)(params)
+        return jaxdist.get_replica_context().all_reduce("mean", found)
+
+    return strategy.lower(step, (params, rows))
+
+
+@needs_plugin
+def test_stages_may_be_on_hosts_of_their_own() -> None:
+    plan = _lower_stages().compile_for("h100:4x2", logical=4, quick=True)
+    found = {(row.axes, row.kind, row.link, row.devices) for row in plan.traffic}
+    assert (("stage",), "collective-permute", "network", 2) in found
+    assert {link for axes, _, link, _ in found if axes == ("model",)} == {"NVLink"}
+    assert plan.work[0].call == "nn.pipeline_loss"
+
+
+@needs_plugin
+def test_a_replica_has_a_part_of_a_domain_or_whole_domains() -> None:
+    with pytest.raises(errors.TopologyError, match="Use one of 1, 2, 4, 8, 16, 32, 64, 128") as e:
+        _lower_stages().compile_for("h100:16x8", logical=24, quick=True)
+    assert "logical=24 for h100:16x8, which has 8 GPUs in an NVLink domain" in str(e.value)
 
 
 @needs_plugin
