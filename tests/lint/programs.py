@@ -591,8 +591,40 @@ def step(x):
     return x + np.random.normal() + random.random() + start  # JD008 JD008
 strategy.run(step, (x,))
 """,
+    "a layer of a pipeline": f"""{STRATEGY}
+from jaxdist import nn
+seen = []
+def layer(w, x):
+    seen.append(x)  # JD008
+    return x @ w
+def step(params, rows):
+    def head(w, x, rows):
+        print(x)  # JD008
+        return x.mean()
+    parts = None, params, None
+    return nn.pipeline_loss(lambda w, x: x, layer, head, parts, rows, micro_batches=4)
+strategy.run(step, (w, x))
+""",
+    "an expert": f"""{STRATEGY}
+import jaxdist.nn
+def expert(w, rows):
+    print(rows)  # JD008
+    return rows @ w
+def step(router, weights, x):
+    return jaxdist.nn.experts(expert, router, weights, x, top_k=2)
+""",
 }
 NO_SIDE_EFFECT = {
+    "a layer that says its shapes": f"""{STRATEGY}
+from jaxdist import nn
+def layer(w, x):
+    print("traced", x.shape)
+    return x @ w
+def step(params, rows):
+    parts = None, params, None
+    return nn.pipeline_loss(embed, layer, head, parts, rows, micro_batches=4)
+strategy.run(step, (w, x))
+""",
     "a message": f"""{STRATEGY}
 def step(x):
     print("traced", x.shape)

@@ -32,6 +32,7 @@ from jaxdist._lint.names import Names, written
 _ABOUT_SHAPES = {"shape", "dtype", "ndim", "size", "sharding", "name", "trainable"}
 _READS = {"value", "read_value", "numpy", "item"}
 _PASSES_ELEMENTS = {"iter", "list", "tuple", "islice", "reversed", "track"}
+_RUNS_PARTS = {"jaxdist.nn.pipeline_loss", "jaxdist.nn.experts"}
 _RUNS = {"run", "experimental_run_v2", "call_for_each_replica"}
 _JOINT = _RUNS | {"reduce", "gather"}
 _JOINT_OF_JAX = {"process_allgather", "sync_global_devices", "broadcast_one_to_all", "assert_equal"}
@@ -190,6 +191,8 @@ class Expressions:
             return self._read_run(node, owner, facts)
         if name in _TREE_MAPS and isinstance(function, Function):
             return self.call(function, [facts[i] for i in range(1, len(node.args))], {})
+        if name in _RUNS_PARTS:
+            self.events.parts += [f for f in facts.values() if isinstance(f, Function)]
         reduction = read_reduction(node, name, owner, id(self.scope), read)
         if reduction is not None:
             self.events.reductions.append(reduction)

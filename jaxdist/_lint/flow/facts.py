@@ -234,11 +234,16 @@ class Events:
     tests: list[Test] = dataclasses.field(default_factory=list)
     metric_updates: list[MetricUpdate] = dataclasses.field(default_factory=list)
     runs: list[Run] = dataclasses.field(default_factory=list)
+    # Functions that `nn.pipeline_loss` and `nn.experts` run as parts of a step.
+    parts: list[Function] = dataclasses.field(default_factory=list)
     # Calls that every process has to make.
     joint_calls: dict[int, str] = dataclasses.field(default_factory=dict)
     variables: set[str] = dataclasses.field(default_factory=set)
 
     @property
     def steps(self) -> list[Function]:
-        """Every function that a strategy runs, once."""
-        return list({id(r.step.node): r.step for r in self.runs if r.step}.values())
+        """Every function that a strategy runs, once, and parts that are outside of these."""
+        steps = {id(r.step.node): r.step for r in self.runs if r.step}
+        inside = {id(node) for step in steps.values() for node in ast.walk(step.node)}
+        parts = {id(f.node): f for f in self.parts if id(f.node) not in inside}
+        return [*steps.values(), *parts.values()]
