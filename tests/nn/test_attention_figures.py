@@ -17,7 +17,7 @@ MIB = 2**20
 PIECE = POSITIONS * HEADS * WIDTH * 2 / CHIPS / MIB  # of q, k or v on a chip
 
 
-def _compile(kind: str, heads_of_keys: int = HEADS) -> Any:
+def _compile(kind: str, order: str, heads_of_keys: int = HEADS) -> Any:
     pytest.importorskip("libtpu")
     slice_ = jaxdist.TPUStrategy(TPUClusterResolver("described:v5e:2x4"))
     devices = np.array(slice_.layout.devices).reshape(1, CHIPS)
@@ -27,7 +27,7 @@ def _compile(kind: str, heads_of_keys: int = HEADS) -> Any:
 
     def step(q: Any, k: Any, v: Any) -> Any:
         def loss(q: Any, k: Any, v: Any) -> jax.Array:
-            out = nn.attention(q, k, v, causal=True, kind=kind, order="zigzag")
+            out = nn.attention(q, k, v, causal=True, kind=kind, order=order)
             return (out.astype(jnp.float32) ** 2).sum()
 
         grads = jax.grad(loss, (0, 1, 2))(q, k, v)
@@ -44,6 +44,7 @@ def _compile(kind: str, heads_of_keys: int = HEADS) -> Any:
 # Temporaries in MiB at most; messages, and bytes sent by theory in MiB.
 FIGURES: dict[str, tuple[int, dict[str, int], float]] = {
     "ulysses": (200, {"all-to-all": 8}, 8 * 7 / 8 * PIECE),
+    "ulysses by the kernel of JAX": (100, {"all-to-all": 8}, 8 * 7 / 8 * PIECE),
     "ring": (400, {"collective-permute": 44}, 7 * 2 * PIECE + 7 * 6 * PIECE + 2 * PIECE),
     "gather": (650, {"all-gather": 2, "reduce-scatter": 2}, 2 * 7 * 2 * PIECE),
 }
@@ -55,7 +56,9 @@ def test_a_layer_of_32768_positions_takes_the_memory_and_sends_the_bytes_of_theo
     kind: str,
 ) -> None:
     most, messages, sent = FIGURES[kind]
-    executable = _compile(kind)
+    has_kernel = "kernel" in kind
+    executable = _compile(kind.split()[0], "contiguous" if has_kernel else "zigzag")
+    assert ("tpu_custom_call" in executable.as_text()) == has_kernel
     assert executable.memory_analysis().temp_size_in_bytes / MIB < most
     found = jaxdist.hlo.collectives(executable.as_text())
     # Collectives for the results and over the replicas do not belong to the layer.

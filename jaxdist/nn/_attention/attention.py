@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import as_array, as_flag, as_integer, as_number, refuse_choice, show
 from jaxdist.errors import ShapeError
-from jaxdist.nn._attention import kernel, layouts, orders
+from jaxdist.nn._attention import kernel, layouts, orders, tpu_kernel
 from jaxdist.nn._attention.division import Division, Kind
 from jaxdist.nn._attention.gather import GATHER
 from jaxdist.nn._attention.positions import DEFAULT_AXIS, check_divides
@@ -61,6 +61,12 @@ def attention(
         A row always sees its own position, so no row is empty. Its second derivative is right, and
         takes the memory of all blocks.
 
+    Note:
+        On TPUs, ulysses in contiguous order and a device with all positions use the kernel of JAX
+        (splash attention) where all axes of the mesh with several devices are manual: those of the
+        replicas, `axis`, and that of the stages around. Positions are then a multiple of 128 and d
+        of 64, and dtypes are bfloat16 or float32. It multiplies q by `scale` in their dtype.
+
     Args:
         q: Queries, floating-point.
         k: Keys, of the same dtype.
@@ -78,6 +84,7 @@ def attention(
             those of its own segment, such as a document. Padding is a segment, too.
         scale: The factor of the scores; None means `1 / sqrt(d)`.
         block: The number of keys that are taken at a time. It does not have to divide anything.
+            The kernel of JAX takes the largest multiple of 128 up to it that divides the positions.
 
     Returns:
         An array like `q`.
@@ -104,7 +111,8 @@ def attention(
         True
 
     Source:
-        arXiv:2309.14509 (Ulysses), arXiv:2310.01889 (ring), arXiv:2307.08691 (blocks).
+        arXiv:2309.14509 (Ulysses), arXiv:2310.01889 (ring), arXiv:2307.08691 (blocks);
+        `jax.experimental.pallas.ops.tpu.splash_attention`.
     """
     settings: Any = jax.config
     chosen = _find_kind(kind)
@@ -132,6 +140,8 @@ def attention(
 
 
 def _attend_whole(plan: kernel.Plan, q: Any, k: Any, v: Any, segments: Any) -> jax.Array:
+    if tpu_kernel.can_attend(plan, q):
+        return tpu_kernel.attend(plan, q, k, v, segments)
     rows = kernel.Rows(jnp.arange(q.shape[1], dtype=jnp.int32), segments)
     return kernel.attend(plan, q, rows, k, v, rows)
 

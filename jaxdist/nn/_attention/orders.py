@@ -23,6 +23,11 @@ class Order:
     devices: int
 
     @property
+    def is_sorted(self) -> bool:
+        """Whether the rows of all devices, one device after another, are in their true order."""
+        return self.devices == 1 or self.name == _Contiguous.name
+
+    @property
     def divisor(self) -> int:
         """What the number of positions is a multiple of."""
         raise NotImplementedError

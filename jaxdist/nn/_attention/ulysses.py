@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jaxdist._called import refuse
 from jaxdist.errors import ShapeError
-from jaxdist.nn._attention import kernel
+from jaxdist.nn._attention import kernel, tpu_kernel
 from jaxdist.nn._attention.division import Division, Kind
 
 
@@ -17,8 +17,11 @@ def _attend(
     if copies > 1:
         k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v))
     q, k, v = (jax.lax.all_to_all(x, axis, 2, 1, tiled=True) for x in (q, k, v))
-    rows = division.all_rows(length, segments)
-    out = kernel.attend(division.plan, q, rows, k, v, rows)
+    if division.order.is_sorted and tpu_kernel.can_attend(division.plan, q):
+        out = tpu_kernel.attend(division.plan, q, k, v, segments)
+    else:
+        rows = division.all_rows(length, segments)
+        out = kernel.attend(division.plan, q, rows, k, v, rows)
     return jax.lax.all_to_all(out, axis, 1, 2, tiled=True)
 
 
