@@ -18,9 +18,11 @@ from jaxdist.nn._experts_arguments import (
     as_top_k,
     as_weights,
     check_experts,
+    check_has_weights,
     check_result,
 )
 from jaxdist.nn._experts_exchange import compute_groups, replicate
+from jaxdist.nn._experts_replicas import check_uses_only_its_rows, open_weights
 
 
 @called("nn.experts")
@@ -131,16 +133,23 @@ def experts(
     top_k = as_top_k(top_k, count)
     size = as_group(group, tokens)
     slots = as_capacity(capacity, top_k=top_k, tokens=size, experts=count)
-    held = as_weights(weights, count)
-    found = find_axis(axis, "experts")
+    check_has_weights(weights, count)
+    found = find_axis(axis, "experts", allows_replicas=True)
     check_experts(count, found)
+    checked = check_result(expert)
+    if found is not None and found.is_of_replicas:
+        replicas = found
+        held, found = open_weights(weights, count, replicas)
+        check_uses_only_its_rows(checked, held, tokens, replicas)
+    else:
+        held = as_weights(weights, count)
     if not tokens.size:
-        return tokens, (jnp.zeros(()), jnp.zeros(()))
+        return _compute_nothing(tokens, matrix, held)
     dtype = jnp.promote_types(jnp.promote_types(tokens.dtype, matrix.dtype), jnp.float32)
     spec = _compat.find_spec_of_type(tokens)
     groups = replicate(tokens).reshape(-1, size, tokens.shape[-1])
     y, balance, dropped = compute_groups(
-        check_result(expert),
+        checked,
         matrix.astype(dtype),
         held,
         groups,
@@ -152,3 +161,23 @@ def experts(
     y = y if spec is None else jax.sharding.reshard(y, spec)
     choices = top_k * size * groups.shape[0]
     return y, (balance.mean(), dropped.sum().astype(jnp.float32) / choices)
+
+
+def _compute_nothing(
+    tokens: jax.Array, router: jax.Array, weights: Any
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """Return the results for no tokens, which have the gradient 0.
+
+    They depend on all parameters: those that were gathered have a collective in their gradient,
+    and a replica without rows has to reach it.
+    """
+    of_router = tokens + jnp.sum(router).astype(tokens.dtype)
+    used = [jnp.sum(w) for w in jax.tree.leaves(weights) if _is_float(w)]
+    # There are no numbers to add them to.
+    y = sum((u.astype(tokens.dtype) for u in used), of_router)
+    balance = jnp.sum(of_router.astype(jnp.float32))
+    return y, (balance, jax.lax.stop_gradient(balance))
+
+
+def _is_float(x: jax.Array) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.floating))
