@@ -69,11 +69,13 @@ def find_axis(axis: str, default: str, *, allows_replicas: bool = False) -> Axis
     if axis not in layout.logical_axes:
         if axis == default:
             return None
-        near = difflib.get_close_matches(axis, layout.logical_axes, n=1, cutoff=0.0)
+        known = [*layout.logical_axes, *(layout.replica_axes if allows_replicas else ())]
+        near = difflib.get_close_matches(axis, known, n=1, cutoff=0.0)
+        which = "its axes" if allows_replicas else "its axes that are not for replicas"
         raise refuse(
             f"axis={axis!r}, and the mesh of the strategy has {dict(layout.mesh.shape)}.",
-            f"axis is one of its axes that are not for replicas: {list(layout.logical_axes)}.",
-            f"Pass axis={(near or layout.logical_axes)[0]!r}.",
+            f"axis is one of {which}: {known}.",
+            f"Pass axis={(near or known)[0]!r}.",
         )
     around = jax.sharding.get_abstract_mesh()
     # Op by op a replica has whole arrays on one device, and no axis is manual.
@@ -100,14 +102,16 @@ def _find_replicas(axis: str, frame: _replica.Frame) -> Axis | None:
     around = jax.sharding.get_abstract_mesh()
     divided = [a for a in layout.logical_axes if a in around.manual_axes]
     if any(layout.mesh.shape[a] > 1 for a in divided):
-        own = f"one of {list(layout.logical_axes)} that has no function around it"
+        free = [a for a in layout.logical_axes if a not in divided]
+        over = "".join(
+            f" Or divide the work over the devices of a replica: axis={a!r}." for a in free[:1]
+        )
         raise refuse(
             f"axis={axis!r}, an axis of replicas, inside a function whose work is divided over "
             f"{divided}.",
-            "Replicas exchange rows where a replica computes as a whole. A pipeline gathers the "
-            "parameters of its stages, and inside a jax.shard_map they are not in pieces.",
-            f"Divide the experts over the devices of a replica, axis={own}; or make the call "
-            "outside of that function.",
+            "Replicas exchange rows where a replica computes as a whole, with parameters in "
+            "pieces.",
+            f"Make the call outside of that function.{over}",
             kind=ContextError,
         )
     return Axis(axis, layout.mesh.shape[axis], frame, is_of_replicas=True)

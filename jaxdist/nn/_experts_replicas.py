@@ -1,6 +1,7 @@
 """Experts over an axis of replicas: each replica has the pieces of its own experts."""
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -117,45 +118,43 @@ def check_uses_only_its_rows(
     """
     one = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape[1:], w.dtype), weights)
     rows = jax.ShapeDtypeStruct((1, x.shape[-1]), x.dtype)
-    program = jax.make_jaxpr(expert)(one, rows)
-    outside = [c for c in program.consts if isinstance(c, jax.core.Tracer)]
+    programs = _trace(expert, one, rows)
+    outside = [c for p in programs for c in p.consts if isinstance(c, jax.core.Tracer)]
     if outside:
-        shapes = ", ".join(f"{c.dtype}{list(c.shape)}" for c in outside)
+        shapes = ", ".join(dict.fromkeys(f"{c.dtype}{list(c.shape)}" for c in outside))
         raise refuse(
-            f"expert, which uses {len(outside)} array(s) of the step besides its arguments: "
-            f"{shapes}; and axis={axis.name!r}, an axis of replicas.",
+            f"expert, which uses arrays of the step besides its arguments: {shapes}; and "
+            f"axis={axis.name!r}, an axis of replicas.",
             "An expert computes rows of all replicas, and such an array is that of one replica.",
             "Pass it in weights, with a row for each expert, or apply it to x or to y. Compute a "
             "constant inside of expert.",
             kind=ContextError,
         )
     replica_axes = axis.frame.strategy.layout.replica_axes
-    in_gradient = _find_uses_in_gradient(expert, one, rows, replica_axes)
-    for name, over in (*find_uses(program.jaxpr, replica_axes), *in_gradient):
+    found = [use for p in programs for use in find_uses(p.jaxpr, replica_axes)]
+    if found:
+        name, over = found[0]
         raise refuse(
             f"expert, which calls {name} over {over!r}, an axis of replicas.",
-            f"The experts are divided over the replicas, axis={axis.name!r}, so the operation would "
-            "combine rows of different experts.",
+            f"The experts are divided over the replicas, axis={axis.name!r}, so the operation "
+            "would combine rows of different experts.",
             "Leave it out of expert. Communicate in the step, before or after nn.experts.",
             kind=AxisNameError,
         )
 
 
-def _find_uses_in_gradient(
-    expert: Any, weights: Any, rows: Any, axes: tuple[str, ...]
-) -> Iterator[tuple[str, str]]:
-    """Return the operations over replicas in the gradient of an expert.
+def _trace(expert: Callable[..., jax.Array], weights: Any, rows: Any) -> list[Any]:
+    """Return the program of an expert, and that of its gradient if it has one.
 
-    The rule of a function with its own derivative may have operations that the function has not.
+    The rule of a function with its own derivative may use what the function does not.
     """
 
     def pull(weights: Any, rows: Any) -> Any:
         result, pull_back = jax.vjp(expert, weights, rows)
         return pull_back(result)
 
+    programs = [jax.make_jaxpr(expert)(weights, rows)]
     # A function without a derivative is for steps that take none.
-    try:
-        program = jax.make_jaxpr(pull)(weights, rows)
-    except Exception:
-        return iter(())
-    return find_uses(program.jaxpr, axes)
+    with contextlib.suppress(Exception):
+        programs.append(jax.make_jaxpr(pull)(weights, rows))
+    return programs
