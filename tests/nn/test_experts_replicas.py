@@ -363,8 +363,6 @@ def test_a_checkpoint_is_restored_on_another_number_of_replicas(tmp_path: pathli
 
 
 def _train_on_processes() -> tuple[int, list[float]]:
-    from tests.nn.test_experts_replicas import _train
-
     strategy = jaxdist.MultiWorkerMirroredStrategy()
     return strategy.num_replicas_in_sync, _train(strategy, axis="replica")
 
