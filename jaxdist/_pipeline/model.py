@@ -1,7 +1,7 @@
 """A model as functions of lists of arrays, checked before anything runs."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxdist._called import refuse
+from jaxdist._collectives import find_uses
 from jaxdist._pipeline.inputs import (
     Inputs,
     Leaves,
@@ -168,7 +169,7 @@ def _trace(fn: Callable[..., Any], what: str, axis: str | None, *args: Any) -> A
     """Return the avals of a result, and refuse operations over the axis of the stages."""
     program, result = jax.make_jaxpr(fn, return_shape=True)(*args)
     result = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), result)
-    for name in _find_uses(program.jaxpr, axis) if axis else ():
+    for name, _ in find_uses(program.jaxpr, (axis,)) if axis else ():
         raise refuse(
             f"{_article(what)} ({_name(fn)}) that calls {name} over the axis {axis!r}.",
             "Stages run different operations at the same time. So not all of them would take part, "
@@ -177,20 +178,6 @@ def _trace(fn: Callable[..., Any], what: str, axis: str | None, *args: Any) -> A
             "needs are part of x.",
         )
     return result
-
-
-def _find_uses(jaxpr: Any, axis: str) -> Iterator[str]:
-    """Return the names of operations over an axis, in a program and the programs inside it."""
-    for eqn in jaxpr.eqns:
-        for key in ("axes", "axis_name"):
-            named = eqn.params.get(key, ())
-            if axis in (named if isinstance(named, (tuple, list)) else (named,)):
-                yield eqn.primitive.name
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, (tuple, list)) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from _find_uses(inner, axis)
 
 
 def _has_loss(result: Any, x_tree: Any) -> bool:

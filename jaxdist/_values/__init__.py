@@ -124,6 +124,7 @@ if TYPE_CHECKING:
     from jaxdist._values.sharded.sharded import is_sharded as is_sharded
     from jaxdist._values.sharded.sharded import make_undeclared as make_undeclared
     from jaxdist._values.sharded.sharded import open_piece as open_piece
+    from jaxdist._values.sharded.sharded import open_to_gather as open_to_gather
     from jaxdist._values.sharded.sharded import pad_dim as pad_dim
     from jaxdist._values.variable.across import check_can_combine as check_can_combine
     from jaxdist._values.variable.across import make_ambiguous_sum_error as make_ambiguous_sum_error

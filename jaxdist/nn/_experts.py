@@ -18,9 +18,11 @@ from jaxdist.nn._experts_arguments import (
     as_top_k,
     as_weights,
     check_experts,
+    check_has_weights,
     check_result,
 )
 from jaxdist.nn._experts_exchange import compute_groups, replicate
+from jaxdist.nn._experts_replicas import check_uses_only_its_rows, open_weights
 
 
 @called("nn.experts")
@@ -56,6 +58,11 @@ def experts(
         takes two more, and only one if `x` needs none. If n does not divide the number of groups,
         the last devices have fewer, and all send as many slots as the first.
 
+        On an axis of n replicas each replica has its own groups and an n-th of the experts. It
+        sends `(n-1)/n` of its slots in as many all-to-alls, and the weights stay where they are. In
+        an uneven step and op by op the weights are gathered, and each replica computes all experts
+        for its rows.
+
     Guarantees:
         Choices, drops, results, losses and gradients are those of one device, on every number of
         replicas and of devices. A group never has tokens of two rows, so that no other row decides
@@ -65,18 +72,24 @@ def experts(
         Routing is computed in float32 at least. Slots that no token takes have a copy of a token,
         so that no row of zeros makes a gradient nan.
 
+        Over an axis of replicas the gradients of `weights` are the mean over all replicas, like
+        those of other parameters in pieces: an all-reduce returns them as they are.
+
     Args:
         expert: A function of the weights of one expert and of its rows, which computes each row by
             itself: which other rows it gets depends on the number of replicas. For the same reason
-            apply dropout to `y`, by `nn.example_keys`. It may use other arrays of the step. It is
-            traced twice.
+            apply dropout to `y`, by `nn.example_keys`. It may use other arrays of the step, except
+            over an axis of replicas, where it computes rows of all replicas. It is traced several
+            times.
         router: A matrix. The softmax of `x @ router` are the probabilities of the experts. The
             weights of the chosen ones are normalised to 1, and not again after drops: a token whose
             choices are all dropped has the result 0. So with `top_k=1` all weights are 1, and only
             the balance loss trains the router.
         weights: A pytree with the weights of all experts, or an NNX module. Placed by
             `partition.Split(0, axis="experts")` they stay where they are. Parameters in pieces
-            (FSDP) are gathered.
+            (FSDP) are gathered. Over an axis of replicas each leaf is in pieces, placed by
+            `partition.Shard(0)`, or with several replica axes `partition.Shard(0, axes=(axis,))`,
+            and is not gathered.
         x: Tokens, in a floating-point dtype.
         top_k: The number of experts of each token.
         capacity: The number of tokens that an expert takes, as a factor of an equal share. None
@@ -84,8 +97,9 @@ def experts(
         group: The number of tokens of a group, a divisor of `tokens`. The default is a row. For `x`
             `[tokens, d]` in a step of several replicas it is required, since only you know which
             tokens are a row.
-        axis: The axis of the mesh over which experts are divided. On a mesh without the default
-            axis, outside of steps and op by op, one device computes all experts.
+        axis: The axis of the mesh over which experts are divided, one of the devices of a replica
+            or one of replicas. On a mesh without the default axis, outside of steps and op by op,
+            one device computes all experts.
 
     Returns:
         `y, (balance, dropped)`. `balance` is the balance loss: in each group, `experts` times the
@@ -97,11 +111,15 @@ def experts(
     Raises:
         ShapeError: The shapes do not fit each other, `group` is no divisor, the devices do not
             divide the experts, or `expert` returns an array that is not like its rows.
-        ArgumentError: `top_k` or `capacity` is out of range, or `axis` is one of replicas or does
-            not exist.
-        ArgumentTypeError: An argument has another type, or `x` or `router` is of integers.
-        AxisNameError: `expert` uses a collective over `axis`.
-        ContextError: The work is divided over this axis already.
+        ArgumentError: `top_k` or `capacity` is out of range, `axis` does not exist, or it is one of
+            replicas and `weights` are cut along another dim or axis.
+        ArgumentTypeError: An argument has another type, or `x` or `router` is of integers. Or
+            `axis` is one of replicas, and `weights` are not in pieces.
+        AxisNameError: `expert` uses a collective over `axis`, or over any replicas if `axis` is one
+            of replicas.
+        ContextError: The work is divided over this axis already. Or `axis` is one of replicas, and
+            `expert` uses other arrays of the step, or the call is under a `vmap` with this name or
+            in a function that divides the work of a replica.
 
     Example:
         >>> mesh = jax.make_mesh((2, 4), ("data", "experts"))
@@ -121,6 +139,19 @@ def experts(
         >>> float(OneDeviceStrategy("cpu:0").run(step, (router, weights, x))[1])
         0.15234375
 
+        Experts over replicas:
+
+        >>> strategy = MirroredStrategy()
+        >>> placed = partition.place(strategy, weights, partition.Rules([], partition.Shard(0)))
+        >>> def step(router, weights, x):
+        ...     y, _ = jaxdist.nn.experts(
+        ...         lambda w, rows: rows @ w, router, weights, x, top_k=2, axis="replica")
+        ...     return y
+        >>> rows = jax.device_put(jnp.tile(x, (2, 1, 1)), strategy.per_replica_sharding)
+        >>> program = strategy.lower(step, (router, placed, rows))
+        >>> [c.kind for c in program.traced_collectives]
+        ['all_to_all', 'all_to_all']
+
     Source:
         GShard, arXiv:2006.16668; Switch Transformer, arXiv:2101.03961.
     """
@@ -131,16 +162,23 @@ def experts(
     top_k = as_top_k(top_k, count)
     size = as_group(group, tokens)
     slots = as_capacity(capacity, top_k=top_k, tokens=size, experts=count)
-    held = as_weights(weights, count)
-    found = find_axis(axis, "experts")
+    check_has_weights(weights, count)
+    found = find_axis(axis, "experts", allows_replicas=True)
     check_experts(count, found)
+    checked = check_result(expert)
+    if found is not None and found.is_of_replicas:
+        replicas = found
+        held, found = open_weights(weights, count, replicas)
+        check_uses_only_its_rows(checked, held, tokens, replicas)
+    else:
+        held = as_weights(weights, count)
     if not tokens.size:
-        return tokens, (jnp.zeros(()), jnp.zeros(()))
+        return _compute_nothing(tokens, matrix, held)
     dtype = jnp.promote_types(jnp.promote_types(tokens.dtype, matrix.dtype), jnp.float32)
     spec = _compat.find_spec_of_type(tokens)
     groups = replicate(tokens).reshape(-1, size, tokens.shape[-1])
     y, balance, dropped = compute_groups(
-        check_result(expert),
+        checked,
         matrix.astype(dtype),
         held,
         groups,
@@ -152,3 +190,23 @@ def experts(
     y = y if spec is None else jax.sharding.reshard(y, spec)
     choices = top_k * size * groups.shape[0]
     return y, (balance.mean(), dropped.sum().astype(jnp.float32) / choices)
+
+
+def _compute_nothing(
+    tokens: jax.Array, router: jax.Array, weights: Any
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """Return the results for no tokens, which have the gradient 0.
+
+    They depend on all parameters: those that were gathered have a collective in their gradient,
+    and a replica without rows has to reach it.
+    """
+    of_router = tokens + jnp.sum(router).astype(tokens.dtype)
+    used = [jnp.sum(w) for w in jax.tree.leaves(weights) if _is_float(w)]
+    # There are no numbers to add them to.
+    y = sum((u.astype(tokens.dtype) for u in used), of_router)
+    balance = jnp.sum(of_router.astype(jnp.float32))
+    return y, (balance, jax.lax.stop_gradient(balance))
+
+
+def _is_float(x: jax.Array) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.floating))

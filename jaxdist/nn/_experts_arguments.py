@@ -1,7 +1,6 @@
 """Checks the arguments of `experts`, and the results of the function of one expert."""
 
 import fractions
-import functools
 import math
 import numbers
 from collections.abc import Callable
@@ -76,32 +75,59 @@ def as_weights(weights: Any, experts: int) -> Any:
 
     Parameters in pieces are gathered.
     """
-    whole = jax.tree.map(_gather_node, weights, is_leaf=stops(Stop.GATHERED, Assignable))
-    leaves = jax.tree_util.tree_leaves_with_path(whole)
-    if not leaves:
+    whole = map_weights(lambda _, x: _gather_leaf("weights", x), weights)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(whole):
+        check_leaf(f"weights{keystr(path)}", leaf, experts)
+    return jax.tree.map(jnp.asarray, whole)
+
+
+def map_weights(fn: Callable[[str, Any], Any], weights: Any) -> Any:
+    """Call a function with the name and the value of each leaf; an array in pieces is one leaf.
+
+    Objects of NNX are copied, so that those of the user stay as they are.
+    """
+
+    def on_node(path: Any, x: Any) -> Any:
+        name = f"weights{keystr(path)}"
+        if not isinstance(x, nnx.Pytree):
+            return fn(name, x)
+        graphdef, state = nnx.split(x)
+        changed = jax.tree_util.tree_map_with_path(
+            lambda inner, x: fn(name + keystr(inner), x), state, is_leaf=is_sharded
+        )
+        return nnx.merge(graphdef, changed)
+
+    is_node = stops(Stop.GATHERED, Assignable)
+    return jax.tree_util.tree_map_with_path(on_node, weights, is_leaf=is_node)
+
+
+def check_has_weights(weights: Any, experts: int) -> None:
+    """Check that the pytree has a leaf."""
+    if not jax.tree.leaves(weights):
         raise refuse_type(
             f"weights={show(weights)}, in which is no array.",
             "weights is a pytree of arrays [experts, ...]: a row of each for each expert.",
             f"Pass for instance weights={{'w': jnp.ones(({experts}, d, d))}}.",
         )
-    for path, leaf in leaves:
-        name = f"weights{keystr(path)}"
-        if not is_array(leaf):
-            raise refuse_type(
-                f"{name}={show(leaf)}.",
-                "Each leaf of weights is an array [experts, ...].",
-                "Pass it as a constant of the function expert.",
-            )
-        shape = jnp.shape(leaf)
-        if not shape or shape[0] != experts:
-            raise refuse(
-                f"{name} of the shape {list(shape)}, and router with {experts} columns, one for "
-                "each expert.",
-                "Dim 0 of each leaf of weights is the number of the expert.",
-                _explain_leaf(shape, experts),
-                kind=ShapeError,
-            )
-    return jax.tree.map(jnp.asarray, whole)
+
+
+def check_leaf(name: str, leaf: Any, experts: int) -> None:
+    """Check that a leaf is an array with a row for each expert."""
+    if not is_array(leaf):
+        raise refuse_type(
+            f"{name}={show(leaf)}.",
+            "Each leaf of weights is an array [experts, ...].",
+            "Pass it as a constant of the function expert.",
+        )
+    shape = jnp.shape(leaf)
+    if not shape or shape[0] != experts:
+        raise refuse(
+            f"{name} of the shape {list(shape)}, and router with {experts} columns, one for "
+            "each expert.",
+            "Dim 0 of each leaf of weights is the number of the expert.",
+            _explain_leaf(shape, experts),
+            kind=ShapeError,
+        )
 
 
 def _explain_leaf(shape: tuple[int, ...], experts: int) -> str:
@@ -112,15 +138,6 @@ def _explain_leaf(shape: tuple[int, ...], experts: int) -> str:
         )
     more = f"Or pass a router with {shape[0]} columns." if shape else ""
     return f"Stack the weights of {experts} experts along dim 0. {more}".strip()
-
-
-def _gather_node(x: Any) -> Any:
-    gather = functools.partial(_gather_leaf, "weights")
-    if not isinstance(x, nnx.Pytree):
-        return gather(x)
-    # `jax.tree.map` would enter the pieces. The copy leaves the user's object as it is.
-    graphdef, state = nnx.split(x)
-    return nnx.merge(graphdef, jax.tree.map(gather, state, is_leaf=is_sharded))
 
 
 def _gather_leaf(name: str, x: Any) -> Any:
@@ -214,17 +231,18 @@ def _check_has_rows(x: jax.Array) -> None:
 
 
 def check_experts(experts: int, axis: Axis | None) -> None:
-    """Check that each device of the axis has the same number of experts."""
+    """Check that each device or replica of the axis has the same number of experts."""
     if axis is None or not experts % axis.size:
         return
     below = experts // axis.size * axis.size
     near = " or ".join(str(n) for n in (below, below + axis.size) if n)
     sizes = [n for n in range(2, experts + 1) if not experts % n]
+    what = "replica" if axis.is_of_replicas else "device"
     raise refuse(
         f"router with {experts} columns, one for each expert, and the axis {axis.name!r} of "
-        f"{axis.size} devices.",
-        "Each device of the axis has the same number of experts.",
-        f"Use {near} experts, or an axis of {' or '.join(map(str, sizes[:4]))} devices.",
+        f"{axis.size} {what}s.",
+        f"Each {what} of the axis has the same number of experts.",
+        f"Use {near} experts, or an axis of {' or '.join(map(str, sizes[:4]))} {what}s.",
         kind=ShapeError,
     )
 

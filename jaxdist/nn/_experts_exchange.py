@@ -30,13 +30,16 @@ def compute_groups(
     Args:
         expert: The function of one expert and its rows. It returns an array like the rows.
         router: `[d, experts]`, in the dtype in which tokens are routed.
-        weights: The weights of all experts, along dim 0 of each leaf.
+        weights: The weights of all experts, along dim 0 of each leaf; of the experts of this
+            replica, if the axis is one of replicas.
         x: The groups `[groups, tokens, d]`.
         top_k: The number of choices of each token.
         capacity: The number of tokens of a group that an expert takes.
-        axis: The axis over which experts and groups are divided; None for one device.
+        axis: The axis over which experts and groups are divided; None for one device. An axis of
+            replicas divides experts alone: each replica has its own groups.
     """
-    groups, _, width = x.shape
+    own_groups, _, width = x.shape
+    groups = own_groups * axis.size if axis is not None and axis.is_of_replicas else own_groups
 
     def send(router: jax.Array, x: jax.Array) -> tuple[jax.Array, Routed]:
         routed = jax.vmap(lambda x: route(x, router, top_k=top_k, capacity=capacity))(x)
@@ -53,7 +56,7 @@ def compute_groups(
         return jax.vmap(read_slots)(out, routed)
 
     compute: Callable[[Any, jax.Array], jax.Array] = jax.vmap(expert)
-    if axis is None:
+    if axis is None or axis.is_of_replicas:
         rows, routed = send(router, x)
         return answer(compute(weights, rows), routed), routed.balance, routed.dropped
 
@@ -70,7 +73,7 @@ def compute_groups(
     x = _pad(replicate(x), axis.size)
     rows, routed = divide(send, in_specs=(P(), divided))(replicate(router), x)
     y = divide(answer, in_specs=divided)(compute(weights, rows), routed)
-    y, balance, dropped = (replicate(r)[:groups] for r in (y, routed.balance, routed.dropped))
+    y, balance, dropped = (replicate(r)[:own_groups] for r in (y, routed.balance, routed.dropped))
     return y, balance, dropped
 
 

@@ -65,6 +65,33 @@ def place(strategy: jaxdist.Strategy, params: Params) -> Params:
     return partition.place(strategy, params, rules)
 
 
+def make_mesh(
+    shape: tuple[int, ...],
+    names: tuple[str, ...] = ("data",),
+    replica_axes: tuple[str, ...] = ("data",),
+    kind: AxisType = AxisType.Auto,
+) -> jaxdist.MirroredStrategy:
+    """A strategy over the first devices, with any axes of replicas."""
+    devices = jax.devices()[: math.prod(shape)]
+    mesh = jax.make_mesh(shape, names, axis_types=(kind,) * len(shape), devices=devices)
+    return jaxdist.MirroredStrategy(mesh=mesh, replica_axes=replica_axes)
+
+
+def place_pieces(
+    strategy: jaxdist.Strategy,
+    params: Any,
+    others: partition.Replicate | partition.Shard | None = None,
+    dim: int = 0,
+) -> Any:
+    """Place experts as pieces over the axis "data" of replicas; `dim` is that of the experts."""
+    several = len(strategy.replica_axes) > 1
+    pieces = partition.Shard(dim, axes=("data",) if several else None)
+    rules = partition.Rules(
+        [("up", pieces), ("down", pieces)], otherwise=others or partition.Replicate()
+    )
+    return partition.place(strategy, params, rules)
+
+
 def run(
     strategy: jaxdist.Strategy,
     loss_fn: Callable[[Params, Any], Any],

@@ -11,19 +11,30 @@ from jax.sharding import AxisType, Mesh
 import jaxdist
 from jaxdist import get_replica_context, nn, partition
 from jaxdist.cluster_resolver import TPUClusterResolver
-from tests.nn.experts_oracle import expert, make, place
+from tests.nn.experts_oracle import expert, make, make_mesh, place, place_pieces
 
 ROWS, TOKENS, WIDTH, EXPERTS, TOP_K = 16, 64, 128, 8, 2
 
 
-def _describe_tpus(layout: tuple[int, int]) -> jaxdist.MirroredStrategy:
+def _describe_tpus(
+    layout: tuple[int, ...],
+    names: tuple[str, ...] = ("data", "experts"),
+    replica_axes: tuple[str, ...] = ("data",),
+) -> jaxdist.MirroredStrategy:
     pytest.importorskip("libtpu")
     devices = jaxdist.TPUStrategy(TPUClusterResolver("described:v5e:2x4")).mesh.devices
-    mesh = Mesh(devices.reshape(layout), ("data", "experts"), axis_types=(AxisType.Auto,) * 2)
-    return jaxdist.MirroredStrategy(mesh=mesh, replica_axes=("data",))
+    mesh = Mesh(devices.reshape(layout), names, axis_types=(AxisType.Auto,) * len(names))
+    return jaxdist.MirroredStrategy(mesh=mesh, replica_axes=replica_axes)
 
 
-def _compile(strategy: jaxdist.Strategy, dtype: str, *, first: bool, scaled: bool = False) -> Any:
+def _compile(
+    strategy: jaxdist.Strategy,
+    dtype: str,
+    *,
+    first: bool,
+    scaled: bool = False,
+    axis: str = "experts",
+) -> Any:
     """A step whose experts are its first layer, of which x needs no gradient, or a later one."""
 
     def init() -> Any:
@@ -43,14 +54,17 @@ def _compile(strategy: jaxdist.Strategy, dtype: str, *, first: bool, scaled: boo
                 return expert(w, rows * scale if scaled else rows)
 
             weights = {"up": params["up"], "down": params["down"]}
-            y, (balance, _) = nn.experts(of_one, params["router"], weights, rows, top_k=TOP_K)
+            y, (balance, _) = nn.experts(
+                of_one, params["router"], weights, rows, top_k=TOP_K, axis=axis
+            )
             return (y.astype(jnp.float32) ** 2).mean() + balance
 
         context = get_replica_context()
         loss, grads = jax.value_and_grad(loss_fn)(params)
         return context.all_reduce("mean", (loss, grads))
 
-    params = place(strategy, jax.eval_shape(init))
+    put = place if axis == "experts" else place_pieces
+    params = put(strategy, jax.eval_shape(init))
     layout = strategy.per_replica_sharding
     x = jax.ShapeDtypeStruct((ROWS, TOKENS, WIDTH), dtype, sharding=layout)
     return strategy.lower(step, (params, x)).compile()
@@ -109,3 +123,44 @@ def test_experts_that_are_not_placed_are_still_divided() -> None:
     whole = partition.place(strategy, params, partition.replicated())
     program = strategy.lower(step, (whole, x)).compile()
     assert [c.bytes_sent for c in _exchanges(program)] == [_theory((2, 4), 4)] * 2
+
+
+REPLICAS: list[tuple[tuple[int, ...], tuple[str, ...], int]] = [
+    ((8,), ("data",), 8),
+    ((2,), ("data",), 2),
+    ((2, 4), ("slice", "data"), 4),
+]
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first layer", "later layer"])
+@pytest.mark.parametrize(("shape", "names", "n"), REPLICAS)
+def test_replicas_send_their_slots_and_no_weights(
+    shape: tuple[int, ...], names: tuple[str, ...], n: int, first: bool
+) -> None:
+    program = _compile(make_mesh(shape, names, names), "float32", first=first, axis="data")
+    found = _exchanges(program)
+    # A replica sends what a device of an axis of n experts in n times fewer replicas does.
+    count = math.prod(shape)
+    assert [c.bytes_sent for c in found] == [_theory((count // n, n), 4)] * (3 if first else 4)
+    assert {len(g) for c in found for g in c.groups} == {n}
+    others = {c.group_size: c for c in program.collectives if c.kind != "all-to-all"}
+    assert len(found) + len(others) == len(program.collectives)
+    assert {c.kind for c in others.values()} == {"all-reduce"}
+    # The router, the loss and the layer before, over all replicas. XLA may see that the layer
+    # before has no gradient.
+    small = WIDTH * EXPERTS + 1
+    wanted = {small, small + WIDTH**2} if first else {small + WIDTH**2}
+    assert others.pop(count).bytes_per_device // 4 in wanted
+    # The gradient of a piece, over the replicas that have a copy of it.
+    copies = {count // n: 4 * 2 * EXPERTS // n * WIDTH**2} if n < count else {}
+    assert {size: c.bytes_per_device for size, c in others.items()} == copies
+
+
+@pytest.mark.parametrize(("shape", "names", "n"), [REPLICAS[0], REPLICAS[2]])
+def test_replicas_on_described_tpus_send_the_same_in_bfloat16(
+    shape: tuple[int, ...], names: tuple[str, ...], n: int
+) -> None:
+    program = _compile(_describe_tpus(shape, names, names), "bfloat16", first=False, axis="data")
+    found = _exchanges(program)
+    assert [c.bytes_sent for c in found] == [_theory((8 // n, n), 2)] * 4
+    assert [c for c in program.collectives if c.kind == "all-gather"] == []
