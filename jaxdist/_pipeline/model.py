@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from jaxdist import _compat
 from jaxdist._called import refuse
 from jaxdist._pipeline.inputs import (
     Inputs,
@@ -18,6 +19,7 @@ from jaxdist._pipeline.inputs import (
     widen,
 )
 from jaxdist._pipeline.vocabulary import split_over
+from jaxdist._values import GATHERED
 from jaxdist.errors import ShapeError
 
 
@@ -32,6 +34,7 @@ class Model:
         x_avals: The shapes and dtypes of its leaves.
         has_losses: Whether layers have losses of their own.
         loss_dtype: The dtype in which losses are summed.
+        has_permutes: Whether a function calls `jax.lax.ppermute`, over any axis.
         head_axis: The axis over which the head is split, or None for a head on one device.
     """
 
@@ -41,6 +44,7 @@ class Model:
     x_avals: list[Any]
     has_losses: bool
     loss_dtype: Any
+    has_permutes: bool
     head_axis: str | None = None
 
     @property
@@ -110,9 +114,10 @@ class Model:
         if not shared:
             return fn(*args)
         # JAX names such an array by the object that the function uses, the same in each trace.
-        own = self.inputs.take_apart(self.inputs.leaves).shared
+        own = self.inputs.shared
         values = {id(old): new for old, new in zip(own, shared, strict=True)}
-        program, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+        with _compat.typed_like(own, shared):
+            program, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
         closed = ClosedJaxpr(program.jaxpr, [values.get(id(c), c) for c in program.consts])
         found = jaxpr_as_fun(closed)(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shapes), found)
@@ -143,15 +148,23 @@ def check_model(
     Raises:
         ShapeError: A layer changes the structure, a shape or a dtype of `x`, or a loss is not a
             scalar.
-        ArgumentError: A function communicates over `axis`.
+        ArgumentError: A function communicates over `axis`, or gathers an array in pieces.
     """
-    fns = StageFns(*fns)
+    with _compat.typed_like(inputs.shared, inputs.take_apart(leaves).shared):
+        return _check_model(StageFns(*fns), inputs, leaves, axis, has_split_head)
+
+
+def _check_model(
+    fns: StageFns, inputs: Inputs, leaves: Leaves, axis: str | None, has_split_head: bool
+) -> Model:
     of_embed, of_layer, of_head, one, of_rows = take_one(
         inputs.trees, inputs.take_apart(leaves), inputs.chunks
     )
-    x_avals, x_tree = jax.tree.flatten(_trace(fns.embed, "embed", axis, of_embed, one))
-    x = x_tree.unflatten(x_avals)
-    result = _trace(fns.layer, "layer", axis, of_layer, x, of_rows)
+    embed, x = _trace(fns.embed, of_embed, one)
+    _check_uses(embed, fns.embed, "embed", axis)
+    layer, result = _trace(fns.layer, of_layer, x, of_rows)
+    _check_uses(layer, fns.layer, "layer", axis)
+    x_avals, x_tree = jax.tree.flatten(x)
     has_losses = _has_loss(result, x_tree)
     if has_losses:
         result, loss = result
@@ -159,38 +172,56 @@ def check_model(
     _check_x(fns.layer, x, result)
     head_axis = axis if has_split_head else None
     with split_over(head_axis):
-        loss = _trace(fns.head, "head", None if has_split_head else axis, of_head, x, one)
+        head, loss = _trace(fns.head, of_head, x, one)
+    if not has_split_head:
+        _check_uses(head, fns.head, "head", axis)
     _check_scalar("head", fns.head, loss)
-    return Model(fns, inputs, x_tree, x_avals, has_losses, widen(loss.dtype), head_axis)
+    names = {eqn.primitive.name for program in (embed, layer, head) for eqn in _walk(program)}
+    has_permutes = "ppermute" in names
+    return Model(
+        fns, inputs, x_tree, x_avals, has_losses, widen(loss.dtype), has_permutes, head_axis
+    )
 
 
-def _trace(fn: Callable[..., Any], what: str, axis: str | None, *args: Any) -> Any:
-    """Return the avals of a result, and refuse operations over the axis of the stages."""
+def _trace(fn: Callable[..., Any], *args: Any) -> tuple[Any, Any]:
+    """Return the program of a function, and the shapes and dtypes of its result."""
     program, result = jax.make_jaxpr(fn, return_shape=True)(*args)
-    result = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), result)
-    for name in _find_uses(program.jaxpr, axis) if axis else ():
-        raise refuse(
-            f"{_article(what)} ({_name(fn)}) that calls {name} over the axis {axis!r}.",
-            "Stages run different operations at the same time. So not all of them would take part, "
-            "and the others would wait forever.",
-            f"Communicate in {what} over other axes of the mesh only; results that another stage "
-            "needs are part of x.",
-        )
-    return result
+    return program.jaxpr, jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), result)
 
 
-def _find_uses(jaxpr: Any, axis: str) -> Iterator[str]:
-    """Return the names of operations over an axis, in a program and the programs inside it."""
-    for eqn in jaxpr.eqns:
+def _check_uses(jaxpr: Any, fn: Callable[..., Any], what: str, axis: str | None) -> None:
+    """Check that a function has no operation over the axis of the stages, and gathers nothing."""
+    for eqn in _walk(jaxpr) if axis else ():
+        if eqn.params.get("name") == GATHERED:
+            raise refuse(
+                f"{_article(what)} ({_name(fn)}) that gathers an array in pieces from the code "
+                "around it.",
+                "It would be gathered, and its gradient scattered, for each micro-batch.",
+                "Gather it before the call: table = partition.gather(params['table']), and use "
+                "table in the function; or pass it in parts.",
+            )
         for key in ("axes", "axis_name"):
             named = eqn.params.get(key, ())
             if axis in (named if isinstance(named, (tuple, list)) else (named,)):
-                yield eqn.primitive.name
+                raise refuse(
+                    f"{_article(what)} ({_name(fn)}) that calls {eqn.primitive.name} over the axis "
+                    f"{axis!r}.",
+                    "Stages run different operations at the same time. So not all of them would "
+                    "take part, and the others would wait forever.",
+                    f"Communicate in {what} over other axes of the mesh only; results that another "
+                    "stage needs are part of x.",
+                )
+
+
+def _walk(jaxpr: Any) -> Iterator[Any]:
+    """Return all operations of a program and of the programs inside it."""
+    for eqn in jaxpr.eqns:
+        yield eqn
         for value in eqn.params.values():
             for inner in value if isinstance(value, (tuple, list)) else (value,):
                 inner = getattr(inner, "jaxpr", inner)
                 if hasattr(inner, "eqns"):
-                    yield from _find_uses(inner, axis)
+                    yield from _walk(inner)
 
 
 def _has_loss(result: Any, x_tree: Any) -> bool:

@@ -106,7 +106,7 @@ def pipeline_loss(
             are not placed on the stages or do not divide over them, or a layer changes `x`.
         ArgumentError: Unknown axis, `schedule` or `reduce`, an axis of replicas, other chunks than
             those of the placement, a function that changes NNX state, or one that communicates over
-            the axis.
+            the axis, or gathers an array in pieces that is not in `parts`.
         ArgumentTypeError: A function is not callable, or `parts` are not three.
 
     Example:
@@ -193,6 +193,8 @@ def pipeline_loss(
         keys=keys,
         reduce=reduce,
         head_specs=head.specs(whole[2], found.name) if has_split_head else None,
+        # A TPU sends to the devices that a permute names, and to no other.
+        permutes_meet=layout.mesh.devices.flat[0].platform != "tpu",
         told=tell,
     )
 

@@ -137,6 +137,27 @@ def test_a_layer_that_communicates_over_the_stages() -> None:
     assert "'stage'" in text
 
 
+def test_a_function_that_gathers_an_array_in_pieces_from_around_it() -> None:
+    rules = partition.fsdp(min_bytes=0).on_stages("layers/**")
+
+    def loss(params: Any, batch: Any) -> Any:
+        return pipeline(4, lambda w, x: layer(w, x) * params["head"][...].mean())(params, batch)
+
+    text = messages(ArgumentError, loss, rules=rules)
+    assert "layer (" in text
+    assert "partition.gather(params['table'])" in text
+
+    def as_told(params: Any, batch: Any) -> Any:
+        table = partition.gather(params["head"])
+        return pipeline(4, lambda w, x: layer(w, x) * table.mean())(params, batch)
+
+    np.testing.assert_allclose(
+        np.mean([np.asarray(x) for x in run(as_told, rules=rules).values]),
+        as_told(make_params(), make_batch()),
+        rtol=1e-5,
+    )
+
+
 def test_a_pipeline_inside_a_layer_of_a_pipeline() -> None:
     def own(w: Any, x: Any) -> Any:
         more = pipeline(1)(make_params(), jax.tree.map(jnp.asarray, make_batch(2)))
