@@ -111,6 +111,27 @@ def test_other_chunks_than_those_of_the_placement() -> None:
     assert text.endswith("Pass chunks=2, or leave it out.")
 
 
+def test_chunks_of_layers_with_the_shapes_of_other_inputs_are_required() -> None:
+    strategy = strategy_of({"data": 2, "stage": 2})
+    rules = [("own/layers/**", Stage(chunks=2)), ("other/layers/**", Stage())]
+    params = {name: make_params(2) for name in ("own", "other")}
+    params = partition.place(strategy, params, Rules(rules, otherwise=Replicate()))
+    rows = jax.device_put(make_batch(), strategy.per_replica_sharding)
+
+    def run_with(**options: Any) -> Any:
+        def step(params: Any, batch: Any) -> Any:
+            return pipeline(2, **options)(params["own"], batch)
+
+        return strategy.run(step, (params, rows))
+
+    with pytest.raises(ArgumentError, match="which placement is that of the layers") as error:
+        run_with()
+    assert "parts[1]['up']: chunks=1 or 2" in str(error.value)
+    assert str(error.value).endswith("chunks=1 or 2.")
+    losses = [np.asarray(x) for x in run_with(chunks=2).values]
+    np.testing.assert_allclose(np.mean(losses), pipeline(2)(make_params(), make_batch()), rtol=1e-6)
+
+
 @pytest.mark.parametrize("where", ["stages", "one device"])
 @pytest.mark.parametrize(
     ("own", "found"),
