@@ -148,7 +148,8 @@ def check_model(
     Raises:
         ShapeError: A layer changes the structure, a shape or a dtype of `x`, or a loss is not a
             scalar.
-        ArgumentError: A function communicates over `axis`, or gathers an array in pieces.
+        ArgumentError: A function communicates over `axis`, gathers an array in pieces, or assigns a
+            variable.
     """
     with _compat.typed_like(inputs.shared, inputs.take_apart(leaves).shared):
         return _check_model(StageFns(*fns), inputs, leaves, axis, has_split_head)
@@ -173,8 +174,7 @@ def _check_model(
     head_axis = axis if has_split_head else None
     with split_over(head_axis):
         head, loss = _trace(fns.head, of_head, x, one)
-    if not has_split_head:
-        _check_uses(head, fns.head, "head", axis)
+    _check_uses(head, fns.head, "head", None if has_split_head else axis)
     _check_scalar("head", fns.head, loss)
     names = {eqn.primitive.name for program in (embed, layer, head) for eqn in _walk(program)}
     has_permutes = "ppermute" in names
@@ -190,7 +190,14 @@ def _trace(fn: Callable[..., Any], *args: Any) -> tuple[Any, Any]:
 
 
 def _check_uses(jaxpr: Any, fn: Callable[..., Any], what: str, axis: str | None) -> None:
-    """Check that a function has no operation over the axis of the stages, and gathers nothing."""
+    """Check that a function assigns nothing; with an axis of stages, what it must not do there."""
+    if any(_compat.is_ref(v) and _compat.has_write_to(jaxpr, v) for v in jaxpr.constvars):
+        raise refuse(
+            f"{_article(what)} ({_name(fn)}) that assigns a variable.",
+            "Stages run the micro-batches in another order than one device, and may run a function "
+            "more often. So the functions change nothing.",
+            "Assign the variable after the call; what layers compute for it is a part of x.",
+        )
     for eqn in _walk(jaxpr) if axis else ():
         if eqn.params.get("name") == GATHERED:
             raise refuse(

@@ -105,8 +105,8 @@ def pipeline_loss(
         ShapeError: M does not divide the rows, a replica has other rows than another, the layers
             are not placed on the stages or do not divide over them, or a layer changes `x`.
         ArgumentError: Unknown axis, `schedule` or `reduce`, an axis of replicas, other chunks than
-            those of the placement, a function that changes NNX state, or one that communicates over
-            the axis, or gathers an array in pieces that is not in `parts`.
+            those of the placement, or a function that changes NNX state, assigns a variable,
+            communicates over the axis, or gathers an array in pieces that is not in `parts`.
         ArgumentTypeError: A function is not callable, or `parts` are not three.
 
     Example:

@@ -262,6 +262,30 @@ def test_a_layer_that_changes_the_state_of_nnx(strategy: Any) -> None:
         strategy.run(step, (layers, rows))
 
 
+@pytest.mark.parametrize("shape", [{"data": 2, "stage": 4}, {"data": 2}])
+def test_a_function_that_assigns_a_variable(shape: dict[str, int]) -> None:
+    strategy = strategy_of(shape)
+    with strategy.scope():
+        count = jaxdist.Variable(np.float32(0), aggregation=jaxdist.VariableAggregation.MEAN)
+
+    def counting_head(h: Any, x: Any, rows: Any) -> Any:
+        count.assign_add(1.0)
+        return head(h, x, rows)
+
+    params = partition.place(strategy, make_params(), RULES)
+    rows = jax.device_put(make_batch(), strategy.per_replica_sharding)
+    with pytest.raises(ArgumentError, match=r"counting_head.* that assigns a variable"):
+        strategy.run(pipeline(4, head=counting_head), (params, rows))
+
+    def step(params: Any, batch: Any) -> Any:
+        loss = pipeline(4)(params, batch)
+        count.assign_add(1.0)
+        return loss
+
+    strategy.run(step, (params, rows))
+    assert float(count.read_value()) == 1
+
+
 def test_a_head_of_other_shapes() -> None:
     split = nn.vocabulary_head(lambda rows: rows["labels"][:, :1])
     assert "labels" in str(messages_of_head(split))
