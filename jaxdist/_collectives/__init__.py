@@ -101,5 +101,6 @@ if TYPE_CHECKING:
     from jaxdist._collectives.uneven_gather import record_gathers as record_gathers
     from jaxdist._collectives.uneven_gather import trace_beside_step as trace_beside_step
     from jaxdist._collectives.uses import find_uses as find_uses
+    from jaxdist._collectives.uses import walk_operations as walk_operations
 
 _open_late(__name__)

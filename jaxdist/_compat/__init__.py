@@ -143,5 +143,6 @@ if TYPE_CHECKING:
     from jaxdist._compat.tracing import is_staged_in as is_staged_in
     from jaxdist._compat.tracing import must_interpret as must_interpret
     from jaxdist._compat.tracing import set_in_block as set_in_block
+    from jaxdist._compat.tracing import typed_like as typed_like
 
 _open_late(__name__)

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, TypeVar
@@ -87,6 +87,23 @@ def is_staged() -> bool:
 def is_jit_disabled() -> bool:
     """Whether the caller is under `jax.disable_jit()`."""
     return _config.disable_jit.value
+
+
+@contextlib.contextmanager
+def typed_like(tracers: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
+    """Let traced values have the types of others meanwhile, and so be used where these are.
+
+    JAX refuses a value in a `jax.shard_map` that a function has from around it: the mesh of its
+    type has other axes that are manual. Waits for JAX to accept such values.
+    """
+    before = [tracer.aval for tracer in tracers]
+    try:
+        for tracer, value, aval in zip(tracers, values, before, strict=True):
+            tracer.aval = _core.typeof(value).update(weak_type=aval.weak_type)
+        yield
+    finally:
+        for tracer, aval in zip(tracers, before, strict=True):
+            tracer.aval = aval
 
 
 def is_mapped(value: Any) -> bool:

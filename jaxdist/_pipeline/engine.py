@@ -7,7 +7,7 @@ Note:
     operation really does nothing, and all devices of one stage take the same branch: axes beside
     that of the stages stay automatic in there. Collectives over the axis of the stages are outside
     of the conditionals, where all stages meet: after a tick, outputs move to the next stage, or
-    cotangents to the one before.
+    cotangents to the one before. See also Note [Permutes inside of an operation].
 
     What a stage keeps between ticks is in slots, which begin as zeros and are written before they
     are read. What an idle stage sends is put into a slot that is never read.
@@ -50,6 +50,7 @@ def run_pipeline(
     keys: Any = None,
     reduce: str = "mean",
     head_specs: Any = None,
+    permutes_meet: bool = False,
     told: Told | None = None,
 ) -> Any:
     """Return the loss of all micro-batches, computed by stages; its gradients come with it.
@@ -72,6 +73,8 @@ def run_pipeline(
             over micro-batches in both cases.
         head_specs: None, or a `PartitionSpec` for each parameter of the head. If one has `axis`,
             all stages run the head together, each with its part: see `vocabulary_loss`.
+        permutes_meet: Whether a `ppermute` waits for all devices of the backend, also for those
+            that it does not name. See Note [Permutes inside of an operation].
         told: It is called with the table that is traced, and with what a stage keeps.
     """
     inputs = read_inputs(stage_fns, parts, batch, keys, chunks, stages)
@@ -94,7 +97,8 @@ def run_pipeline(
         def on_one_device(leaves: list[Any]) -> tuple[Any, list[Any]]:
             is_split = [spec != whole for spec in of_head]
             model = check_model(stage_fns, inputs, leaves, axis=axis, has_split_head=any(is_split))
-            ticks = _Ticks(model, table, axis, is_split, told)
+            skips = not (permutes_meet and _may_permute(model))
+            ticks = _Ticks(model, table, axis, is_split, skips, told)
             return ticks.run(reduce, inputs.take_apart(wanted), inputs.take_apart(leaves))
 
         loss, found = jax.shard_map(
@@ -114,6 +118,20 @@ def run_pipeline(
         return run(table, wanted, leaves)
 
     return attach_gradients(value, gradients, inputs.leaves)
+
+
+# Note [Permutes inside of an operation]
+# Devices of one stage exchange values inside of its operation: by collectives of the user's
+# functions, or as XLA divides them over the other axes of the mesh. Stages do that at different
+# ticks. An all-reduce, an all-gather or an all-to-all waits for the devices of its group only. But
+# on CPU and GPU, a permute may wait for all devices, and take the values of another tick of theirs
+# for its own. So there all stages run the operations of a tick, and drop what is not theirs. The
+# time is the same, since all wait for the slowest one, but for ticks of two kinds.
+def _may_permute(model: Model) -> bool:
+    """Whether an operation may have a permute: of a function, or of XLA for an automatic axis."""
+    mesh = jax.sharding.get_abstract_mesh()
+    others = (*mesh.auto_axes, *mesh.explicit_axes)
+    return model.has_permutes or any(mesh.shape[axis] > 1 for axis in others)
 
 
 def _read_head_specs(inputs: Inputs, specs: Any, axis: str, stages: int) -> list[PartitionSpec]:
@@ -144,16 +162,24 @@ class _Ticks:
         table: The schedule.
         axis: The axis of the stages.
         is_split: Which parameters of the head are split over the stages.
+        skips: Whether a stage skips the operations of others, or runs and drops them.
         told: It is called with the table and with what a stage keeps.
     """
 
     def __init__(
-        self, model: Model, table: Table, axis: str, is_split: list[bool], told: Told | None
+        self,
+        model: Model,
+        table: Table,
+        axis: str,
+        is_split: list[bool],
+        skips: bool,
+        told: Told | None,
     ) -> None:
         self._model = model
         self._table = table
         self._axis = axis
         self._is_split = is_split
+        self._skips = skips
         self._told = told
         self._slots = find_slots(table)
 
@@ -200,11 +226,15 @@ class _Ticks:
     def _run_tick(self, stage: Stage, ticks: Sequence[Tick], state: State, row: Row) -> State:
         """Run one of `ticks`: the operation of this device, then what moves to its neighbours."""
         kinds, ends = kinds_of(ticks[0]), functools.partial(self._table.count_ends, ticks)
-        branches: list[Callable[[State, Row], State]] = [lambda state, row: state]
-        branches += [stage.operation(kind, ends(kind)) for kind in kinds]
-        # The branch of the kind of this device; 0, which does nothing, for none.
-        number = sum((n + 1) * (row["kind"] == 1 + KINDS.index(k)) for n, k in enumerate(kinds))
-        state = jax.lax.switch(number, branches, state, row)
+        is_own = [row["kind"] == 1 + KINDS.index(kind) for kind in kinds]
+        operations = [stage.operation(kind, ends(kind)) for kind in kinds]
+        if self._skips:
+            # The branch of the kind of this device; 0, which does nothing, for none.
+            number = sum((n + 1) * own for n, own in enumerate(is_own))
+            state = jax.lax.switch(number, [lambda state, row: state, *operations], state, row)
+        else:
+            for operation, own in zip(operations, is_own, strict=True):
+                state = operation(state, {**row, "on": own})
         stages = self._table.stages
         up = [(i, (i + 1) % stages) for i in range(stages)]
         if "F" in kinds:

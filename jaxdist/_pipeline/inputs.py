@@ -68,6 +68,11 @@ class Inputs:
     micro_batches: int
     chunks: int
 
+    @property
+    def shared(self) -> Leaves:
+        """The arrays of functions around the call, which the functions of the model name."""
+        return self.take_apart(self.leaves).shared
+
     def take_apart(self, values: Sequence[Any]) -> Parts:
         """Return the lists of the parts, from one list of all."""
         rest = iter(values)

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from jaxdist import _compat
 from jaxdist._called import refuse
-from jaxdist._collectives import find_uses
+from jaxdist._collectives import find_uses, walk_operations
 from jaxdist._pipeline.inputs import (
     Inputs,
     Leaves,
@@ -19,6 +20,7 @@ from jaxdist._pipeline.inputs import (
     widen,
 )
 from jaxdist._pipeline.vocabulary import split_over
+from jaxdist._values import GATHERED
 from jaxdist.errors import ShapeError
 
 
@@ -33,6 +35,7 @@ class Model:
         x_avals: The shapes and dtypes of its leaves.
         has_losses: Whether layers have losses of their own.
         loss_dtype: The dtype in which losses are summed.
+        has_permutes: Whether a function calls `jax.lax.ppermute`, over any axis.
         head_axis: The axis over which the head is split, or None for a head on one device.
     """
 
@@ -42,6 +45,7 @@ class Model:
     x_avals: list[Any]
     has_losses: bool
     loss_dtype: Any
+    has_permutes: bool
     head_axis: str | None = None
 
     @property
@@ -111,9 +115,10 @@ class Model:
         if not shared:
             return fn(*args)
         # JAX names such an array by the object that the function uses, the same in each trace.
-        own = self.inputs.take_apart(self.inputs.leaves).shared
+        own = self.inputs.shared
         values = {id(old): new for old, new in zip(own, shared, strict=True)}
-        program, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+        with _compat.typed_like(own, shared):
+            program, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
         closed = ClosedJaxpr(program.jaxpr, [values.get(id(c), c) for c in program.consts])
         found = jaxpr_as_fun(closed)(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shapes), found)
@@ -144,15 +149,24 @@ def check_model(
     Raises:
         ShapeError: A layer changes the structure, a shape or a dtype of `x`, or a loss is not a
             scalar.
-        ArgumentError: A function communicates over `axis`.
+        ArgumentError: A function communicates over `axis`, gathers an array in pieces, or assigns a
+            variable.
     """
-    fns = StageFns(*fns)
+    with _compat.typed_like(inputs.shared, inputs.take_apart(leaves).shared):
+        return _check_model(StageFns(*fns), inputs, leaves, axis, has_split_head)
+
+
+def _check_model(
+    fns: StageFns, inputs: Inputs, leaves: Leaves, axis: str | None, has_split_head: bool
+) -> Model:
     of_embed, of_layer, of_head, one, of_rows = take_one(
         inputs.trees, inputs.take_apart(leaves), inputs.chunks
     )
-    x_avals, x_tree = jax.tree.flatten(_trace(fns.embed, "embed", axis, of_embed, one))
-    x = x_tree.unflatten(x_avals)
-    result = _trace(fns.layer, "layer", axis, of_layer, x, of_rows)
+    embed, x = _trace(fns.embed, of_embed, one)
+    _check_uses(embed, fns.embed, "embed", axis)
+    layer, result = _trace(fns.layer, of_layer, x, of_rows)
+    _check_uses(layer, fns.layer, "layer", axis)
+    x_avals, x_tree = jax.tree.flatten(x)
     has_losses = _has_loss(result, x_tree)
     if has_losses:
         result, loss = result
@@ -160,16 +174,44 @@ def check_model(
     _check_x(fns.layer, x, result)
     head_axis = axis if has_split_head else None
     with split_over(head_axis):
-        loss = _trace(fns.head, "head", None if has_split_head else axis, of_head, x, one)
+        head, loss = _trace(fns.head, of_head, x, one)
+    _check_uses(head, fns.head, "head", None if has_split_head else axis)
     _check_scalar("head", fns.head, loss)
-    return Model(fns, inputs, x_tree, x_avals, has_losses, widen(loss.dtype), head_axis)
+    names = {
+        eqn.primitive.name for program in (embed, layer, head) for eqn in walk_operations(program)
+    }
+    has_permutes = "ppermute" in names
+    return Model(
+        fns, inputs, x_tree, x_avals, has_losses, widen(loss.dtype), has_permutes, head_axis
+    )
 
 
-def _trace(fn: Callable[..., Any], what: str, axis: str | None, *args: Any) -> Any:
-    """Return the avals of a result, and refuse operations over the axis of the stages."""
+def _trace(fn: Callable[..., Any], *args: Any) -> tuple[Any, Any]:
+    """Return the program of a function, and the shapes and dtypes of its result."""
     program, result = jax.make_jaxpr(fn, return_shape=True)(*args)
-    result = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), result)
-    for name, _ in find_uses(program.jaxpr, (axis,)) if axis else ():
+    return program.jaxpr, jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), result)
+
+
+def _check_uses(jaxpr: Any, fn: Callable[..., Any], what: str, axis: str | None) -> None:
+    """Check that a function assigns nothing; with an axis of stages, what it must not do there."""
+    if any(_compat.is_ref(v) and _compat.has_write_to(jaxpr, v) for v in jaxpr.constvars):
+        raise refuse(
+            f"{_article(what)} ({_name(fn)}) that assigns a variable.",
+            "Stages run the micro-batches in another order than one device, and may run a function "
+            "more often. So the functions change nothing.",
+            "Assign the variable after the call; what layers compute for it is a part of x.",
+        )
+    if axis is None:
+        return
+    if any(eqn.params.get("name") == GATHERED for eqn in walk_operations(jaxpr)):
+        raise refuse(
+            f"{_article(what)} ({_name(fn)}) that gathers an array in pieces from the code around "
+            "it.",
+            "It would be gathered, and its gradient scattered, for each micro-batch.",
+            "Gather it before the call: table = partition.gather(params['table']), and use table "
+            "in the function; or pass it in parts.",
+        )
+    for name, _ in find_uses(jaxpr, (axis,)):
         raise refuse(
             f"{_article(what)} ({_name(fn)}) that calls {name} over the axis {axis!r}.",
             "Stages run different operations at the same time. So not all of them would take part, "
@@ -177,7 +219,6 @@ def _trace(fn: Callable[..., Any], what: str, axis: str | None, *args: Any) -> A
             f"Communicate in {what} over other axes of the mesh only; results that another stage "
             "needs are part of x.",
         )
-    return result
 
 
 def _has_loss(result: Any, x_tree: Any) -> bool:

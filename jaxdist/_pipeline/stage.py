@@ -1,5 +1,6 @@
 """The operations of one stage, on its slots: forward, backward, and the backward in two parts."""
 
+import fractions
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -16,7 +17,8 @@ from jaxdist._pipeline.slots import Slots
 
 # Buffers by name: x, g, r, d (slots), up, down (what moves after a tick), sums, loss.
 State: TypeAlias = dict[str, Any]
-# One tick of the table as this device reads it: scalars.
+# One tick of the table as this device reads it: scalars. `on` is whether the operation is that of
+# this stage, where all stages run it; without it, only that of this stage runs.
 Row: TypeAlias = dict[str, Any]
 
 
@@ -127,8 +129,9 @@ class Stage:
         return {**state, "g": _put(state["g"], row["put_g"], arrived)}
 
     def _forward(self, state: State, row: Row, ends: Ends) -> State:
-        one = _get(self._values.rows, row["micro_batch"])
-        x = _compat.cond_in_part(
+        one, on = _get(self._values.rows, row["micro_batch"]), row.get("on")
+        x = _choose(
+            on,
             ends.first,
             row["is_first"] > 0,
             lambda: self._model.embed(self._values.embed, self._values.shared, one),
@@ -138,30 +141,29 @@ class Stage:
         first = self._find_first_layer(row)
         if self._has_gradients:
             y, losses, kept = self._layers.run(w, x, keys, first)
-            state = {**state, "r": _put(state["r"], row["r"], kept)}
+            state = {**state, "r": _put(state["r"], row["r"], kept, on)}
         else:
             stacks, shared = self._split(w)
             y, losses = self._model.run_layers(stacks, shared, x, keys, first)
         state = {**state, "up": y}
         if losses is not None:
-            state["loss"] += losses * self._of_layers
+            [state["loss"]] = _add([state["loss"]], [losses * self._of_layers], on)
         if self._model.head_axis is not None:
             return state
-        return _compat.cond_in_part(
-            ends.last,
-            row["is_last"] > 0,
-            lambda: self._run_head(state, y, row["micro_batch"], row["g"]),
-            lambda: state,
-        )
+        is_last, head = row["is_last"] > 0, self._run_head
+        if on is not None:
+            return head(state, y, row, on & is_last) if ends.last else state
+        return _compat.cond_in_part(ends.last, is_last, lambda: head(state, y, row), lambda: state)
 
-    def _run_head(self, state: State, y: Leaves, micro_batch: Any, slot: Any) -> State:
+    def _run_head(self, state: State, y: Leaves, row: Row, on: Any = None) -> State:
         """Add the loss, and put the cotangent of y into a slot until the backward."""
-        one = _get(self._values.rows, micro_batch)
+        one = _get(self._values.rows, row["micro_batch"])
         if not self._has_gradients:
             loss = self._model.head(self._values.head, self._values.shared, y, one)
-            return {**state, "loss": state["loss"] + loss}
-        loss, g_y, state = self._differentiate_head(state, y, one, micro_batch)
-        return {**state, "loss": state["loss"] + loss, "g": _put(state["g"], slot, g_y)}
+            return {**state, "loss": _add([state["loss"]], [loss], on)[0]}
+        loss, g_y, state = self._differentiate_head(state, y, one, row["micro_batch"], on=on)
+        [loss] = _add([state["loss"]], [loss], on)
+        return {**state, "loss": loss, "g": _put(state["g"], row["g"], g_y, on)}
 
     def run_split_head(self, state: State, row: Row, axis: str, stages: int) -> State:
         """Run the head of the last stage's output on all stages, each with its part.
@@ -183,7 +185,13 @@ class Stage:
         return {**state, "loss": loss, "g": _put(state["g"], row["head_g"], g_y)}
 
     def _differentiate_head(
-        self, state: State, y: Leaves, one: Leaves, micro_batch: Any, share: float = 1.0
+        self,
+        state: State,
+        y: Leaves,
+        one: Leaves,
+        micro_batch: Any,
+        share: float = 1.0,
+        on: Any = None,
     ) -> tuple[Any, Leaves, State]:
         """Return the loss, the cotangent of y, and the state with the other gradients added."""
         h, shared = self._values.head, self._values.shared
@@ -202,9 +210,9 @@ class Stage:
         g_y, g_h, g_shared, g_rows = pull(jnp.ones_like(loss))
         sums: Sums = state["sums"]
         sums = sums._replace(
-            head=_add(sums.head, g_h),
-            shared=_add(sums.shared, g_shared),
-            rows=_add_row(sums.rows, micro_batch, g_rows),
+            head=_add(sums.head, g_h, on),
+            shared=_add(sums.shared, g_shared, on),
+            rows=_add_row(sums.rows, micro_batch, g_rows, on),
         )
         return loss, g_y, {**state, "sums": sums}
 
@@ -216,7 +224,7 @@ class Stage:
     def _backward_of_input(self, state: State, row: Row, ends: Ends) -> State:
         kept, g = _get(state["r"], row["r"]), _get(state["g"], row["g"])
         g_w, g_x, saved = self._layers.pull_input(self._read_chunk(row), kept, g)
-        state = {**state, "d": _put(state["d"], row["d"], saved)}
+        state = {**state, "d": _put(state["d"], row["d"], saved, row.get("on"))}
         return self._pass_on(self._add_layers(state, row, g_w), row, g_x, ends)
 
     def _backward_of_weights(self, state: State, row: Row, _: Ends) -> State:
@@ -242,29 +250,32 @@ class Stage:
             )
             return pick(x, self._model.x_floats)
 
-        def add(sums: Sums) -> Sums:
+        def add(sums: Sums, on: Any = None) -> Sums:
             chosen = pick(e, of.embed), pick(shared, of.shared), pick(one, of.rows)
             g_e, g_shared, g_rows = jax.vjp(embed, *chosen)[1](g_x)
             return sums._replace(
-                embed=_add(sums.embed, g_e),
-                shared=_add(sums.shared, g_shared),
-                rows=_add_row(sums.rows, row["micro_batch"], g_rows),
+                embed=_add(sums.embed, g_e, on),
+                shared=_add(sums.shared, g_shared, on),
+                rows=_add_row(sums.rows, row["micro_batch"], g_rows, on),
             )
 
         is_first = row["is_first"] > 0
+        if "on" in row:
+            is_own = row["on"] & is_first
+            return {**state, "sums": add(state["sums"], is_own)} if ends.first else state
         sums = _compat.cond_in_part(ends.first, is_first, add, lambda sums: sums, state["sums"])
         return {**state, "sums": sums}
 
     def _add_layers(self, state: State, row: Row, found: Sequence[Any]) -> State:
         """Add gradients of a chunk and of what all layers use; those of the other part are None."""
         sums: Sums = state["sums"]
-        count = len(sums.layers)
+        count, on = len(sums.layers), row.get("on")
         layers = [
-            a if g is None else _add_row([a], row["chunk"], [g])[0]
+            a if g is None else _add_row([a], row["chunk"], [g], on)[0]
             for a, g in zip(sums.layers, found[:count], strict=True)
         ]
         shared = [
-            a if g is None else _add([a], [g])[0]
+            a if g is None else _add([a], [g], on)[0]
             for a, g in zip(sums.shared, found[count:], strict=True)
         ]
         return {**state, "sums": sums._replace(layers=layers, shared=shared)}
@@ -314,31 +325,52 @@ def _get(buffers: Leaves, slot: Any) -> Leaves:
     return [jax.lax.dynamic_index_in_dim(b, slot, 0, keepdims=False) for b in buffers]
 
 
-def _put(buffers: Leaves, slot: Any, values: Leaves) -> Leaves:
+def _choose(
+    on: Any,
+    part: fractions.Fraction,
+    first: Any,
+    run: Callable[[], Leaves],
+    other: Callable[[], Leaves],
+) -> Leaves:
+    """Return `run()` or `other()`; where all stages run an operation (`on`), of both of them."""
+    if on is None or not part:
+        return _compat.cond_in_part(part, first, run, other)
+    return [jnp.where(first, a, b) for a, b in zip(run(), other(), strict=True)]
+
+
+def _put(buffers: Leaves, slot: Any, values: Leaves, on: Any = None) -> Leaves:
+    """Put values into a slot, unless `on` is false."""
+    if on is not None:
+        held = _get(buffers, slot)
+        values = [jnp.where(on, v, h) for v, h in zip(values, held, strict=True)]
     return [
         jax.lax.dynamic_update_index_in_dim(b, v, slot, 0)
         for b, v in zip(buffers, values, strict=True)
     ]
 
 
-def _add(sums: Leaves, values: Leaves) -> Leaves:
+def _add(sums: Leaves, values: Leaves, on: Any = None) -> Leaves:
+    """Add values to sums, unless `on` is false."""
+    if on is not None:
+        values = [jnp.where(on, v, 0) for v in values]
     return [a + b.astype(a.dtype) for a, b in zip(sums, values, strict=True)]
 
 
-def _add_row(sums: Leaves, index: Any, values: Leaves) -> Leaves:
-    return _put(sums, index, _add(_get(sums, index), values))
+def _add_row(sums: Leaves, index: Any, values: Leaves, on: Any = None) -> Leaves:
+    return _put(sums, index, _add(_get(sums, index), values, on))
 
 
 def _sum(array: Any, axis: str) -> Any:
-    """Return the sum over stages, in at least float32 if it is one of floats."""
-    is_float = jnp.issubdtype(array.dtype, jnp.inexact)
-    wide = array.astype(widen(array.dtype) if is_float else jnp.promote_types(array.dtype, "int32"))
-    return jax.lax.psum(wide, axis).astype(array.dtype)
+    """Return the sum over stages, in at least float32."""
+    return jax.lax.psum(array.astype(widen(array.dtype)), axis).astype(array.dtype)
 
 
 def _send_to_all(array: Any, is_last: Any, axis: str) -> Any:
-    """Return the array of the last stage."""
-    if array.dtype == jnp.bool_:
-        return _send_to_all(array.astype(jnp.int8), is_last, axis).astype(jnp.bool_)
-    # All others are zeros, so the sum is exact in any dtype.
-    return jax.lax.psum(jnp.where(is_last, array, jnp.zeros_like(array)), axis)
+    """Return the array of the last stage: the sum of it and of zeros, exact in any dtype."""
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        words = _send_to_all(jax.random.key_data(array), is_last, axis)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(array))
+    chosen = jnp.where(is_last, array, jnp.zeros_like(array))
+    if array.dtype == bool:
+        return jax.lax.psum(chosen.astype(jnp.int32), axis) > 0
+    return jax.lax.psum(chosen, axis)

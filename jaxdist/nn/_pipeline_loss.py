@@ -105,8 +105,8 @@ def pipeline_loss(
         ShapeError: M does not divide the rows, a replica has other rows than another, the layers
             are not placed on the stages or do not divide over them, or a layer changes `x`.
         ArgumentError: Unknown axis, `schedule` or `reduce`, an axis of replicas, other chunks than
-            those of the placement, a function that changes NNX state, or one that communicates over
-            the axis.
+            those of the placement, or a function that changes NNX state, assigns a variable,
+            communicates over the axis, or gathers an array in pieces that is not in `parts`.
         ArgumentTypeError: A function is not callable, or `parts` are not three.
 
     Example:
@@ -193,6 +193,8 @@ def pipeline_loss(
         keys=keys,
         reduce=reduce,
         head_specs=head.specs(whole[2], found.name) if has_split_head else None,
+        # A TPU sends to the devices that a permute names, and to no other.
+        permutes_meet=layout.mesh.devices.flat[0].platform != "tpu",
         told=tell,
     )
 
@@ -311,40 +313,46 @@ def _find_chunks(layers: Any, axis: Axis, given: int | None) -> int:
         ShapeError: The layers are not placed on the stages.
         ArgumentError: They have other chunks than `given`.
     """
-    found: dict[str, int] = {}
+    found: dict[str, set[int]] = {}
     unplaced: list[str] = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(layers, is_leaf=is_sharded)[0]:
         name = f"parts[1]{jax.tree_util.keystr(path)}"
         dims = _find_dims(leaf, axis)
         if dims is None:  # the step has made it, such as the numbers of the layers
             continue
-        if not dims & {0, 1}:
-            if jnp.issubdtype(leaf.dtype, jnp.inexact):
-                unplaced.append(f"{name} {leaf.dtype}{list(leaf.shape)}")
-            continue
-        wanted = 0 if given == 1 else 1 if given else min(dims)
-        dim = wanted if wanted in dims else min(dims)
-        found[name] = 1 if dim == 0 else leaf.shape[0]
+        if dims & {0, 1}:
+            found[name] = {1 if dim == 0 else leaf.shape[0] for dim in dims & {0, 1}}
+        elif jnp.issubdtype(leaf.dtype, jnp.inexact):
+            unplaced.append(f"{name} {leaf.dtype}{list(leaf.shape)}")
     if unplaced or not found:
         name = (unplaced or ["parts[1]"])[0]
         raise refuse(
             f"{name}, which is not placed on the {axis.size} stages of the axis {axis.name!r}.",
-            "Each stage has its own layers, so that none of them moves.",
+            "Each stage has its own layers, so that none of them moves. A jax.jit around "
+            "strategy.run hides where arrays are.",
             'Place the layers by a rule such as ("layers/**", partition.Stage()): '
             "params = partition.place(strategy, params, rules).",
             kind=ShapeError,
         )
-    counts = {*found.values()}
-    if len(counts) > 1 or (given is not None and counts != {given}):
-        lines = [f"{name}: chunks={n}" for name, n in found.items()]
+    # Other inputs of the same shape may be placed in another way, so a leaf may fit several.
+    counts = set.intersection(*found.values())
+    if given in counts or (given is None and len(counts) == 1):
+        return given or counts.pop()
+    lines = [f"{name}: chunks={' or '.join(map(str, sorted(n)))}" for name, n in found.items()]
+    if given is None and counts:
         raise refuse(
-            f"chunks={given}, and layers that are placed with other chunks.\n{format_lines(lines)}",
-            "All layers have the chunks of their placement, partition.Stage(chunks=...).",
-            f"Pass chunks={max(counts)}, or leave it out."
-            if len(counts) == 1
-            else "Place all layers by one rule.",
+            f"chunks=None, and layers that have the shapes of inputs which are placed with other "
+            f"chunks.\n{format_lines(lines)}",
+            "By its shape alone, an input does not show which placement is that of the layers.",
+            f"Pass the chunks of the layers' placement: chunks={lines[0].partition('=')[2]}.",
         )
-    return counts.pop()
+    raise refuse(
+        f"chunks={given}, and layers that are placed with other chunks.\n{format_lines(lines)}",
+        "All layers have the chunks of their placement, partition.Stage(chunks=...).",
+        f"Pass chunks={max(counts)}, or leave it out."
+        if len(counts) == 1
+        else "Place all layers by one rule.",
+    )
 
 
 def _find_dims(leaf: Any, axis: Axis) -> set[int] | None:

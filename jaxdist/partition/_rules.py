@@ -112,7 +112,8 @@ class Rules:
 
         Raises:
             ArgumentTypeError: `pattern` or `axis` is not a string, or `chunks` is not an integer.
-            ArgumentError: `chunks` is less than 1.
+            ArgumentError: `chunks` is less than 1. When leaves are placed: the rule of one is a
+                `Stage` with another axis or other chunks.
 
         Example:
             >>> rules = partition.fsdp(min_bytes=0).on_stages("layers/**")
@@ -172,11 +173,24 @@ class Rules:
 
 
 def put_on_stages(rules: Rules, path: str, placement: Placement) -> Placement:
-    """Return the placement of a leaf, by the placement of one layer; see `Rules.on_stages`."""
+    """Return the placement of a leaf, by the placement of one layer; see `Rules.on_stages`.
+
+    Raises:
+        ArgumentError: The placement is one of other stages.
+    """
     stage = _find_match(rules.stages, path)
-    if not isinstance(stage, Stage) or isinstance(placement, Stage):
+    if not isinstance(stage, Stage):
         return placement
-    return dataclasses.replace(stage, of=placement)
+    if not isinstance(placement, Stage):
+        return dataclasses.replace(stage, of=placement)
+    if placement == dataclasses.replace(stage, of=placement.of):
+        return placement
+    raise ArgumentError(
+        f"partition.Rules: {path} has the rule {placement!r}, and on_stages puts it on {stage!r}."
+        "\n\nA leaf is on the stages of one axis, in one number of chunks.\n\n"
+        f"Give it the rule {placement.of!r}, which is the placement of one layer, or leave it out "
+        "of on_stages."
+    )
 
 
 def as_rules(rules: Any) -> Rules:

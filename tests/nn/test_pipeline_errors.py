@@ -111,6 +111,27 @@ def test_other_chunks_than_those_of_the_placement() -> None:
     assert text.endswith("Pass chunks=2, or leave it out.")
 
 
+def test_chunks_of_layers_with_the_shapes_of_other_inputs_are_required() -> None:
+    strategy = strategy_of({"data": 2, "stage": 2})
+    rules = [("own/layers/**", Stage(chunks=2)), ("other/layers/**", Stage())]
+    params = {name: make_params(2) for name in ("own", "other")}
+    params = partition.place(strategy, params, Rules(rules, otherwise=Replicate()))
+    rows = jax.device_put(make_batch(), strategy.per_replica_sharding)
+
+    def run_with(**options: Any) -> Any:
+        def step(params: Any, batch: Any) -> Any:
+            return pipeline(2, **options)(params["own"], batch)
+
+        return strategy.run(step, (params, rows))
+
+    with pytest.raises(ArgumentError, match="which placement is that of the layers") as error:
+        run_with()
+    assert "parts[1]['up']: chunks=1 or 2" in str(error.value)
+    assert str(error.value).endswith("chunks=1 or 2.")
+    losses = [np.asarray(x) for x in run_with(chunks=2).values]
+    np.testing.assert_allclose(np.mean(losses), pipeline(2)(make_params(), make_batch()), rtol=1e-6)
+
+
 @pytest.mark.parametrize("where", ["stages", "one device"])
 @pytest.mark.parametrize(
     ("own", "found"),
@@ -135,6 +156,27 @@ def test_a_layer_that_communicates_over_the_stages() -> None:
     text = messages(ArgumentError, pipeline(4, lambda w, x: jax.lax.pmean(layer(w, x), "stage")))
     assert "psum" in text
     assert "'stage'" in text
+
+
+def test_a_function_that_gathers_an_array_in_pieces_from_around_it() -> None:
+    rules = partition.fsdp(min_bytes=0).on_stages("layers/**")
+
+    def loss(params: Any, batch: Any) -> Any:
+        return pipeline(4, lambda w, x: layer(w, x) * params["head"][...].mean())(params, batch)
+
+    text = messages(ArgumentError, loss, rules=rules)
+    assert "layer (" in text
+    assert "partition.gather(params['table'])" in text
+
+    def as_told(params: Any, batch: Any) -> Any:
+        table = partition.gather(params["head"])
+        return pipeline(4, lambda w, x: layer(w, x) * table.mean())(params, batch)
+
+    np.testing.assert_allclose(
+        np.mean([np.asarray(x) for x in run(as_told, rules=rules).values]),
+        as_told(make_params(), make_batch()),
+        rtol=1e-5,
+    )
 
 
 def test_a_pipeline_inside_a_layer_of_a_pipeline() -> None:
@@ -218,6 +260,30 @@ def test_a_layer_that_changes_the_state_of_nnx(strategy: Any) -> None:
     rows = jax.device_put(make_batch(), strategy.per_replica_sharding)
     with pytest.raises(ArgumentError, match="changes NNX state: count"):
         strategy.run(step, (layers, rows))
+
+
+@pytest.mark.parametrize("shape", [{"data": 2, "stage": 4}, {"data": 2}])
+def test_a_function_that_assigns_a_variable(shape: dict[str, int]) -> None:
+    strategy = strategy_of(shape)
+    with strategy.scope():
+        count = jaxdist.Variable(np.float32(0), aggregation=jaxdist.VariableAggregation.MEAN)
+
+    def counting_head(h: Any, x: Any, rows: Any) -> Any:
+        count.assign_add(1.0)
+        return head(h, x, rows)
+
+    params = partition.place(strategy, make_params(), RULES)
+    rows = jax.device_put(make_batch(), strategy.per_replica_sharding)
+    with pytest.raises(ArgumentError, match=r"counting_head.* that assigns a variable"):
+        strategy.run(pipeline(4, head=counting_head), (params, rows))
+
+    def step(params: Any, batch: Any) -> Any:
+        loss = pipeline(4)(params, batch)
+        count.assign_add(1.0)
+        return loss
+
+    strategy.run(step, (params, rows))
+    assert float(count.read_value()) == 1
 
 
 def test_a_head_of_other_shapes() -> None:

@@ -271,6 +271,46 @@ def test_a_head_that_is_split_over_the_stages_has_the_numbers_of_one_device(
         assert largest_difference(grads, expected) <= 1e-6
 
 
+@pytest.mark.parametrize(
+    ("schedule", "wrap"),
+    [("1f1b", lambda fn: fn), ("1f1b", jax.jit), ("zero_bubble", jax.checkpoint)],
+)
+def test_arrays_of_the_step_around_the_functions_have_their_gradients(
+    schedule: str, wrap: Any
+) -> None:
+    def functions(params: Any) -> Any:
+        table = jnp.tanh(params["head"][...])
+        scale = jnp.mean(table) + 1.5
+
+        def own_layer(w: Any, x: Any) -> Any:
+            x, _ = jax.lax.scan(lambda x, _: (x * scale, None), x, None, length=2)
+            return layer(w, x) + (x @ table) @ table.T / WORDS
+
+        return (
+            wrap(lambda e, rows: embed(e, rows) * table.T[None, :1]),
+            wrap(own_layer),
+            wrap(lambda h, x, rows: head(h, x * scale, rows)),
+        )
+
+    def on_stages(params: Any, batch: Any) -> Any:
+        first, own, last = functions(params)
+        return pipeline(4, own, embed=first, head=last, schedule=schedule)(params, batch)
+
+    def on_one_device(params: Any, batch: Any) -> Any:
+        first, own, last = functions(params)
+        x, _ = jax.lax.scan(
+            lambda x, w: (own(w, x), None), first(params["embed"], batch), params["layers"]
+        )
+        return last(params["head"], x, batch)
+
+    _, expected, _ = train(one_device(), make_params(), on_one_device, steps=1)
+    for shape, placement in (({"data": 2, "stage": 4}, "whole"), ({"data": 2, "stage": 2}, "fsdp")):
+        _, grads, _ = train(
+            strategy_of(shape), make_params(), on_stages, rules_of(placement), steps=1
+        )
+        assert largest_difference(grads, expected) <= 1e-6
+
+
 class Layer(nnx.Module):
     """A residual layer of an MLP."""
 

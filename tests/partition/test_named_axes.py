@@ -175,9 +175,17 @@ def test_rules_of_a_model_are_put_on_stages() -> None:
         partition.place(strategy, tree, partition.fsdp().on_stages("blocks"))
 
 
-def test_a_rule_that_has_a_stage_keeps_it() -> None:
-    rules = Rules([("w", Stage(chunks=2))]).on_stages("w")
-    assert rules.placement_of("w") == Stage(chunks=2)
+def test_a_rule_that_has_the_stages_keeps_them_and_other_ones_are_refused() -> None:
+    rules = Rules([("w", Stage(Split(0), chunks=2))])
+    assert rules.on_stages("w", chunks=2).placement_of("w") == Stage(Split(0), chunks=2)
+    for other in (rules.on_stages("w"), rules.on_stages("w", chunks=2, axis="pipe")):
+        with pytest.raises(ArgumentError, match=r"w has the rule Stage.*, and on_stages") as error:
+            other.placement_of("w")
+        assert "Give it the rule Split(dim=0)" in str(error.value)
+        with pytest.raises(ArgumentError, match="on_stages"):
+            partition.place(three_axes(), {"w": jnp.ones((2, 8, 16))}, other)
+    as_told = Rules([("w", Split(0))]).on_stages("w", chunks=2)
+    assert as_told.placement_of("w") == Stage(Split(0), chunks=2)
 
 
 def param(*names: str) -> dict[str, Any]:
