@@ -307,6 +307,21 @@ def test_uneven_replicas_have_the_losses_and_gradients_of_one_device(
     assert largest_error(jax.tree.map(np.asarray, partition.gather(grads)), of_one) <= 1e-6
 
 
+def test_a_replica_without_rows_reaches_the_gradient_of_a_balance_loss() -> None:
+    def loss(params: Params, x: Any) -> Any:
+        return _loss(params, x)[1] * x.shape[0] / 8
+
+    def step(params: Params, x: Any) -> Any:
+        return get_replica_context().all_reduce("sum", jax.grad(loss)(params, x))
+
+    strategy = make_mesh((2,))
+    placed = place_pieces(strategy, PARAMS, partition.Shard(pad=True))
+    grads = strategy.run(step, (placed, jaxdist.PerReplica([X, X[8:]])))
+    wanted = jax.jit(jax.grad(loss))(PARAMS, X)["router"]
+    np.testing.assert_allclose(grads["router"], wanted, rtol=1e-5, atol=1e-7)
+    assert np.abs(wanted).max() > 0.001
+
+
 def test_virtual_replicas_compute_all_experts() -> None:
     devices = jax.devices()[:2]
     mesh = jax.make_mesh((2,), DATA, axis_types=(AxisType.Auto,), devices=devices)
