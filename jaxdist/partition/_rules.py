@@ -112,8 +112,8 @@ class Rules:
 
         Raises:
             ArgumentTypeError: `pattern` or `axis` is not a string, or `chunks` is not an integer.
-            ArgumentError: `chunks` is less than 1. When leaves are placed: the rule of one is a `Stage`
-                with another axis or other chunks.
+            ArgumentError: `chunks` is less than 1. When leaves are placed: the rule of one is a
+                `Stage` with another axis or other chunks.
 
         Example:
             >>> rules = partition.fsdp(min_bytes=0).on_stages("layers/**")
