@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from jaxdist._pipeline.schedules import zero_bubble as zero_bubble
     from jaxdist._pipeline.slots import Slots as Slots
     from jaxdist._pipeline.slots import find_slots as find_slots
+    from jaxdist._pipeline.stacks import find_chunks as find_chunks
+    from jaxdist._pipeline.stacks import note_chunks as note_chunks
     from jaxdist._pipeline.vocabulary import vocabulary_loss as vocabulary_loss
 
 _open_late(__name__)

@@ -92,7 +92,7 @@ def pipeline_loss(
             shows one. More chunks make `"1f1b"` and `"zero_bubble"` interleaved.
         chunks: The number v of parts of the model that each stage has. None takes it from the
             placement of the layers on the stages, and is 1 where they have none. Pass it if the
-            same step also runs without the axis.
+            same step also runs without the axis, or op by op.
         key: One key of the step, equal on all replicas: each layer gets a key for each row, by the
             row's position in the global batch and the number of the layer.
         reduce: `"mean"` returns the mean of the losses of micro-batches, `"sum"` their sum: for
@@ -168,6 +168,8 @@ def pipeline_loss(
     batch = jax.tree.map(divide, batch)
     keys = None if key is None else divide(example_keys(key, rows))
     if found is None:
+        if chunks is None:
+            _check_not_in_chunks(trees[1])
         return _pipeline.run_plain(fns, trees, batch, chunks=chunks or 1, keys=keys, reduce=reduce)
     chunks = _find_chunks(trees[1], found, chunks)
     layout = found.frame.strategy.layout
@@ -353,6 +355,28 @@ def _find_chunks(layers: Any, axis: Axis, given: int | None) -> int:
         if len(counts) == 1
         else "Place all layers by one rule.",
     )
+
+
+def _check_not_in_chunks(layers: Any) -> None:
+    """Check that the step has not placed the layers in chunks, which are whole here.
+
+    Raises:
+        ArgumentError: It has.
+    """
+    frame = _replica.current_frame()
+    if frame is None or not frame.is_inside_step:
+        return
+    for path, leaf in jax.tree_util.tree_flatten_with_path(layers)[0]:
+        chunks = _pipeline.find_chunks(frame.strategy.layout.mesh, tuple(jnp.shape(leaf)))
+        if chunks is not None:
+            name = f"parts[1]{jax.tree_util.keystr(path)}"
+            raise refuse(
+                f"chunks=None, and {name} {list(jnp.shape(leaf))}, a shape that partition.place "
+                f"was given with partition.Stage(chunks={chunks}).",
+                "Layers that are not on several stages do not show their chunks.",
+                f"Pass chunks={chunks}, which is right on stages, too; or chunks=1 if dim 0 of "
+                "these layers is over all of them.",
+            )
 
 
 def _find_dims(leaf: Any, axis: Axis) -> set[int] | None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import jax
 from flax import nnx
 
-from jaxdist import _compat
+from jaxdist import _compat, _pipeline
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._integers import check_fits
 from jaxdist._mesh import ReplicaMesh
@@ -35,6 +35,7 @@ from jaxdist.partition._placements import (
     ByNames,
     Placement,
     Replicate,
+    Stage,
     find_nearest,
     is_match,
 )
@@ -160,6 +161,8 @@ def _resolve_all(
             raise UnsupportedError(_describe_keras(entry, placement, "have no names of dims"))
         try:
             found[id(entry)] = resolve(entry.leaf, placement, layout)
+            if isinstance(placement, Stage) and placement.chunks > 1:
+                _pipeline.note_chunks(layout.mesh, entry.leaf.shape, placement.chunks)
         # Without parameters, a rule for a kernel may match state of another shape. Replicate it.
         except ShapeError:
             if params:

@@ -111,6 +111,25 @@ def test_other_chunks_than_those_of_the_placement() -> None:
     assert text.endswith("Pass chunks=2, or leave it out.")
 
 
+@pytest.mark.parametrize(
+    ("shape", "eagerly"), [({"data": 4}, False), ({"data": 2, "stage": 2}, True)]
+)
+def test_chunks_of_layers_that_are_whole_are_required(shape: dict[str, int], eagerly: bool) -> None:
+    """A layer computes a product with a stack, too: one matrix for each row of a micro-batch."""
+    strategy = strategy_of(shape)
+    rules = Rules([("layers/**", Stage(chunks=2))], otherwise=Replicate())
+    params = partition.place(strategy, make_params(2), rules)
+    batch = make_batch(4 * shape["data"])
+    rows = jax.device_put(batch, strategy.per_replica_sharding)
+    with jaxdist.config.run_eagerly(eagerly):
+        with pytest.raises(ArgumentError, match=r"partition.Stage\(chunks=2\)") as error:
+            strategy.run(pipeline(1), (params, rows))
+        assert "Pass chunks=2" in str(error.value)
+        found = strategy.run(pipeline(1, chunks=2), (params, rows))
+    losses = [np.asarray(x) for x in found.values]
+    np.testing.assert_allclose(np.mean(losses), pipeline(1)(make_params(), batch), rtol=1e-5)
+
+
 def test_chunks_of_layers_with_the_shapes_of_other_inputs_are_required() -> None:
     strategy = strategy_of({"data": 2, "stage": 2})
     rules = [("own/layers/**", Stage(chunks=2)), ("other/layers/**", Stage())]
