@@ -32,6 +32,8 @@ class Model:
         x_avals: The shapes and dtypes of its leaves.
         has_losses: Whether layers have losses of their own.
         loss_dtype: The dtype in which losses are summed.
+        aux_tree: The structure of what the head returns beside the loss.
+        aux_avals: The shapes and dtypes of its leaves; none if it returns the loss only.
         head_axis: The axis over which the head is split, or None for a head on one device.
     """
 
@@ -41,6 +43,8 @@ class Model:
     x_avals: list[Any]
     has_losses: bool
     loss_dtype: Any
+    aux_tree: Any
+    aux_avals: list[Any]
     head_axis: str | None = None
 
     @property
@@ -97,13 +101,18 @@ class Model:
             return _strong(result), loss
         return _strong(result), None
 
-    def head(self, h: Leaves, shared: Leaves, x: Leaves, rows: Leaves) -> Any:
-        """Return the loss, at least as float32."""
+    def head(self, h: Leaves, shared: Leaves, x: Leaves, rows: Leaves) -> tuple[Any, Leaves]:
+        """Return the loss, at least as float32, and what the head returns beside it."""
         trees = self.inputs.trees
         of_head = trees.head.unflatten(h), self.x_tree.unflatten(x), trees.rows.unflatten(rows)
         with jax.named_scope("pipeline_head"), split_over(self.head_axis):
-            loss = self._call(self.fns.head, shared, *of_head)
-        return jnp.asarray(loss).astype(self.loss_dtype)
+            result = self._call(self.fns.head, shared, *of_head)
+        loss, aux = result if self.aux_avals else (result, ())
+        return jnp.asarray(loss).astype(self.loss_dtype), _strong(aux)
+
+    def join(self, loss: Any, aux: Leaves) -> Any:
+        """Return the loss, with what the head returns beside it if it does."""
+        return (loss, self.aux_tree.unflatten(aux)) if self.aux_avals else loss
 
     def _call(self, fn: Callable[..., Any], shared: Leaves, *args: Any) -> Any:
         """Call a function of the user, with other values for the arrays around it."""
@@ -130,6 +139,7 @@ def check_model(
     *,
     axis: str | None = None,
     has_split_head: bool = False,
+    has_aux: bool = False,
 ) -> Model:
     """Trace the functions for one micro-batch and one layer, and check what they return.
 
@@ -139,11 +149,12 @@ def check_model(
         leaves: Its leaves on this device.
         axis: The axis of the stages, over which the functions must not communicate.
         has_split_head: Whether all stages run the head together, each with its part.
+        has_aux: Whether the head returns arrays with a row for each example beside the loss.
 
     Raises:
-        ShapeError: A layer changes the structure, a shape or a dtype of `x`, or a loss is not a
-            scalar.
-        ArgumentError: A function communicates over `axis`.
+        ShapeError: A layer changes the structure, a shape or a dtype of `x`, a loss is not a
+            scalar, or an array beside it has not a row for each example.
+        ArgumentError: A function communicates over `axis`, or by a permute.
     """
     fns = StageFns(*fns)
     of_embed, of_layer, of_head, one, of_rows = take_one(
@@ -160,15 +171,55 @@ def check_model(
     head_axis = axis if has_split_head else None
     with split_over(head_axis):
         loss = _trace(fns.head, "head", None if has_split_head else axis, of_head, x, one)
+    loss, aux = _read_aux(fns.head, loss, inputs) if has_aux else (loss, ())
     _check_scalar("head", fns.head, loss)
-    return Model(fns, inputs, x_tree, x_avals, has_losses, widen(loss.dtype), head_axis)
+    aux_avals, aux_tree = jax.tree.flatten(aux)
+    return Model(
+        fns,
+        inputs,
+        x_tree,
+        x_avals,
+        has_losses,
+        widen(loss.dtype),
+        aux_tree,
+        aux_avals,
+        head_axis,
+    )
+
+
+def _read_aux(head: Callable[..., Any], result: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Return the loss and what is beside it: arrays with a row for each example."""
+    if not isinstance(result, tuple) or len(result) != 2 or not jax.tree.leaves(result[1]):
+        raise refuse(
+            f"has_aux=True, and a head ({_name(head)}) that returns {_show(result)}.",
+            "With has_aux=True a head returns a pair: the loss, and arrays with a row for each "
+            "example.",
+            "Return (loss, aux), or leave has_aux out.",
+        )
+    rows = inputs.take_apart(inputs.leaves).rows[0].shape[1]
+    for path, aval in jax.tree_util.tree_leaves_with_path(result[1]):
+        is_number = jnp.issubdtype(aval.dtype, jnp.number) or aval.dtype == bool
+        if is_number and aval.shape[:1] == (rows,):
+            continue
+        raise refuse(
+            f"a head ({_name(head)}) with aux{jax.tree_util.keystr(path)} {_show(aval)}, for "
+            f"{rows} rows of a micro-batch.",
+            "aux has numbers for each example, so that they do not depend on micro-batches: dim 0 "
+            "is over the rows.",
+            "Return them before their mean or sum over the rows.",
+            kind=ShapeError,
+        )
+    return result
 
 
 def _trace(fn: Callable[..., Any], what: str, axis: str | None, *args: Any) -> Any:
-    """Return the avals of a result, and refuse operations over the axis of the stages."""
+    """Return the avals of a result, and refuse operations that other stages would disturb."""
     program, result = jax.make_jaxpr(fn, return_shape=True)(*args)
     result = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), result)
-    for name in _find_uses(program.jaxpr, axis) if axis else ():
+    for name, axes in _find_collectives(program.jaxpr) if axis else ():
+        if axis not in axes:
+            _refuse_permute(name, axes, fn, what)
+            continue
         raise refuse(
             f"{_article(what)} ({_name(fn)}) that calls {name} over the axis {axis!r}.",
             "Stages run different operations at the same time. So not all of them would take part, "
@@ -179,18 +230,33 @@ def _trace(fn: Callable[..., Any], what: str, axis: str | None, *args: Any) -> A
     return result
 
 
-def _find_uses(jaxpr: Any, axis: str) -> Iterator[str]:
-    """Return the names of operations over an axis, in a program and the programs inside it."""
+# A permute has no groups of devices, and all permutes of a `jax.shard_map` have one channel. So
+# XLA:CPU joins that of a layer with that of the ticks, where the devices of an idle stage wait
+# already, and the layer gets the wrong rows.
+def _refuse_permute(name: str, axes: tuple[Any, ...], fn: Callable[..., Any], what: str) -> None:
+    if name != "ppermute":
+        return
+    raise refuse(
+        f"{_article(what)} ({_name(fn)}) that calls ppermute over the axis {axes[0]!r}.",
+        "Stages run different operations at the same time, and a permute has no group of devices: "
+        "a device could receive what another stage sends.",
+        f"Use collectives that have groups in {what}, such as all_gather and all_to_all: "
+        "kind='ulysses' or 'gather' of nn.attention.",
+    )
+
+
+def _find_collectives(jaxpr: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Return operations over axes with these axes, in a program and the programs inside it."""
     for eqn in jaxpr.eqns:
         for key in ("axes", "axis_name"):
             named = eqn.params.get(key, ())
-            if axis in (named if isinstance(named, (tuple, list)) else (named,)):
-                yield eqn.primitive.name
+            if axes := tuple(named) if isinstance(named, (tuple, list)) else (named,):
+                yield eqn.primitive.name, axes
         for value in eqn.params.values():
             for inner in value if isinstance(value, (tuple, list)) else (value,):
                 inner = getattr(inner, "jaxpr", inner)
                 if hasattr(inner, "eqns"):
-                    yield from _find_uses(inner, axis)
+                    yield from _find_collectives(inner)
 
 
 def _has_loss(result: Any, x_tree: Any) -> bool:
