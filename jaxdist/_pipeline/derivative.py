@@ -9,7 +9,7 @@ from jaxdist._called import name_call
 from jaxdist._pipeline.inputs import as_array, can_have_gradient
 from jaxdist.errors import UnsupportedError
 
-# Of all leaves: the loss, and for each wanted leaf its gradient, else None.
+# Of all leaves: the loss or (loss, aux), and for each wanted leaf its gradient, else None.
 Gradients = Callable[[Sequence[bool], list[Any]], tuple[Any, list[Any]]]
 
 
@@ -19,7 +19,7 @@ def attach_gradients(
     """Return `value(leaves)`, whose derivative is what `gradients` returns.
 
     Args:
-        value: The loss.
+        value: The loss, or `(loss, aux)`. What depends on aux has no derivative, and is refused.
         gradients: Returns the loss, and its gradients by the leaves that are wanted, in any dtype.
         leaves: What the loss depends on.
     """
@@ -37,6 +37,9 @@ def attach_gradients(
         return _differentiate_once(lambda leaves: gradients(wanted, leaves), values, caller)
 
     def backward(found: list[Any], cotangent: Any) -> tuple[list[Any]]:
+        if isinstance(cotangent, tuple):
+            cotangent, of_aux = cotangent
+            _refuse_aux(of_aux, caller)
         if isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
             return ([None for _ in found],)
         # The factor is applied to the sums, before they are rounded to the dtype of a parameter.
@@ -49,6 +52,19 @@ def attach_gradients(
 
     loss.defvjp(forward, backward, symbolic_zeros=True)
     return loss(leaves)
+
+
+def _refuse_aux(cotangents: Any, caller: str) -> None:
+    zero = jax.custom_derivatives.SymbolicZero
+    leaves = jax.tree.leaves(cotangents, is_leaf=lambda g: isinstance(g, zero))
+    if all(isinstance(g, zero) or g.dtype == jax.dtypes.float0 for g in leaves):
+        return
+    raise UnsupportedError(
+        f"aux of {caller} was differentiated.\n\n"
+        "The backward of a micro-batch begins before the step gets aux, so its gradients are those "
+        "of the loss only.\n\n"
+        "Add to the loss in head, or use jax.lax.stop_gradient(aux)."
+    )
 
 
 def _differentiate_once(fn: Callable[[list[Any]], Any], values: list[Any], caller: str) -> Any:

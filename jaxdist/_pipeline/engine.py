@@ -31,7 +31,7 @@ from jaxdist._pipeline.model import Model, check_model
 from jaxdist._pipeline.plain import get_factors
 from jaxdist._pipeline.schedules import KINDS, SCHEDULES, Table, Tick, kinds_of
 from jaxdist._pipeline.slots import find_slots
-from jaxdist._pipeline.stage import Row, Stage, State
+from jaxdist._pipeline.stage import Row, Stage, State, send_to_all
 from jaxdist._validate import refuse_choice
 from jaxdist.errors import ShapeError
 
@@ -51,6 +51,7 @@ def run_pipeline(
     reduce: str = "mean",
     head_specs: Any = None,
     permutes_meet: bool = False,
+    has_aux: bool = False,
     told: Told | None = None,
 ) -> Any:
     """Return the loss of all micro-batches, computed by stages; its gradients come with it.
@@ -75,6 +76,8 @@ def run_pipeline(
             all stages run the head together, each with its part: see `vocabulary_loss`.
         permutes_meet: Whether a `ppermute` waits for all devices of the backend, also for those
             that it does not name. See Note [Permutes inside of an operation].
+        has_aux: Whether the head, which is not split, returns `(loss, aux)`. Then the result is
+            `(loss, aux)` with arrays `[micro_batches, rows, ...]`, which have no gradients.
         told: It is called with the table that is traced, and with what a stage keeps.
     """
     inputs = read_inputs(stage_fns, parts, batch, keys, chunks, stages)
@@ -96,12 +99,19 @@ def run_pipeline(
 
         def on_one_device(leaves: list[Any]) -> tuple[Any, list[Any]]:
             is_split = [spec != whole for spec in of_head]
-            model = check_model(stage_fns, inputs, leaves, axis=axis, has_split_head=any(is_split))
+            model = check_model(
+                stage_fns,
+                inputs,
+                leaves,
+                axis=axis,
+                has_split_head=any(is_split),
+                has_aux=has_aux,
+            )
             skips = not (permutes_meet and _may_permute(model))
             ticks = _Ticks(model, table, axis, is_split, skips, told)
             return ticks.run(reduce, inputs.take_apart(wanted), inputs.take_apart(leaves))
 
-        loss, found = jax.shard_map(
+        result, found = jax.shard_map(
             on_one_device,
             in_specs=(specs,),
             out_specs=(whole, out),
@@ -109,7 +119,7 @@ def run_pipeline(
             check_vma=False,
         )(leaves)
         each = iter(found)
-        return loss, [next(each) if w else None for w in wanted]
+        return result, [next(each) if w else None for w in wanted]
 
     def value(leaves: list[Any]) -> Any:
         return run(table.forward_only, [False] * len(leaves), leaves)[0]
@@ -184,7 +194,7 @@ class _Ticks:
         self._slots = find_slots(table)
 
     def run(self, reduce: str, wanted: Parts, values: Parts) -> tuple[Any, list[Any]]:
-        """Return the loss, and the gradients of the wanted leaves."""
+        """Return the loss with what the head returns beside it, and the wanted gradients."""
         me = jax.lax.axis_index(self._axis)
         scale, of_layers = get_factors(reduce, self._table.micro_batches)
         stage = Stage(self._model, self._slots, me, of_layers, wanted, values)
@@ -207,7 +217,10 @@ class _Ticks:
         loss, embed, head, shared, rows = jax.lax.psum(parts, self._axis)
         own = pick(self._is_split, wanted.head)
         head = [part if o else h for part, h, o in zip(sums.head, head, own, strict=True)]
-        return loss * scale, [g * scale for g in (*embed, *sums.layers, *head, *shared, *rows)]
+        found = [g * scale for g in (*embed, *sums.layers, *head, *shared, *rows)]
+        is_last = me == self._table.stages - 1
+        aux = [send_to_all(a, is_last, self._axis) for a in state["aux"]]
+        return self._model.join(loss * scale, aux), found
 
     def _find_pattern(self, group: Sequence[Tick]) -> tuple[tuple[str, bool], ...]:
         """Return the kinds of each tick of a group, and whether a split head follows it."""

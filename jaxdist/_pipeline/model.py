@@ -36,6 +36,8 @@ class Model:
         has_losses: Whether layers have losses of their own.
         loss_dtype: The dtype in which losses are summed.
         has_permutes: Whether a function calls `jax.lax.ppermute`, over any axis.
+        aux_tree: The structure of what the head returns beside the loss.
+        aux_avals: The shapes and dtypes of its leaves; none if it returns the loss only.
         head_axis: The axis over which the head is split, or None for a head on one device.
     """
 
@@ -46,6 +48,8 @@ class Model:
     has_losses: bool
     loss_dtype: Any
     has_permutes: bool
+    aux_tree: Any
+    aux_avals: list[Any]
     head_axis: str | None = None
 
     @property
@@ -102,13 +106,18 @@ class Model:
             return _strong(result), loss
         return _strong(result), None
 
-    def head(self, h: Leaves, shared: Leaves, x: Leaves, rows: Leaves) -> Any:
-        """Return the loss, at least as float32."""
+    def head(self, h: Leaves, shared: Leaves, x: Leaves, rows: Leaves) -> tuple[Any, Leaves]:
+        """Return the loss, at least as float32, and what the head returns beside it."""
         trees = self.inputs.trees
         of_head = trees.head.unflatten(h), self.x_tree.unflatten(x), trees.rows.unflatten(rows)
         with jax.named_scope("pipeline_head"), split_over(self.head_axis):
-            loss = self._call(self.fns.head, shared, *of_head)
-        return jnp.asarray(loss).astype(self.loss_dtype)
+            result = self._call(self.fns.head, shared, *of_head)
+        loss, aux = result if self.aux_avals else (result, ())
+        return jnp.asarray(loss).astype(self.loss_dtype), _strong(aux)
+
+    def join(self, loss: Any, aux: Leaves) -> Any:
+        """Return the loss, with what the head returns beside it if it does."""
+        return (loss, self.aux_tree.unflatten(aux)) if self.aux_avals else loss
 
     def _call(self, fn: Callable[..., Any], shared: Leaves, *args: Any) -> Any:
         """Call a function of the user, with other values for the arrays around it."""
@@ -136,6 +145,7 @@ def check_model(
     *,
     axis: str | None = None,
     has_split_head: bool = False,
+    has_aux: bool = False,
 ) -> Model:
     """Trace the functions for one micro-batch and one layer, and check what they return.
 
@@ -145,19 +155,28 @@ def check_model(
         leaves: Its leaves on this device.
         axis: The axis of the stages, over which the functions must not communicate.
         has_split_head: Whether all stages run the head together, each with its part.
+        has_aux: Whether the head returns arrays with a row for each example beside the loss.
 
     Raises:
-        ShapeError: A layer changes the structure, a shape or a dtype of `x`, or a loss is not a
-            scalar.
+        ShapeError: A layer changes the structure, a shape or a dtype of `x`, a loss is not a
+            scalar, or an array beside it has not a row for each example.
         ArgumentError: A function communicates over `axis`, gathers an array in pieces, or assigns a
             variable.
     """
     with _compat.typed_like(inputs.shared, inputs.take_apart(leaves).shared):
-        return _check_model(StageFns(*fns), inputs, leaves, axis, has_split_head)
+        return _check_model(
+            StageFns(*fns), inputs, leaves, axis, has_split_head=has_split_head, has_aux=has_aux
+        )
 
 
 def _check_model(
-    fns: StageFns, inputs: Inputs, leaves: Leaves, axis: str | None, has_split_head: bool
+    fns: StageFns,
+    inputs: Inputs,
+    leaves: Leaves,
+    axis: str | None,
+    *,
+    has_split_head: bool,
+    has_aux: bool,
 ) -> Model:
     of_embed, of_layer, of_head, one, of_rows = take_one(
         inputs.trees, inputs.take_apart(leaves), inputs.chunks
@@ -174,16 +193,50 @@ def _check_model(
     _check_x(fns.layer, x, result)
     head_axis = axis if has_split_head else None
     with split_over(head_axis):
-        head, loss = _trace(fns.head, of_head, x, one)
+        head, result = _trace(fns.head, of_head, x, one)
     _check_uses(head, fns.head, "head", None if has_split_head else axis)
+    loss, aux = _read_aux(fns.head, result, inputs) if has_aux else (result, ())
     _check_scalar("head", fns.head, loss)
-    names = {
-        eqn.primitive.name for program in (embed, layer, head) for eqn in walk_operations(program)
-    }
-    has_permutes = "ppermute" in names
+    aux_avals, aux_tree = jax.tree.flatten(aux)
+    programs = embed, layer, head
+    names = {eqn.primitive.name for program in programs for eqn in walk_operations(program)}
     return Model(
-        fns, inputs, x_tree, x_avals, has_losses, widen(loss.dtype), has_permutes, head_axis
+        fns=fns,
+        inputs=inputs,
+        x_tree=x_tree,
+        x_avals=x_avals,
+        has_losses=has_losses,
+        loss_dtype=widen(loss.dtype),
+        has_permutes="ppermute" in names,
+        aux_tree=aux_tree,
+        aux_avals=aux_avals,
+        head_axis=head_axis,
     )
+
+
+def _read_aux(head: Callable[..., Any], result: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Return the loss and what is beside it: arrays with a row for each example."""
+    if not isinstance(result, tuple) or len(result) != 2 or not jax.tree.leaves(result[1]):
+        raise refuse(
+            f"has_aux=True, and a head ({_name(head)}) that returns {_show(result)}.",
+            "With has_aux=True a head returns a pair: the loss, and arrays with a row for each "
+            "example.",
+            "Return (loss, aux), or leave has_aux out.",
+        )
+    rows = inputs.take_apart(inputs.leaves).rows[0].shape[1]
+    for path, aval in jax.tree_util.tree_leaves_with_path(result[1]):
+        is_number = jnp.issubdtype(aval.dtype, jnp.number) or aval.dtype == bool
+        if is_number and aval.shape[:1] == (rows,):
+            continue
+        raise refuse(
+            f"a head ({_name(head)}) with aux{jax.tree_util.keystr(path)} {_show(aval)}, for "
+            f"{rows} rows of a micro-batch.",
+            "aux has numbers for each example, so that they do not depend on micro-batches: dim 0 "
+            "is over the rows.",
+            "Return them before their mean or sum over the rows.",
+            kind=ShapeError,
+        )
+    return result
 
 
 def _trace(fn: Callable[..., Any], *args: Any) -> tuple[Any, Any]:

@@ -21,6 +21,7 @@ def run_plain(
     chunks: int = 1,
     keys: Any = None,
     reduce: str = "mean",
+    has_aux: bool = False,
 ) -> Any:
     """Return the loss of all micro-batches on one device.
 
@@ -36,27 +37,30 @@ def run_plain(
         keys: Random keys `[micro_batches, rows]`, or None.
         reduce: "mean" or "sum" of the losses of the micro-batches. Losses of layers are a mean
             over micro-batches in both cases.
+        has_aux: Whether the head returns `(loss, aux)`. Then the result is `(loss, aux)` with
+            arrays `[micro_batches, rows, ...]`, which have no gradients.
     """
     inputs = read_inputs(stage_fns, parts, batch, keys, chunks)
-    model = check_model(stage_fns, inputs, inputs.leaves)
+    model = check_model(stage_fns, inputs, inputs.leaves, has_aux=has_aux)
     scale, of_layers = get_factors(reduce, inputs.micro_batches)
 
-    def loss_of_one(parts: list[Any], rows: list[Any]) -> Any:
+    def loss_of_one(parts: list[Any], rows: list[Any]) -> tuple[Any, list[Any]]:
         e, w, h, shared, one, keys = inputs.take_apart([*parts, *rows])
         if chunks > 1:
             w = [a.reshape(-1, *a.shape[2:]) for a in w]
         x, losses = model.run_layers(w, shared, model.embed(e, shared, one), keys, 0)
-        loss = model.head(h, shared, x, one)
-        return loss if losses is None else loss + losses * of_layers
+        loss, aux = model.head(h, shared, x, one)
+        return loss if losses is None else loss + losses * of_layers, aux
 
     split = sum(inputs.counts[:4])
 
     def value(leaves: list[Any]) -> Any:
         def add(total: Any, rows: list[Any]) -> Any:
-            return total + loss_of_one(leaves[:split], rows), None
+            loss, aux = loss_of_one(leaves[:split], rows)
+            return total + loss, aux
 
-        total, _ = jax.lax.scan(add, jnp.zeros((), model.loss_dtype), leaves[split:])
-        return total * scale
+        total, aux = jax.lax.scan(add, jnp.zeros((), model.loss_dtype), leaves[split:])
+        return model.join(total * scale, aux)
 
     def gradients(wanted: Sequence[bool], leaves: list[Any]) -> tuple[Any, list[Any]]:
         parts, rows = leaves[:split], leaves[split:]
@@ -64,25 +68,25 @@ def run_plain(
         chosen = pick(parts, of_parts)
 
         def add(sums: Any, rows: list[Any]) -> Any:
-            def loss_of(chosen: list[Any], chosen_rows: list[Any]) -> Any:
+            def loss_of(chosen: list[Any], chosen_rows: list[Any]) -> tuple[Any, list[Any]]:
                 every = merge(chosen, parts, of_parts)
                 return loss_of_one(every, merge(chosen_rows, rows, of_rows))
 
             total, found = sums
             # `jax.grad` refuses complex numbers.
-            loss, pull = jax.vjp(loss_of, chosen, pick(rows, of_rows))
+            loss, pull, aux = jax.vjp(loss_of, chosen, pick(rows, of_rows), has_aux=True)
             g, g_rows = pull(jnp.ones_like(loss))
             # Sums of bfloat16 would lose what is below 1/256 of them.
             found = [a + b.astype(a.dtype) for a, b in zip(found, g, strict=True)]
-            return (total + loss, found), g_rows
+            return (total + loss, found), (g_rows, aux)
 
         start = (
             jnp.zeros((), model.loss_dtype),
             [jnp.zeros(a.shape, widen(a.dtype)) for a in chosen],
         )
-        (total, found), g_rows = jax.lax.scan(add, start, rows)
+        (total, found), (g_rows, aux) = jax.lax.scan(add, start, rows)
         each = iter([g * scale for g in (*found, *g_rows)])
-        return total * scale, [next(each) if w else None for w in wanted]
+        return model.join(total * scale, aux), [next(each) if w else None for w in wanted]
 
     return attach_gradients(value, gradients, inputs.leaves)
 

@@ -15,7 +15,7 @@ from jaxdist._pipeline.model import Model
 from jaxdist._pipeline.schedules import Ends
 from jaxdist._pipeline.slots import Slots
 
-# Buffers by name: x, g, r, d (slots), up, down (what moves after a tick), sums, loss.
+# Buffers by name: x, g, r, d (slots), up, down (what moves after a tick), sums, loss, aux.
 State: TypeAlias = dict[str, Any]
 # One tick of the table as this device reads it: scalars. `on` is whether the operation is that of
 # this stage, where all stages run it; without it, only that of this stage runs.
@@ -79,6 +79,7 @@ class Stage:
             "x": [_blank(a, sizes["x"] + 1) for a in x],
             "up": [_blank(a) for a in x],
             "loss": jnp.zeros((), self._model.loss_dtype),
+            "aux": [_blank(a, self._slots.table.micro_batches) for a in self._model.aux_avals],
         }
         if self._has_gradients:
             state |= {
@@ -159,8 +160,9 @@ class Stage:
         """Add the loss, and put the cotangent of y into a slot until the backward."""
         one = _get(self._values.rows, row["micro_batch"])
         if not self._has_gradients:
-            loss = self._model.head(self._values.head, self._values.shared, y, one)
-            return {**state, "loss": _add([state["loss"]], [loss], on)[0]}
+            loss, aux = self._model.head(self._values.head, self._values.shared, y, one)
+            aux = _put(state["aux"], row["micro_batch"], aux, on)
+            return {**state, "loss": _add([state["loss"]], [loss], on)[0], "aux": aux}
         loss, g_y, state = self._differentiate_head(state, y, one, row["micro_batch"], on=on)
         [loss] = _add([state["loss"]], [loss], on)
         return {**state, "loss": loss, "g": _put(state["g"], row["g"], g_y, on)}
@@ -173,10 +175,10 @@ class Stage:
         the head are whole, and all others are to be summed over the stages.
         """
         is_last = self._me == stages - 1
-        y = [_send_to_all(leaf, is_last, axis) for leaf in state["up"]]
+        y = [send_to_all(leaf, is_last, axis) for leaf in state["up"]]
         one = _get(self._values.rows, row["head_micro_batch"])
         if not self._has_gradients:
-            loss = self._model.head(self._values.head, self._values.shared, y, one)
+            loss, _ = self._model.head(self._values.head, self._values.shared, y, one)
             return {**state, "loss": state["loss"] + jnp.where(is_last, loss, 0)}
         micro_batch = row["head_micro_batch"]
         loss, g_y, state = self._differentiate_head(state, y, one, micro_batch, 1 / stages)
@@ -193,20 +195,21 @@ class Stage:
         share: float = 1.0,
         on: Any = None,
     ) -> tuple[Any, Leaves, State]:
-        """Return the loss, the cotangent of y, and the state with the other gradients added."""
+        """Return the loss, the cotangent of y, and the state with all else that the head gives."""
         h, shared = self._values.head, self._values.shared
         of, of_y = self._wanted, self._model.x_floats
 
-        def loss_of(floats: Leaves, *chosen: Leaves) -> Any:
-            return share * self._model.head(
+        def loss_of(floats: Leaves, *chosen: Leaves) -> tuple[Any, Leaves]:
+            loss, aux = self._model.head(
                 merge(chosen[0], h, of.head),
                 merge(chosen[1], shared, of.shared),
                 merge(floats, y, of_y),
                 merge(chosen[2], one, of.rows),
             )
+            return share * loss, aux
 
         chosen = pick(h, of.head), pick(shared, of.shared), pick(one, of.rows)
-        loss, pull = jax.vjp(loss_of, pick(y, of_y), *chosen)
+        loss, pull, aux = jax.vjp(loss_of, pick(y, of_y), *chosen, has_aux=True)
         g_y, g_h, g_shared, g_rows = pull(jnp.ones_like(loss))
         sums: Sums = state["sums"]
         sums = sums._replace(
@@ -214,7 +217,8 @@ class Stage:
             shared=_add(sums.shared, g_shared, on),
             rows=_add_row(sums.rows, micro_batch, g_rows, on),
         )
-        return loss, g_y, {**state, "sums": sums}
+        aux = _put(state["aux"], micro_batch, aux, on)
+        return loss, g_y, {**state, "sums": sums, "aux": aux}
 
     def _backward(self, state: State, row: Row, ends: Ends) -> State:
         kept, g = _get(state["r"], row["r"]), _get(state["g"], row["g"])
@@ -365,10 +369,10 @@ def _sum(array: Any, axis: str) -> Any:
     return jax.lax.psum(array.astype(widen(array.dtype)), axis).astype(array.dtype)
 
 
-def _send_to_all(array: Any, is_last: Any, axis: str) -> Any:
+def send_to_all(array: Any, is_last: Any, axis: str) -> Any:
     """Return the array of the last stage: the sum of it and of zeros, exact in any dtype."""
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
-        words = _send_to_all(jax.random.key_data(array), is_last, axis)
+        words = send_to_all(jax.random.key_data(array), is_last, axis)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(array))
     chosen = jnp.where(is_last, array, jnp.zeros_like(array))
     if array.dtype == bool:

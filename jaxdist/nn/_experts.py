@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from jaxdist import _compat
 from jaxdist._called import called
@@ -13,6 +14,7 @@ from jaxdist.nn._axis import find_axis
 from jaxdist.nn._experts_arguments import (
     as_capacity,
     as_group,
+    as_logits,
     as_router,
     as_tokens,
     as_top_k,
@@ -46,7 +48,8 @@ def experts(
     Shapes:
         `x` `[rows, tokens, d]`, or with other dims before the tokens, `router` `[d, experts]` and
         leaves of `weights` `[experts, ...]` give `y` like `x`, and two scalars. `expert` gets the
-        weights of one expert without dim 0, and rows `[slots, d]`; it returns `[slots, d]`.
+        weights of one expert without dim 0, and rows `[slots, d]`; it returns `[slots, d]`. A
+        function as `router` gets `x` and returns `[rows, tokens, experts]`.
 
     Cost:
         An expert computes `ceil(capacity * top_k * group / experts)` slots for each group, whether
@@ -81,10 +84,12 @@ def experts(
             apply dropout to `y`, by `nn.example_keys`. It may use other arrays of the step, except
             over an axis of replicas, where it computes rows of all replicas. It is traced several
             times.
-        router: A matrix. The softmax of `x @ router` are the probabilities of the experts. The
-            weights of the chosen ones are normalised to 1, and not again after drops: a token whose
-            choices are all dropped has the result 0. So with `top_k=1` all weights are 1, and only
-            the balance loss trains the router.
+        router: A matrix, or a function of `x`, such as an `nnx.Linear` with a bias or one that
+            adds noise. The softmax of `x @ router` or `router(x)` are the probabilities of the
+            experts. The weights of the chosen ones are normalised to 1, and not again after drops:
+            a token whose choices are all dropped has the result 0. So with `top_k=1` all weights
+            are 1, and only the balance loss trains the router. The product with a matrix has the
+            full precision of its dtype on each device; a function decides that itself.
         weights: A pytree with the weights of all experts, or an NNX module. Placed by
             `partition.Split(0, axis="experts")` they stay where they are. Parameters in pieces
             (FSDP) are gathered. Over an axis of replicas each leaf is in pieces, placed by
@@ -157,8 +162,9 @@ def experts(
     """
     check_callable(expert, "expert", "Pass a function of the weights of one expert and its rows.")
     tokens = as_tokens(x)
-    matrix = as_router(router, tokens)
-    count = matrix.shape[1]
+    is_function = callable(router) and not isinstance(router, nnx.Variable)
+    scores = as_logits(router, tokens) if is_function else as_router(router, tokens)
+    count = scores.shape[-1]
     top_k = as_top_k(top_k, count)
     size = as_group(group, tokens)
     slots = as_capacity(capacity, top_k=top_k, tokens=size, experts=count)
@@ -173,13 +179,15 @@ def experts(
     else:
         held = as_weights(weights, count)
     if not tokens.size:
-        return _compute_nothing(tokens, matrix, held)
-    dtype = jnp.promote_types(jnp.promote_types(tokens.dtype, matrix.dtype), jnp.float32)
+        return _compute_nothing(tokens, scores, held)
+    dtype = jnp.promote_types(jnp.promote_types(tokens.dtype, scores.dtype), jnp.float32)
     spec = _compat.find_spec_of_type(tokens)
     groups = replicate(tokens).reshape(-1, size, tokens.shape[-1])
+    if is_function:
+        scores = replicate(scores).reshape(-1, size, count)
     y, balance, dropped = compute_groups(
         checked,
-        matrix.astype(dtype),
+        scores.astype(dtype),
         held,
         groups,
         top_k=top_k,

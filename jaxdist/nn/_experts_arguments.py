@@ -70,6 +70,27 @@ def as_router(router: Any, x: jax.Array) -> jax.Array:
     return array
 
 
+def as_logits(router: Callable[[jax.Array], Any], x: jax.Array) -> jax.Array:
+    """Return what a function returns for the tokens, with a number for each expert."""
+    rule = "router(x) returns logits of floating-point numbers, [..., tokens, experts]."
+    result = router(x)
+    if not is_array(result) or not jnp.issubdtype(jnp.result_type(result), jnp.floating):
+        raise refuse_type(
+            f"router, which returned {show(result)}.",
+            rule,
+            "Return one array, such as x @ kernel + bias.",
+        )
+    array = jnp.asarray(result)
+    if array.shape[:-1] != x.shape[:-1] or array.ndim != x.ndim:
+        raise refuse(
+            f"router, which returned {list(array.shape)} for x of the shape {list(x.shape)}.",
+            rule,
+            f"Return logits of the shape {[*x.shape[:-1], 'experts']}.".replace("'", ""),
+            kind=ShapeError,
+        )
+    return array
+
+
 def as_weights(weights: Any, experts: int) -> Any:
     """Check that each leaf has the weights of all experts, and return a pytree of arrays.
 

@@ -9,7 +9,13 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jaxdist.nn._axis import Axis
-from jaxdist.nn._experts_queues import Routed, fill_slots, read_slots, route
+from jaxdist.nn._experts_queues import (
+    Routed,
+    fill_slots,
+    find_logits,
+    read_slots,
+    route,
+)
 
 Expert = Callable[[Any, jax.Array], jax.Array]
 Result = tuple[jax.Array, jax.Array, jax.Array]
@@ -29,7 +35,8 @@ def compute_groups(
 
     Args:
         expert: The function of one expert and its rows. It returns an array like the rows.
-        router: `[d, experts]`, in the dtype in which tokens are routed.
+        router: `[d, experts]`, in the dtype in which tokens are routed, or the logits of all
+            groups, `[groups, tokens, experts]`.
         weights: The weights of all experts, along dim 0 of each leaf; of the experts of this
             replica, if the axis is one of replicas.
         x: The groups `[groups, tokens, d]`.
@@ -40,9 +47,11 @@ def compute_groups(
     """
     own_groups, _, width = x.shape
     groups = own_groups * axis.size if axis is not None and axis.is_of_replicas else own_groups
+    has_logits = router.ndim == 3
 
     def send(router: jax.Array, x: jax.Array) -> tuple[jax.Array, Routed]:
-        routed = jax.vmap(lambda x: route(x, router, top_k=top_k, capacity=capacity))(x)
+        logits = router if has_logits else find_logits(x, router)
+        routed = jax.vmap(lambda own: route(own, top_k=top_k, capacity=capacity))(logits)
         rows = jax.vmap(fill_slots)(x, routed)
         if axis is not None:
             # Each device gets the rows of its experts, of all groups in their order.
@@ -70,8 +79,10 @@ def compute_groups(
     if jax.sharding.get_abstract_mesh().explicit_axes:
         weights = jax.tree.map(lambda w: _divide_first_dim(w, axis.name), weights)
     # The last devices may have groups of zeros, which no expert computes.
-    x = _pad(replicate(x), axis.size)
-    rows, routed = divide(send, in_specs=(P(), divided))(replicate(router), x)
+    x, router = _pad(replicate(x), axis.size), replicate(router)
+    router = _pad(router, axis.size) if has_logits else router
+    of_router = divided if has_logits else P()
+    rows, routed = divide(send, in_specs=(of_router, divided))(router, x)
     y = divide(answer, in_specs=divided)(compute(weights, rows), routed)
     y, balance, dropped = (replicate(r)[:own_groups] for r in (y, routed.balance, routed.dropped))
     return y, balance, dropped

@@ -36,15 +36,19 @@ class Routed(NamedTuple):
 # the token that came nearest to it.
 
 
-def route(x: jax.Array, router: jax.Array, *, top_k: int, capacity: int) -> Routed:
+def find_logits(x: jax.Array, router: jax.Array) -> jax.Array:
+    """Return the logits of all experts for tokens `[..., d]`."""
+    # TPUs would round the factors to bfloat16, and experts would be chosen by that.
+    return jnp.dot(x.astype(router.dtype), router, precision=jax.lax.Precision.HIGHEST)
+
+
+def route(logits: jax.Array, *, top_k: int, capacity: int) -> Routed:
     """Choose the experts of each token of a group, and the slots that the tokens take.
 
     All first choices come before all second choices; among those, tokens come in their order.
     """
-    tokens, experts = x.shape[0], router.shape[1]
+    tokens, experts = logits.shape
     choices = tokens * top_k
-    # TPUs would round the factors to bfloat16, and experts would be chosen by that.
-    logits = jnp.dot(x.astype(router.dtype), router, precision=jax.lax.Precision.HIGHEST)
     probability = jax.nn.softmax(logits)
     # Of equal probabilities, `top_k` takes the one with the lower index.
     chosen, expert = jax.lax.top_k(probability, top_k)

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding
 
 from jaxdist import _compat, _pipeline, _replica
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._collectives import current_log, note_work
 from jaxdist._validate import (
+    as_flag,
     as_integer,
     check_callable,
     check_has_arrays,
@@ -21,9 +21,10 @@ from jaxdist._validate import (
     refuse_choice,
     show,
 )
-from jaxdist._values import Sharded, find_split_entries, gather_whole, is_sharded
+from jaxdist._values import gather_whole, is_sharded
 from jaxdist.errors import ShapeError
-from jaxdist.nn._axis import Axis, find_axis
+from jaxdist.nn._axis import find_axis
+from jaxdist.nn._pipeline_chunks import check_not_in_chunks, find_chunks
 from jaxdist.nn._pipeline_facts import list_facts
 from jaxdist.nn._random import example_keys
 from jaxdist.nn._vocabulary_head import VocabularyHead
@@ -46,7 +47,8 @@ def pipeline_loss(
     chunks: int | None = None,
     key: jax.Array | None = None,
     reduce: str = "mean",
-) -> jax.Array:
+    has_aux: bool = False,
+) -> Any:
     """Return the loss of a model whose stacked layers are the stages of a pipeline.
 
     It takes the place of a loop over layers:
@@ -61,7 +63,8 @@ def pipeline_loss(
 
     Shapes:
         `batch`: arrays `[b, ...]`, where `b` is the rows of this replica. Leaves of `parts[1]`:
-        `[layers, ...]`, or `[chunks, layers / chunks, ...]` (`partition.Stage`). Out: a scalar.
+        `[layers, ...]`, or `[chunks, layers / chunks, ...]` (`partition.Stage`). Out: a scalar,
+        and with `has_aux` arrays `[b, ...]` beside it.
 
     Cost:
         With S stages, M micro-batches and v chunks: `2 * (v*M + S - 1)` permutes of one activation,
@@ -69,7 +72,8 @@ def pipeline_loss(
         and `"gpipe"`, and a third of it with `"zero_bubble"`. `"1f1b"` keeps what the backward
         needs of `2*S - 1` micro-batches, `"gpipe"` of all. Parameters in pieces (FSDP) are gathered
         once, before the first micro-batch, and their gradients are scattered once. `embed` and
-        `head` are whole on each stage; see `nn.vocabulary_head` for a large head.
+        `head` are whole on each stage; see `nn.vocabulary_head` for a large head. With `has_aux`
+        each stage keeps aux of all rows, and one all-reduce sends it from the last stage to all.
 
     Guarantees:
         The loss and its gradients do not depend on stages, schedule, chunks and replicas, but for
@@ -79,6 +83,7 @@ def pipeline_loss(
         embed: `embed(parts[0], rows)` returns `x`, an array or a pytree, for the rows of one
             micro-batch.
         layer: `layer(w, x)` returns `x` with the same shapes and dtypes, where `w` is one layer.
+            What it needs of the rows, such as a mask, is a part of `x` that it returns unchanged.
             With `key` it is `layer(w, x, keys)`. It may return `(x, loss)` with a loss of its own,
             a scalar: these are summed over layers, and their mean over micro-batches is added.
             Wrap it in `jax.checkpoint` to keep less for the backward.
@@ -97,17 +102,23 @@ def pipeline_loss(
             row's position in the global batch and the number of the layer.
         reduce: `"mean"` returns the mean of the losses of micro-batches, `"sum"` their sum: for
             losses that are sums, which the step divides by a number that it knows.
+        has_aux: Whether `head` returns `(loss, aux)`, as in `jax.value_and_grad`. `aux` is a pytree
+            of numbers with a row for each example, such as logits or the count of right answers;
+            it has no gradients.
 
     Returns:
-        The loss of this replica, in the dtype of `head`'s, at least float32.
+        The loss of this replica, in the dtype of `head`'s, at least float32. With `has_aux`
+        `(loss, aux)`, with the rows in the order of the batch.
 
     Raises:
         ShapeError: M does not divide the rows, a replica has other rows than another, the layers
-            are not placed on the stages or do not divide over them, or a layer changes `x`.
+            are not placed on the stages or do not divide over them, a layer changes `x`, or aux
+            has not a row for each example.
         ArgumentError: Unknown axis, `schedule` or `reduce`, an axis of replicas, other chunks than
             those of the placement, or a function that changes NNX state, assigns a variable,
             communicates over the axis, or gathers an array in pieces that is not in `parts`.
         ArgumentTypeError: A function is not callable, or `parts` are not three.
+        UnsupportedError: The loss is differentiated twice, or aux is.
 
     Example:
         >>> def layer(w, x):
@@ -138,15 +149,21 @@ def pipeline_loss(
             "parts are the parameters of embed, of all layers, and of head.",
             "Pass a tuple of three: parts=(embed, layers, head).",
         )
-    if schedule not in [*_pipeline.SCHEDULES]:
+    if not isinstance(schedule, str) or schedule not in _pipeline.SCHEDULES:
         raise refuse_choice("schedule", schedule, _pipeline.SCHEDULES)
-    if reduce not in ("mean", "sum"):
+    if not isinstance(reduce, str) or reduce not in ("mean", "sum"):
         raise refuse_choice("reduce", reduce, ("mean", "sum"))
     if reduce == "mean" and isinstance(head, VocabularyHead) and head.weights is not None:
         raise refuse(
             "reduce='mean', and head=nn.vocabulary_head(..., weights=...), which returns a sum.",
             "A mean of sums depends on the number of micro-batches.",
             "Pass reduce='sum', and divide the loss by the sum of the weights.",
+        )
+    if as_flag("has_aux", has_aux) and isinstance(head, VocabularyHead):
+        raise refuse(
+            "has_aux=True, and head=nn.vocabulary_head(...), which returns the loss only.",
+            "With has_aux=True head returns (loss, aux).",
+            "Leave has_aux out, or write a head of your own.",
         )
     if chunks is not None:
         as_integer("chunks", chunks, least=1)
@@ -159,8 +176,12 @@ def pipeline_loss(
         for part, fn, name in zip(parts, (embed, layer, head), _NAMES, strict=True)
     ]
     trees, (own_embed, own_layer, own_head) = zip(*opened, strict=True)
-    with_keys = own_layer if key is not None else lambda w, x, _: own_layer(w, x)
-    fns = _pipeline.StageFns(own_embed, with_keys, own_head)
+
+    @functools.wraps(layer)
+    def without_key(w: Any, x: Any, _: Any) -> Any:
+        return own_layer(w, x)
+
+    fns = _pipeline.StageFns(own_embed, without_key if key is None else own_layer, own_head)
 
     def divide(x: Any) -> Any:
         return jnp.reshape(x, (micro_batches, rows // micro_batches, *jnp.shape(x)[1:]))
@@ -169,9 +190,18 @@ def pipeline_loss(
     keys = None if key is None else divide(example_keys(key, rows))
     if found is None:
         if chunks is None:
-            _check_not_in_chunks(trees[1])
-        return _pipeline.run_plain(fns, trees, batch, chunks=chunks or 1, keys=keys, reduce=reduce)
-    chunks = _find_chunks(trees[1], found, chunks)
+            check_not_in_chunks(trees[1])
+        result = _pipeline.run_plain(
+            fns,
+            trees,
+            batch,
+            chunks=chunks or 1,
+            keys=keys,
+            reduce=reduce,
+            has_aux=has_aux,
+        )
+        return _join_rows(result, rows) if has_aux else result
+    chunks = find_chunks(trees[1], found, chunks)
     layout = found.frame.strategy.layout
     has_split_head = isinstance(head, VocabularyHead)
     line = _compat.find_callers_line()
@@ -184,7 +214,7 @@ def pipeline_loss(
     whole = jax.tree.map(
         lambda x: gather_whole(x, layout) if is_sharded(x) else x, trees, is_leaf=is_sharded
     )
-    return _pipeline.run_pipeline(
+    result = _pipeline.run_pipeline(
         fns,
         whole,
         batch,
@@ -197,8 +227,16 @@ def pipeline_loss(
         head_specs=head.specs(whole[2], found.name) if has_split_head else None,
         # A TPU sends to the devices that a permute names, and to no other.
         permutes_meet=layout.mesh.devices.flat[0].platform != "tpu",
+        has_aux=has_aux,
         told=tell,
     )
+    return _join_rows(result, rows) if has_aux else result
+
+
+def _join_rows(result: Any, rows: int) -> Any:
+    """Return the loss, and aux with the rows of all micro-batches in one dim."""
+    loss, aux = result
+    return loss, jax.tree.map(lambda a: jnp.reshape(a, (rows, *a.shape[2:])), aux)
 
 
 def _count_rows(batch: Any, micro_batches: int) -> int:
@@ -306,97 +344,3 @@ def _check_unchanged(name: str, before: dict[str, Any], after: dict[str, Any]) -
             "Return what changes as a part of x. For dropout pass key=, and take the keys in layer "
             "instead of nnx.Rngs. For batch statistics use a norm without them.",
         )
-
-
-def _find_chunks(layers: Any, axis: Axis, given: int | None) -> int:
-    """Return the number of chunks of each stage, by the placement of the layers.
-
-    Raises:
-        ShapeError: The layers are not placed on the stages.
-        ArgumentError: They have other chunks than `given`.
-    """
-    found: dict[str, set[int]] = {}
-    unplaced: list[str] = []
-    for path, leaf in jax.tree_util.tree_flatten_with_path(layers, is_leaf=is_sharded)[0]:
-        name = f"parts[1]{jax.tree_util.keystr(path)}"
-        dims = _find_dims(leaf, axis)
-        if dims is None:  # the step has made it, such as the numbers of the layers
-            continue
-        if dims & {0, 1}:
-            found[name] = {1 if dim == 0 else leaf.shape[0] for dim in dims & {0, 1}}
-        elif jnp.issubdtype(leaf.dtype, jnp.inexact):
-            unplaced.append(f"{name} {leaf.dtype}{list(leaf.shape)}")
-    if unplaced or not found:
-        name = (unplaced or ["parts[1]"])[0]
-        raise refuse(
-            f"{name}, which is not placed on the {axis.size} stages of the axis {axis.name!r}.",
-            "Each stage has its own layers, so that none of them moves. A jax.jit around "
-            "strategy.run hides where arrays are.",
-            'Place the layers by a rule such as ("layers/**", partition.Stage()): '
-            "params = partition.place(strategy, params, rules).",
-            kind=ShapeError,
-        )
-    # Other inputs of the same shape may be placed in another way, so a leaf may fit several.
-    counts = set.intersection(*found.values())
-    if given in counts or (given is None and len(counts) == 1):
-        return given or counts.pop()
-    lines = [f"{name}: chunks={' or '.join(map(str, sorted(n)))}" for name, n in found.items()]
-    if given is None and counts:
-        raise refuse(
-            f"chunks=None, and layers that have the shapes of inputs which are placed with other "
-            f"chunks.\n{format_lines(lines)}",
-            "By its shape alone, an input does not show which placement is that of the layers.",
-            f"Pass the chunks of the layers' placement: chunks={lines[0].partition('=')[2]}.",
-        )
-    raise refuse(
-        f"chunks={given}, and layers that are placed with other chunks.\n{format_lines(lines)}",
-        "All layers have the chunks of their placement, partition.Stage(chunks=...).",
-        f"Pass chunks={max(counts)}, or leave it out."
-        if len(counts) == 1
-        else "Place all layers by one rule.",
-    )
-
-
-def _check_not_in_chunks(layers: Any) -> None:
-    """Check that the step has not placed the layers in chunks, which are whole here.
-
-    Raises:
-        ArgumentError: It has.
-    """
-    frame = _replica.current_frame()
-    if frame is None or not frame.is_inside_step:
-        return
-    for path, leaf in jax.tree_util.tree_flatten_with_path(layers)[0]:
-        chunks = _pipeline.find_chunks(frame.strategy.layout.mesh, tuple(jnp.shape(leaf)))
-        if chunks is not None:
-            name = f"parts[1]{jax.tree_util.keystr(path)}"
-            raise refuse(
-                f"chunks=None, and {name} {list(jnp.shape(leaf))}, a shape that partition.place "
-                f"was given with partition.Stage(chunks={chunks}).",
-                "Layers that are not on several stages do not show their chunks.",
-                f"Pass chunks={chunks}, which is right on stages, too; or chunks=1 if dim 0 of "
-                "these layers is over all of them.",
-            )
-
-
-def _find_dims(leaf: Any, axis: Axis) -> set[int] | None:
-    """Return the dims of a leaf that are split over an axis; None if no input of the step is alike.
-
-    A traced array does not know its layout. So the inputs of the step with its shape are asked.
-    """
-    if isinstance(leaf, Sharded):
-        entries = find_split_entries(leaf.cut, axis.frame.strategy.layout)
-        return {dim for dim, names in entries.items() if axis.name in names}
-    shape = tuple(jnp.shape(leaf))
-    specs = [spec for of_input, spec in axis.frame.placed if of_input == shape]
-    sharding = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
-    if isinstance(sharding, NamedSharding):
-        specs = [sharding.spec]
-    if not specs:
-        return None
-    name = axis.name
-    return {dim for spec in specs for dim, entry in enumerate(spec) if name in _names_of(entry)}
-
-
-def _names_of(entry: Any) -> tuple[Any, ...]:
-    return entry if isinstance(entry, tuple) else (entry,)

@@ -294,6 +294,7 @@ CALLS = {
             "chunks": 1,
             "key": jax.random.key(0),
             "reduce": "mean",
+            "has_aux": False,
         },
     ),
     "jaxdist.nn.vocabulary_head": Call(

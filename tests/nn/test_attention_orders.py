@@ -245,3 +245,17 @@ def test_a_step_within_a_merge_call_sees_the_order_around_it() -> None:
         return jaxdist.get_replica_context().merge_call(merge, (x,))
 
     assert whole(strategy, _run(step, np.zeros((1, 16), int), strategy=strategy)).tolist() == ZIGZAG
+
+
+@pytest.mark.parametrize("order", ["zigzag", "contiguous"])
+def test_numbers_of_positions_are_sent_nowhere(order: str) -> None:
+    strategy = on_mesh((2, 4))
+    table = np.random.default_rng(0).normal(size=(16, 4)).astype("float32")
+
+    def step(x: Any) -> Any:
+        x = nn.split_positions(x, order=order)
+        return x + jnp.asarray(table)[nn.positions(16)][None]
+
+    args = rows_of(strategy, np.zeros((2, 16, 4), "float32"))
+    kinds = {c.kind for c in strategy.lower(step, args).compile().collectives}
+    assert not kinds & {"collective-permute", "all-to-all"}, kinds

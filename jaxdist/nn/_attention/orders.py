@@ -36,18 +36,23 @@ class Order:
         """Return an array `[b, positions, ...]` with its rows in this order."""
         raise NotImplementedError
 
-    def number(self, device: jax.Array | int, rows: int) -> jax.Array:
-        """Return the positions of the rows of one device."""
+    def find(self, device: jax.Array | int, row: jax.Array, rows: int) -> jax.Array:
+        """Return the position of a row of a device, which has `rows` of them."""
         raise NotImplementedError
 
     def run(self, rows: int) -> int:
         """Return how many of the rows of one device follow each other."""
         raise NotImplementedError
 
+    def number(self, device: jax.Array | int, rows: int) -> jax.Array:
+        """Return the positions of the rows of one device."""
+        return self.find(device, jnp.arange(rows, dtype=jnp.int32), rows)
+
     def number_all(self, rows: int) -> jax.Array:
         """Return the positions of the rows of all devices, `rows` of each."""
+        # Each number by itself: slices of these numbers would move between devices.
         numbers = jnp.arange(self.devices * rows, dtype=jnp.int32)
-        return self.arrange(numbers[None])[0]
+        return self.find(numbers // max(rows, 1), numbers % max(rows, 1), rows)
 
 
 class _Contiguous(Order):
@@ -62,8 +67,8 @@ class _Contiguous(Order):
     def arrange(self, array: jax.Array) -> jax.Array:
         return array
 
-    def number(self, device: jax.Array | int, rows: int) -> jax.Array:
-        return device * rows + jnp.arange(rows, dtype=jnp.int32)
+    def find(self, device: jax.Array | int, row: jax.Array, rows: int) -> jax.Array:
+        return device * rows + row
 
     def run(self, rows: int) -> int:
         return rows
@@ -89,14 +94,13 @@ class _Zigzag(Order):
         pairs = (front.reshape(parts), jnp.flip(back.reshape(parts), 1))
         return jnp.stack(pairs, 2).reshape(shape)
 
-    def number(self, device: jax.Array | int, rows: int) -> jax.Array:
+    def find(self, device: jax.Array | int, row: jax.Array, rows: int) -> jax.Array:
         if self.devices == 1:
-            return jnp.arange(rows, dtype=jnp.int32)
+            return row
         part = rows // 2
-        numbers = jnp.arange(part, dtype=jnp.int32)
-        return jnp.concatenate(
-            [device * part + numbers, (2 * self.devices - 1 - device) * part + numbers]
-        )
+        front = device * part + row
+        back = (2 * self.devices - 2 - device) * part + row
+        return jnp.where(row < part, front, back)
 
     def run(self, rows: int) -> int:
         return rows if self.devices == 1 else rows // 2
