@@ -243,7 +243,7 @@ class _Ticks:
         operations = [stage.operation(kind, ends(kind)) for kind in kinds]
         if self._skips:
             # The branch of the kind of this device; 0, which does nothing, for none.
-            number = sum((n + 1) * own for n, own in enumerate(is_own))
+            number = sum((n + 1) * own.astype(jnp.int32) for n, own in enumerate(is_own))
             state = jax.lax.switch(number, [lambda state, row: state, *operations], state, row)
         else:
             for operation, own in zip(operations, is_own, strict=True):
