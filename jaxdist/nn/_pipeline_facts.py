@@ -24,10 +24,12 @@ def list_facts(
     )
     head = "whole on each stage; all stages wait for it"
     if splits_head:
-        head = f"split over the stages: {micro_batches / stages:g} heads instead of {micro_batches}"
+        count = micro_batches / stages
+        heads = "1 head" if count == 1 else f"{count:g} heads"
+        head = f"split over the stages: {heads} instead of {micro_batches}"
+    in_chunks = f" x {chunks} chunks" if chunks > 1 else ""
     facts = {
-        "schedule": f"{schedule}, {stages} stages x {chunks} chunk(s) x {micro_batches} "
-        "micro-batches",
+        "schedule": f"{schedule}, {stages} stages{in_chunks} x {micro_batches} micro-batches",
         "ticks": ", ".join(f"{count} {kinds}" for kinds, count in table.counts.items()),
         "waiting": f"{table.bubble():.1%} of the working time; {table.bubble(_WITH_REMAT):.1%} "
         "with jax.checkpoint",

@@ -36,7 +36,7 @@ def test_a_report_has_the_schedule_the_slots_and_the_axes() -> None:
     assert call == "nn.pipeline_loss"
     assert "pipelines.py" in line
     found = dict(facts)
-    assert found["schedule"] == "1f1b, 4 stages x 1 chunk(s) x 8 micro-batches"
+    assert found["schedule"] == "1f1b, 4 stages x 8 micro-batches"
     assert found["residuals kept"].startswith("7 on a stage, ")
     assert found["sent to a neighbour"] == "at most 22 times 128 bytes"
     assert "better" not in found
