@@ -76,6 +76,7 @@ def run_pipeline(
         told: It is called with the table that is traced, and with what a stage keeps.
     """
     inputs = read_inputs(stage_fns, parts, batch, keys, chunks, stages)
+    _refuse_shared(inputs)
     if schedule not in SCHEDULES:
         raise refuse_choice("schedule", schedule, SCHEDULES)
     table = SCHEDULES[schedule](stages, inputs.micro_batches, chunks)
@@ -122,6 +123,24 @@ def run_pipeline(
         return run(table, wanted, leaves)
 
     return attach_gradients(value, gradients, inputs.leaves)
+
+
+def _refuse_shared(inputs: Inputs) -> None:
+    """Refuse arrays of a step on replicas that the functions use: JAX would, without their names.
+
+    Such an array has the type of a mesh whose axis of stages is automatic, and the functions are
+    traced where it is manual. JAX does not let the two meet.
+    """
+    for array in inputs.take_apart(inputs.leaves).shared:
+        if jax.typeof(array).sharding.mesh.manual_axes:
+            raise refuse(
+                f"a function that uses {array.dtype}[{', '.join(map(str, array.shape))}] of the "
+                "step around it.",
+                "On stages, embed, layer and head use their arguments, and constants.",
+                "Pass it in parts, such as (embed, layers, (head, array)), or in batch if it has a "
+                "row for each example; layer gets it as a part of x, which embed returns. Make an "
+                "array that depends on nothing, such as a mask, inside of the function.",
+            )
 
 
 def _read_head_specs(inputs: Inputs, specs: Any, axis: str, stages: int) -> list[PartitionSpec]:

@@ -275,3 +275,41 @@ def test_nothing_is_left_of_a_step_that_failed() -> None:
         run(pipeline(3))
     assert jaxdist.get_replica_context() is not None
     run(pipeline(4))
+
+
+@pytest.mark.parametrize("what", ["parameter", "of the step", "made in the step"])
+def test_another_array_of_the_step_is_named_and_told_to_be_passed(what: str) -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        number = params["scale"] if what == "parameter" else batch["tokens"].mean()
+        scale = number if what != "made in the step" else jnp.arange(3.0).sum()
+
+        def of_rows(params: Any) -> Any:
+            def scaled(h: Any, x: Any, rows: Any) -> Any:
+                return head(h, x, rows) * scale
+
+            parts = params["embed"], params["layers"], params["head"]
+            return nn.pipeline_loss(embed, layer, scaled, parts, batch, micro_batches=4)
+
+        return jax.grad(of_rows)(params)["head"]
+
+    params = {**make_params(), "scale": np.float32(2)}
+    text = messages(ArgumentError, loss, params=params)
+    assert "a function that uses float32[] of the step around it" in text
+    assert "Pass it in parts" in text
+
+
+def test_an_array_in_parts_is_the_same_as_one_around_the_functions() -> None:
+    def scaled(h: Any, x: Any, rows: Any) -> Any:
+        return head(h[0], x, rows) * h[1]
+
+    def loss(params: Any, batch: Any) -> Any:
+        parts = params["embed"], params["layers"], (params["head"], params["scale"])
+        return nn.pipeline_loss(embed, layer, scaled, parts, batch, micro_batches=4)
+
+    def step(params: Any, batch: Any) -> Any:
+        found = jax.grad(loss)(params, batch)["scale"]
+        return jaxdist.get_replica_context().all_reduce("mean", found)
+
+    params = {**make_params(), "scale": np.float32(2)}
+    found = run(step, params=params)
+    np.testing.assert_allclose(found, jax.grad(loss)(params, make_batch())["scale"], rtol=1e-6)
