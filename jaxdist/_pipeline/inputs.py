@@ -199,5 +199,10 @@ def take_one(trees: Parts, lists: Parts, chunks: int) -> tuple[Any, ...]:
 
 
 def _avals(leaves: Leaves, dims: int) -> Leaves:
-    """Return shapes and dtypes without the first dims."""
-    return [jax.ShapeDtypeStruct(leaf.shape[dims:], leaf.dtype) for leaf in leaves]
+    """Return shapes and dtypes without the first dims; a Python number stays one of weak type."""
+    return [
+        jax.ShapeDtypeStruct(
+            leaf.shape[dims:], leaf.dtype, weak_type=getattr(leaf, "weak_type", False)
+        )
+        for leaf in leaves
+    ]

@@ -162,6 +162,19 @@ def test_gradients_of_narrow_parameters_are_summed_in_float32(
     _check(FNS, schedule, chunks, parts=parts, most=2e-2)
 
 
+@EACH
+def test_a_number_of_python_keeps_narrow_activations(schedule: str, chunks: int) -> None:
+    e, w, h = make_parts(4)
+    fns = StageFns(
+        lambda e, one: embed(e, one).astype(jnp.bfloat16) * e["scale"],
+        lambda w, x, keys: layer(w, x.astype(jnp.float32), keys).astype(jnp.bfloat16),
+        lambda h, x, one: head(h[0], (x * h[1]).astype(jnp.float32), one),
+    )
+    x, scale = jnp.ones(2, jnp.bfloat16), 1.5
+    assert (x * scale).dtype == x.dtype
+    _check(fns, schedule, chunks, parts=({**e, "scale": scale}, w, (h, 1.25)), most=2e-2)
+
+
 def test_many_small_gradients_are_not_lost_in_bfloat16() -> None:
     parts = 1.0, {"w": jnp.ones(4, jnp.bfloat16)}, jnp.ones((), jnp.bfloat16)
     fns = StageFns(lambda e, one: e * one, lambda w, x, keys: x, lambda h, x, one: (h * x).mean())
