@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdist import _compat
+from jaxdist import _compat, _replica
 from jaxdist._called import called
+from jaxdist._collectives import note_work
 from jaxdist._validate import check_callable
 from jaxdist.nn._axis import find_axis
 from jaxdist.nn._experts_arguments import (
@@ -21,6 +22,7 @@ from jaxdist.nn._experts_arguments import (
     check_result,
 )
 from jaxdist.nn._experts_exchange import compute_groups, replicate
+from jaxdist.nn._experts_facts import list_facts
 
 
 @called("nn.experts")
@@ -139,6 +141,12 @@ def experts(
     dtype = jnp.promote_types(jnp.promote_types(tokens.dtype, matrix.dtype), jnp.float32)
     spec = _compat.find_spec_of_type(tokens)
     groups = replicate(tokens).reshape(-1, size, tokens.shape[-1])
+    # The facts are those of this trace, so JAX must not reuse the trace of another step.
+    _replica.find_notes()
+    note_work(
+        _compat.find_callers_line(),
+        lambda: list_facts(groups, experts=count, top_k=top_k, slots=slots, axis=found),
+    )
     y, balance, dropped = compute_groups(
         check_result(expert),
         matrix.astype(dtype),

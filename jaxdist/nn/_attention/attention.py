@@ -6,11 +6,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from jaxdist import _compat
 from jaxdist._called import called, refuse, refuse_type
+from jaxdist._collectives import note_work
 from jaxdist._validate import as_array, as_flag, as_integer, as_number, refuse_choice, show
-from jaxdist.errors import ShapeError
+from jaxdist.errors import ContextError, ShapeError
 from jaxdist.nn._attention import kernel, layouts, orders
 from jaxdist.nn._attention.division import Division, Kind
+from jaxdist.nn._attention.facts import list_facts
 from jaxdist.nn._attention.gather import GATHER
 from jaxdist.nn._attention.positions import DEFAULT_AXIS, check_divides
 from jaxdist.nn._attention.ring import RING
@@ -89,7 +92,8 @@ def attention(
             integers, or an argument of a wrong type.
         ArgumentError: No such kind, order or axis, an axis of replicas, a second order in one step,
             or a block that is not positive.
-        ContextError: The axis is manual here, or JAX cannot compute over Explicit axes.
+        ContextError: The axis is manual here, JAX cannot compute over Explicit axes, or kind="ring"
+            on CPUs in a stage of a pipeline, where devices would wait for each other for ever.
 
     Example:
         >>> mesh = jax.make_mesh((2, 4), ("data", "positions"))
@@ -126,6 +130,10 @@ def attention(
     if found is None:
         return layouts.call_auto(lambda *given: _attend_whole(plan, *given), q, k, v, segments)
     division = Division(found.name, divided, plan.with_run(divided.run(q.shape[1] // found.size)))
+    note_work(
+        _compat.find_callers_line(),
+        lambda: list_facts(chosen, division, q, k, has_segments=segments is not None),
+    )
     return layouts.call_auto(
         lambda *given: _attend_divided(division, chosen, *given), q, k, v, segments
     )
@@ -242,3 +250,15 @@ def _check_division(
 ) -> None:
     check_divides(f"q of shape {list(q.shape)}", q.shape[1], order, axis)
     kind.check(q.shape[2], k.shape[2], axis.size)
+    layout = axis.frame.strategy.layout
+    manual = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+    others = sorted(manual & frozenset(layout.logical_axes))
+    if kind.is_in_turns and layout.platform == "cpu" and others:
+        raise refuse(
+            f"kind={kind.name!r} on CPUs, inside a function that is divided over the axis "
+            f"{others[0]!r}.",
+            "Keys pass from device to device, and CPUs wait in each turn for all devices of the "
+            "mesh. Where a stage of a pipeline does something else, they would wait for ever.",
+            "Pass kind='gather', which sends less than a ring, or 'ulysses'.",
+            kind=ContextError,
+        )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -33,16 +33,30 @@ class Order:
 
     def number(self, device: jax.Array | int, rows: int) -> jax.Array:
         """Return the positions of the rows of one device."""
-        raise NotImplementedError
+        numbers: jax.Array = self.place(device, jnp.arange(rows, dtype=jnp.int32), rows)
+        return numbers
 
     def run(self, rows: int) -> int:
         """Return how many of the rows of one device follow each other."""
         raise NotImplementedError
 
     def number_all(self, rows: int) -> jax.Array:
-        """Return the positions of the rows of all devices, `rows` of each."""
-        numbers = jnp.arange(self.devices * rows, dtype=jnp.int32)
-        return self.arrange(numbers[None])[0]
+        """Return the positions of the rows of all devices, `rows` of each.
+
+        They are computed from the numbers of the rows one by one. XLA would divide an array that is
+        arranged over the devices, and exchange its parts: in a stage of a pipeline, where other
+        stages do something else, CPUs would wait for ever.
+        """
+        device, row = jnp.divmod(jnp.arange(self.devices * rows, dtype=jnp.int32), max(rows, 1))
+        numbers: jax.Array = self.place(device, row, rows)
+        return numbers
+
+    def place(self, device: Any, row: Any, rows: int) -> Any:
+        """Return the positions of some of the `rows` rows of devices, by their numbers there.
+
+        These are arrays of JAX or of NumPy.
+        """
+        raise NotImplementedError
 
 
 class _Contiguous(Order):
@@ -57,8 +71,8 @@ class _Contiguous(Order):
     def arrange(self, array: jax.Array) -> jax.Array:
         return array
 
-    def number(self, device: jax.Array | int, rows: int) -> jax.Array:
-        return device * rows + jnp.arange(rows, dtype=jnp.int32)
+    def place(self, device: Any, row: Any, rows: int) -> Any:
+        return device * rows + row
 
     def run(self, rows: int) -> int:
         return rows
@@ -84,14 +98,13 @@ class _Zigzag(Order):
         pairs = (front.reshape(parts), jnp.flip(back.reshape(parts), 1))
         return jnp.stack(pairs, 2).reshape(shape)
 
-    def number(self, device: jax.Array | int, rows: int) -> jax.Array:
+    def place(self, device: Any, row: Any, rows: int) -> Any:
         if self.devices == 1:
-            return jnp.arange(rows, dtype=jnp.int32)
+            return row
         part = rows // 2
-        numbers = jnp.arange(part, dtype=jnp.int32)
-        return jnp.concatenate(
-            [device * part + numbers, (2 * self.devices - 1 - device) * part + numbers]
-        )
+        # The second part continues at the position of part 2n-1-i.
+        further = (2 * self.devices - 2 - 2 * device) * part
+        return row + device * part + (row >= part) * further
 
     def run(self, rows: int) -> int:
         return rows if self.devices == 1 else rows // 2
