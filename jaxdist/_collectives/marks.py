@@ -79,7 +79,7 @@ def note_ignored(sentence: str, what: Any = None) -> None:
 
 
 def note_work(line: str, facts: Callable[[], Mapping[str, str]]) -> None:
-    """Note how the public call around divides its work over an axis, for `explain`.
+    """Note what the public call around does, and how its work is divided, for `explain`.
 
     Args:
         line: The line of the user's code.

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from jaxdist._planning.planner import Source as Source
     from jaxdist._planning.planner import compile_for as compile_for
     from jaxdist._planning.planner import plan as plan
+    from jaxdist._planning.slice_axes import LOGICAL as LOGICAL
     from jaxdist._planning.slice_axes import assign_slices as assign_slices
     from jaxdist._planning.slice_axes import make_axes as make_axes
     from jaxdist._planning.slice_axes import put_on_axes as put_on_axes

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import numpy as np
@@ -103,21 +103,23 @@ class Axes:
 # The axes for rules that shard state within a slice, and replicate it over slices: one axis over
 # the slices, one within each slice.
 _SLICE_AXES = ("slice", "replica")
+# The axis of the devices that share the parameters of a replica, where it has other axes too.
+LOGICAL = "logical"
 SLICES = Axes(_SLICE_AXES, _SLICE_AXES, dict.fromkeys(_SLICE_AXES, 1))
 
 
-def make_axes(*, in_slices: bool, stages: int, logical: int) -> Axes | None:
+def make_axes(*, in_slices: bool, inner: Mapping[str, int], logical: int) -> Axes | None:
     """Return the axes of a job's mesh; None for one axis of replicas and one of logical devices.
 
     Args:
         in_slices: Whether the replicas have the axes `("slice", "replica")`.
-        stages: The stages of a pipeline, along the axis `"stage"`; 1 gives no such axis.
-        logical: The devices of each stage.
+        inner: The sizes of axes within a replica, such as those of stages, the slowest first.
+        logical: The devices of each part that these axes make, along the axis `"logical"`.
     """
-    if stages == 1:
+    if not inner:
         return SLICES if in_slices else None
     replica = _SLICE_AXES if in_slices else _SLICE_AXES[1:]
-    inner = {"stage": stages} | ({"logical": logical} if logical > 1 else {})
+    inner = {**inner} | ({LOGICAL: logical} if logical > 1 else {})
     return Axes((*replica, *inner), replica, {**dict.fromkeys(replica, 1), **inner})
 
 

@@ -1,11 +1,14 @@
 """Compares plans of one job on one slice."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from jaxdist._reports.plan import CAVEAT, SlicePlan
 from jaxdist._reports.tables import Report, Table
 from jaxdist._reports.words import seconds, size
+
+# Columns that a sweep has if some candidate divides a replica in this way.
+_PARTS = ("stages", "positions", "experts")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,8 +22,11 @@ class Candidate:
     reason: str = ""
     # What the backward pass recomputes, if the task has a choice.
     remat: str = ""
-    # The stages of a pipeline; its devices are among the logical ones.
+    # The stages of a pipeline, and the devices that divide positions and experts. All of them are
+    # among the logical ones.
     stages: int = 1
+    positions: int = 1
+    experts: int = 1
 
     @property
     def seconds(self) -> float | None:
@@ -73,24 +79,22 @@ class Sweep(Report):
             f"Ways to lay {self.name} out on {self.topology}, "
             f"with {self.global_rows:,} rows in a batch"
         )
-        has_remat = any(c.remat for c in self.candidates)
-        has_stages = any(c.stages > 1 for c in self.candidates)
-        has = has_stages, has_remat
-        more = [name for name, there in zip(("stages", "remat"), has, strict=True) if there]
+        parts = [n for n in _PARTS if any(getattr(c, n) > 1 for c in self.candidates)]
+        more = [*parts, *(["remat"] if any(c.remat for c in self.candidates) else [])]
         names = ("rules", "replicas x logical", *more)
         yield Table(
             "Ranked by expected time",
             ("", *names, "a step", "at least", "by", "peak", "what"),
-            tuple(self._row(number, c, has) for number, c in enumerate(self.ranked, 1)),
-            frozenset({"", "stages", "a step", "at least", "peak"}),
+            tuple(self._row(number, c, more) for number, c in enumerate(self.ranked, 1)),
+            frozenset({"", *parts, "a step", "at least", "peak"}),
         )
         yield from self.notes
         yield CAVEAT
 
-    def _row(self, number: int, c: Candidate, has: tuple[bool, bool]) -> tuple[str, ...]:
-        """Return the cells of one candidate; `has` says whether there are stages and remats."""
-        more = [cell for cell, there in zip((str(c.stages), c.remat), has, strict=True) if there]
-        names = (c.rules, f"{c.num_replicas:,} x {c.num_logical}", *more)
+    def _row(self, number: int, c: Candidate, more: Sequence[str]) -> tuple[str, ...]:
+        """Return the cells of one candidate, with some that not every sweep has."""
+        also = (str(getattr(c, name)) for name in more)
+        names = (c.rules, f"{c.num_replicas:,} x {c.num_logical}", *also)
         if c.plan is None:
             return ("-", *names, "", "", "", "", c.reason)
         peak = "?" if c.plan.memory.peak is None else size(c.plan.memory.peak)

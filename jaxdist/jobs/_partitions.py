@@ -32,7 +32,7 @@ class Partition:
 
 
 # The replica axis within a slice. The other replica axis spans slices.
-_WITHIN = ("replica",)
+WITHIN = ("replica",)
 
 PARTITIONS: Mapping[str, Partition] = MappingProxyType(
     {
@@ -45,12 +45,12 @@ PARTITIONS: Mapping[str, Partition] = MappingProxyType(
             is_sharded=True,
         ),
         "fsdp_in_slice": Partition(
-            lambda least: partition.fsdp(min_bytes=least, axes=_WITHIN),
+            lambda least: partition.fsdp(min_bytes=least, axes=WITHIN),
             is_sharded=True,
             is_in_slice=True,
         ),
         "fsdp_in_slice_tensor_parallel": Partition(
-            lambda least: partition.fsdp_tensor_parallel(min_bytes=least, axes=_WITHIN),
+            lambda least: partition.fsdp_tensor_parallel(min_bytes=least, axes=WITHIN),
             is_split=True,
             is_sharded=True,
             is_in_slice=True,

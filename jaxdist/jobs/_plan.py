@@ -5,7 +5,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxdist._called import called
 from jaxdist._planning import (
@@ -21,11 +21,11 @@ from jaxdist._reports import Candidate, SlicePlan, Sweep
 from jaxdist._validate import CallerRename, as_integer, check_callable, check_instance
 from jaxdist.errors import JaxdistError
 from jaxdist.jobs._config.checks import MOST_ROWS
-from jaxdist.jobs._config.schema import check_choice
+from jaxdist.jobs._config.schema import check_choice, list_inner_axes
 from jaxdist.jobs._partitions import UPDATES, find_partition
 from jaxdist.jobs._task import Task
 
-# The most devices of a replica for which a sweep tries tensor parallelism and stages.
+# The most devices of a replica for which a sweep tries tensor parallelism and other axes.
 _MOST_LOGICAL = 16
 
 Report = Callable[[str], None]
@@ -55,8 +55,8 @@ def plan_job(
     Args:
         job: A task from `load_job`.
         topology: As for `Program.compile_for`.
-        logical: The logical devices of a replica, or of each of its stages: a number, or a box of
-            chips such as `"2x2"`. None takes the configured ones.
+        logical: The logical devices of a replica, or of each of its parts (stages, positions,
+            experts): a number, or a box of chips such as `"2x2"`. None takes the configured ones.
         rules: How to place its state, one of `job.rules`; None takes the configured rules.
         global_batch: The rows of all replicas together.
         quick: As for `Program.compile_for`.
@@ -104,8 +104,10 @@ def sweep_job(
 ) -> Sweep:
     """Plan a job with all its rules and several numbers of logical devices, and rank the plans.
 
-    A job whose layers are stacked is planned with the configured stages of a pipeline too, and with
-    2, 4, 8 and 16 stages for replicas of at most 16 devices, where these divide the slice.
+    A job whose layers are stacked is planned with 2, 4, 8 and 16 stages of a pipeline too, a job
+    whose configuration divides positions with as many devices for these, and a job with experts
+    with as many for them: one of the three at a time, for replicas of at most 16 devices that
+    divide the slice. The configured numbers are planned, too.
 
     Cost:
         One compilation for each combination. A task with a choice of remat (`model.remat` of
@@ -144,11 +146,11 @@ def sweep_job(
         rows = as_integer("global_batch", global_batch, least=1, most=MOST_ROWS, example=64)
     found: list[Candidate] = []
     layouts = list(_list_layouts(job, topology, logical))
-    for number, (rules, count, stages) in enumerate(layouts, 1):
+    for number, (rules, count, parts) in enumerate(layouts, 1):
         report_candidate = _add_prefix(report, f"{number} of {len(layouts)}, ")
-        staged = job.with_stages(stages)
-        for one in _plan_layout(staged, topology, rules, count, rows, report_candidate):
-            found.append(dataclasses.replace(one, stages=stages))
+        divided = _divide(job, parts)
+        for one in _plan_layout(divided, topology, rules, count, rows, report_candidate):
+            found.append(dataclasses.replace(one, **parts._asdict()))
     asked = job.config.compiler.options
     notes = (f"Compiled with {format_options(asked)}.",) if asked else ()
     return Sweep(job.config.task, configured.name, rows, tuple(found), notes)
@@ -163,25 +165,57 @@ def _add_prefix(report: Report, before: str) -> Report:
     return lambda what: report(before + what)
 
 
-def _list_layouts(job: Task[Any], topology: Any, logical: Any) -> Iterator[tuple[str, Any, int]]:
-    """Yield the combinations of rules, logical devices and stages to try."""
+class Parts(NamedTuple):
+    """The sizes of the axes within a replica, besides that of the logical devices."""
+
+    stages: int = 1
+    positions: int = 1
+    experts: int = 1
+
+
+def _divide(job: Task[Any], parts: Parts) -> Task[Any]:
+    """Return the job with these axes."""
+    job = job.with_stages(parts.stages)
+    strategy = dataclasses.replace(
+        job.config.strategy, positions=parts.positions, experts=parts.experts
+    )
+    return type(job)(dataclasses.replace(job.config, strategy=strategy))
+
+
+def _list_layouts(job: Task[Any], topology: Any, logical: Any) -> Iterator[tuple[str, Any, Parts]]:
+    """Yield the combinations of rules, logical devices and other axes to try."""
     counts = list_logical_counts(topology)
     powers = [n for n in counts if 1 < n <= _MOST_LOGICAL and n & (n - 1) == 0]
-    own = job.config.strategy.stages
     one_slice = count_slices(topology) == 1
     for rules in job.rules:
         if one_slice and find_partition(rules).is_in_slice and rules != job.rules[0]:
             continue  # on one slice these rules equal those without "in_slice"
         is_split = find_partition(rules).is_split
         of_logical = [logical] if logical is not None else powers if is_split else [1]
-        # An update that keeps pieces of whole parameters is not on stages.
-        of_stages = [1, *powers] if job.is_stacked and rules not in UPDATES else [1]
-        of_stages += [own] if own not in of_stages and rules not in UPDATES else []
-        for count, stages in itertools.product(of_logical, of_stages):
-            devices = stages * _count_logical(count)
-            is_small = stages in (1, own) or devices <= _MOST_LOGICAL
-            if stages == 1 or (is_small and devices in counts):
-                yield rules, count, stages
+        own, every = _list_parts(job, rules, powers)
+        for count, parts in itertools.product(of_logical, every):
+            devices = math.prod(parts) * _count_logical(count)
+            is_small = parts in (Parts(), own) or devices <= _MOST_LOGICAL
+            if parts == Parts() or (is_small and devices in counts):
+                yield rules, count, parts
+
+
+def _list_parts(job: Task[Any], rules: str, sizes: Sequence[int]) -> tuple[Parts, list[Parts]]:
+    """Return the configured axes, and all to try: one axis at a time, and the configured ones."""
+    asked = job.config.strategy
+    own = Parts(asked.stages, asked.positions, asked.experts)
+    if rules in UPDATES:
+        # An update that keeps pieces of whole parameters is neither on stages nor with experts.
+        own = Parts(positions=own.positions)
+        return own, list(dict.fromkeys((Parts(), own)))
+    every = [Parts()]
+    if job.is_stacked:
+        every += [Parts(stages=n) for n in sizes]
+    if asked.positions > 1:
+        every += [Parts(positions=n) for n in sizes]
+    if job.has_experts:
+        every += [Parts(experts=n) for n in sizes]
+    return own, list(dict.fromkeys((*every, own)))
 
 
 def _plan_layout(
@@ -221,8 +255,8 @@ def _plan_candidate(
     devices = _count_devices(job, logical)
     target = make_target(topology, devices)
     sizes = target.places.num_replicas, target.places.num_logical
-    stages = job.config.strategy.stages
-    among = f" in {stages} stages" if stages > 1 else ""
+    inner = list_inner_axes(job.config.strategy)
+    among = "".join(f", {axis} {size}" for axis, size in inner.items())
     try:
         made = plan(
             _make_source(job, rules, logical),
@@ -239,9 +273,9 @@ def _plan_candidate(
 
 
 def _count_devices(job: Task[Any], logical: Any) -> Any:
-    """Return the devices of a replica, those of all its stages; without stages, as they are."""
-    stages = job.config.strategy.stages
-    return logical if stages == 1 else stages * _count_logical(logical)
+    """Return the devices of a replica; the logical ones as they are where it has no other axes."""
+    inner = list_inner_axes(job.config.strategy)
+    return math.prod(inner.values()) * _count_logical(logical) if inner else logical
 
 
 def _count_logical(logical: Any) -> int:
@@ -254,9 +288,9 @@ def _count_logical(logical: Any) -> int:
 
 
 def _make_source(job: Task[Any], rules: str, logical: Any = 1) -> Source:
-    stages, in_slices = job.config.strategy.stages, find_partition(rules).is_in_slice
-    count = 1 if stages == 1 else _count_logical(logical)
-    axes = make_axes(in_slices=in_slices, stages=stages, logical=count)
+    inner, in_slices = list_inner_axes(job.config.strategy), find_partition(rules).is_in_slice
+    count = _count_logical(logical) if inner else 1
+    axes = make_axes(in_slices=in_slices, inner=inner, logical=count)
     rows = job.rows_per_replica
     return Source(
         lambda strategy, asked: job.lower(strategy, asked or rows, rules), rows, rules, axes=axes

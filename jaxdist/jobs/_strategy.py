@@ -1,5 +1,6 @@
 """Makes the strategy of a configuration: replicas of one or several logical devices, in slices."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,8 @@ from jaxdist.jobs._config.schema import (
     check_config,
     count_devices_of_replica,
     count_logical_devices,
+    list_inner_axes,
+    name_devices,
 )
 from jaxdist.jobs._partitions import PARTITIONS
 from jaxdist.tpu.experimental import initialize_tpu_system
@@ -71,7 +74,7 @@ def count_device_slices(devices: Sequence[Any]) -> int | None:
 
 
 def add_axes(strategy: Strategy, asked: StrategyConfig, there: int | None) -> Strategy:
-    """Return the strategy; with axes for slices and stages if the configuration needs them.
+    """Return the strategy; with axes for slices and within replicas if the configuration has any.
 
     Args:
         strategy: The strategy. Its replicas are in the order of their slices.
@@ -83,7 +86,8 @@ def add_axes(strategy: Strategy, asked: StrategyConfig, there: int | None) -> St
             number of replicas is not a multiple of the number of slices.
     """
     in_slices = PARTITIONS[asked.partition].is_in_slice
-    axes = make_axes(in_slices=in_slices, stages=asked.stages, logical=count_logical_devices(asked))
+    inner, logical = list_inner_axes(asked), count_logical_devices(asked)
+    axes = make_axes(in_slices=in_slices, inner=inner, logical=logical)
     if not in_slices:
         return put_on_axes(strategy, axes, 1)
     # 1 is the default, so it does not contradict the devices.
@@ -119,8 +123,9 @@ def make_strategy(config: JobConfig) -> Strategy:
     assignment puts the logical devices of a replica next to each other. On all other devices, and
     with `deterministic`, it is a `MirroredStrategy`. Virtual CPU devices must be requested before
     JAX starts. If the partition shards state within slices, replicas have the axes
-    `("slice", "replica")`. With `stages` there is an axis `"stage"` after those of replicas, and an
-    axis `"logical"` only for several logical devices. With the kind `"multi_worker_mirrored"` it is
+    `("slice", "replica")`. With `stages`, `positions` or `experts` the axes `"stage"`,
+    `"positions"` and `"experts"` come after those of replicas, in this order, and an axis
+    `"logical"` only for several logical devices. With the kind `"multi_worker_mirrored"` it is
     a `MultiWorkerMirroredStrategy` over the processes of `TF_CONFIG`. With the kind
     `"parameter_server"` it is a `ParameterServerStrategy` on the tasks of `TF_CONFIG`, or on
     servers and workers in this process if `TF_CONFIG` names no servers.
@@ -134,7 +139,8 @@ def make_strategy(config: JobConfig) -> Strategy:
     asked = config.strategy
     if asked.kind == "multi_worker_mirrored":
         # Do this first: the processes must join before JAX starts.
-        return _put_stages(MultiWorkerMirroredStrategy(deterministic=asked.deterministic), asked)
+        every = MultiWorkerMirroredStrategy(deterministic=asked.deterministic)
+        return _put_inner_axes(every, asked)
     if asked.kind == "parameter_server":
         return _make_with_servers(asked)
     backend = jax.default_backend()
@@ -244,8 +250,8 @@ def _make_tpu(virtual_slice: str, asked: StrategyConfig) -> Strategy:
         there = count_device_slices(jax.devices())
     apart = there or 1
     # The stages of a replica are neighbours, as its logical devices are.
-    shape = asked.logical_devices if asked.stages == 1 else count_devices_of_replica(asked)
-    name = _name_count(asked)
+    shape = count_devices_of_replica(asked) if list_inner_axes(asked) else asked.logical_devices
+    name = name_devices(asked)
     try:
         with CallerRename("compile_for was given logical=", f"{name} is "):
             box = find_logical_shape(topology, apart, shape)
@@ -257,29 +263,26 @@ def _make_tpu(virtual_slice: str, asked: StrategyConfig) -> Strategy:
     return add_axes(TPUStrategy(resolver, assignment), asked, there)
 
 
-def _name_count(asked: StrategyConfig) -> str:
-    """Return the entries that give the number of devices of a replica, for errors."""
-    return "strategy.logical_devices" + (" times strategy.stages" if asked.stages > 1 else "")
-
-
-def _put_stages(strategy: Strategy, asked: StrategyConfig) -> Strategy:
-    """Return a strategy whose replicas are stages of one device each, on neighbours in the mesh.
+def _put_inner_axes(strategy: Strategy, asked: StrategyConfig) -> Strategy:
+    """Return a strategy whose replicas have the axes of the configuration, on neighbours.
 
     Raises:
-        ConfigError: The stages do not divide the devices.
+        ConfigError: The devices of a replica do not divide those of the processes.
     """
-    if asked.stages == 1:
+    inner = list_inner_axes(asked)
+    if not inner:
         return strategy
-    devices = strategy.mesh.devices.ravel()
-    if len(devices) % asked.stages:
+    devices, size = strategy.mesh.devices.ravel(), math.prod(inner.values())
+    if len(devices) % size:
         fitting = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]
+        name = name_devices(asked).removeprefix("strategy.logical_devices times ")
         raise ConfigError(
-            f"strategy.stages is {asked.stages}, and the processes have {len(devices)} devices."
-            "\n\nAll replicas have the same number of stages, on one device each.\n\n"
+            f"{name} is {size}, and the processes have {len(devices)} devices."
+            "\n\nAll replicas have the same number of devices.\n\n"
             f"Set it to one of {fitting}."
         )
-    grid = devices.reshape(-1, asked.stages)
-    mesh = Mesh(grid, ("replica", "stage"), axis_types=(AxisType.Auto,) * 2)
+    axes = ("replica", *inner)
+    mesh = Mesh(devices.reshape(-1, *inner.values()), axes, axis_types=(AxisType.Auto,) * len(axes))
     layout = ReplicaMesh(mesh, ("replica",), process=strategy.layout.process)
     return strategy._on(layout)
 
@@ -293,7 +296,7 @@ def _make_mirrored(devices: Sequence[Any], asked: StrategyConfig) -> Strategy:
     if len(devices) % count:
         fitting = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]
         raise ConfigError(
-            f"{_name_count(asked)} is {count}, and there are {len(devices)} devices.\n\n"
+            f"{name_devices(asked)} is {count}, and there are {len(devices)} devices.\n\n"
             f"All replicas have the same number of devices.\n\nSet it to one of {fitting}."
         )
     made = MirroredStrategy(

@@ -23,6 +23,7 @@ from jaxdist.jobs._config.checks import MOST_ROWS
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig, check_choice
 from jaxdist.jobs._partitions import PARTITIONS, UPDATES
+from jaxdist.jobs._rules import make_rules
 from jaxdist.jobs._strategy import count_replicas
 from jaxdist.jobs._tables import find_tables, make_optimizer
 
@@ -179,9 +180,16 @@ class Task(abc.ABC, Generic[C]):
         stack: The pattern of the parameters of stacked layers, such as `"layers/**"`, which
             `strategy.stages` puts on the stages of a pipeline. The train step then calls
             `nn.pipeline_loss`. Empty for a model without such layers.
+        experts: The pattern of the parameters of experts, dim 0 of which is the number of the
+            expert (after those of a stack). `strategy.experts` divides them over devices of a
+            replica, and the model calls `nn.experts`. Empty for a model without experts.
+        divides_positions: Whether the model takes `strategy.positions`, `attention` and `order`:
+            the steps call `nn.split_positions`, and the model `nn.attention`.
         remats: The values of the entry `model.remat`: how much the backward pass recomputes, from
             nothing to most. Empty for a task without such an entry.
-        train_step: `(model, optimizer, batch) -> mean loss`, inside a replica.
+        train_step: `(model, optimizer, batch) -> mean loss`, inside a replica. Instead of the loss
+            it may return a dict of scalars, `"loss"` and others, which the metrics have for each
+            step, too.
         evaluation_step: `(model, batch, mask) -> weighted_sums(...)`, inside a replica; the
             weights are numbers of units.
 
@@ -204,6 +212,8 @@ class Task(abc.ABC, Generic[C]):
     headline: ClassVar[str]
     can_split: ClassVar[bool] = False
     stack: ClassVar[str] = ""
+    experts: ClassVar[str] = ""
+    divides_positions: ClassVar[bool] = False
     remats: ClassVar[tuple[str, ...]] = ()
     # The steps are class attributes, so that they are the same functions each time: jaxdist
     # compiles a step once for each function.
@@ -321,6 +331,11 @@ class Task(abc.ABC, Generic[C]):
         """Whether the layers of the model are stacked, so that a pipeline can have them."""
         return bool(self.stack)
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether the model has experts, which devices of a replica can divide."""
+        return bool(self.experts)
+
     @called(lambda self: f"{type(self).__name__}.with_stages")
     def with_stages(self, stages: int) -> Self:
         """Return the task with another `strategy.stages`, and the configured chunks if above 1.
@@ -374,11 +389,9 @@ class Task(abc.ABC, Generic[C]):
                 )
             for table in tables.values():
                 table.create()
-        rules = placed.make_rules(asked.whole_below)
-        if asked.stages > 1:
-            rules = rules.on_stages(self.stack, chunks=asked.chunks)
         # With replicated parameters, `sharded_update` places its own state.
-        if asked.partition != "replicated" or asked.stages > 1:
+        if asked.partition != "replicated" or asked.stages > 1 or asked.experts > 1:
+            rules = make_rules(asked, stack=self.stack, experts=self.experts)
             partition.place(strategy, (model, optimizer), rules)
         return model, optimizer
 

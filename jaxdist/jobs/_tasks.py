@@ -12,7 +12,7 @@ from jaxdist._called import called, name_call
 from jaxdist._examples import find_config
 from jaxdist._validate import ErrorNote, show
 from jaxdist.errors import ConfigError
-from jaxdist.jobs._config.checks import check_strategy_entries
+from jaxdist.jobs._config.checks import Abilities, check_strategy_entries
 from jaxdist.jobs._config.load import LoadedConfig, load_config
 from jaxdist.jobs._config.schema import JobConfig, check_config
 from jaxdist.jobs._config.sources import check_sources, find_lines, find_nearest, read_text
@@ -113,7 +113,8 @@ def _load(path: Any, overrides: Any) -> LoadedConfig[Any]:
         file = find_config(source)
         kind = _find_task_of(file)
         loaded = load_config(kind.config_type, file, texts)
-        check_strategy_entries(loaded, can_split=kind.can_split, has_stack=bool(kind.stack))
+        has = Abilities(bool(kind.stack), kind.divides_positions, bool(kind.experts))
+        check_strategy_entries(loaded, can_split=kind.can_split, has=has)
         kind.check(loaded)
     return loaded
 

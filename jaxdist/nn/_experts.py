@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxdist import _compat
+from jaxdist import _compat, _replica
 from jaxdist._called import called
+from jaxdist._collectives import note_work
 from jaxdist._validate import check_callable
 from jaxdist.nn._axis import find_axis
 from jaxdist.nn._experts_arguments import (
@@ -24,6 +25,7 @@ from jaxdist.nn._experts_arguments import (
     check_result,
 )
 from jaxdist.nn._experts_exchange import compute_groups, replicate
+from jaxdist.nn._experts_facts import list_facts
 from jaxdist.nn._experts_replicas import check_uses_only_its_rows, open_weights
 
 
@@ -185,6 +187,12 @@ def experts(
     groups = replicate(tokens).reshape(-1, size, tokens.shape[-1])
     if is_function:
         scores = replicate(scores).reshape(-1, size, count)
+    # The facts are those of this trace, so JAX must not reuse the trace of another step.
+    _replica.find_notes()
+    note_work(
+        _compat.find_callers_line(),
+        lambda: list_facts(groups, experts=count, top_k=top_k, slots=slots, axis=found),
+    )
     y, balance, dropped = compute_groups(
         checked,
         scores.astype(dtype),

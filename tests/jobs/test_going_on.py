@@ -171,6 +171,7 @@ FREE = {
     "generate.seed", "generate.temperature", "model.attention", "model.attention_chunk",
     "model.remat", "model.split_residual", "model.sums_between_slices", "optimizer.compression",
     "optimizer.workers", "strategy.devices", "strategy.kind", "strategy.logical_devices",
+    "strategy.attention", "strategy.experts", "strategy.order", "strategy.positions",
     "strategy.chunks", "strategy.max_staleness", "strategy.micro_batches", "strategy.partition",
     "strategy.schedule", "strategy.servers", "strategy.slices", "strategy.stages",
     "strategy.virtual_devices", "strategy.whole_below",
@@ -179,7 +180,8 @@ FREE = {
 }  # fmt: skip
 NEVER = {
     "task", "data.missing", "data.rows", "data.seed", "data.sequence_length", "data.stride",
-    "data.test_fraction", "model.channels", "model.head_dim", "model.heads", "model.hidden",
+    "data.test_fraction", "model.channels", "model.experts", "model.head_dim",
+    "model.heads", "model.hidden",
     "model.layers", "model.classes", "model.mlp", "model.output", "model.rows",
     "model.scan_layers", "model.vocabulary", "model.width",
 }  # fmt: skip

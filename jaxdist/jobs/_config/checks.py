@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxdist import tpu
 from jaxdist._buckets import BucketPath, Place, as_place
@@ -248,13 +248,21 @@ def check_not_beyond(directory: Place, step: int, num_steps: int) -> None:
 _SHAPE = re.compile(r"^[1-9]\d*(x[1-9]\d*){1,3}$")
 
 
-def check_strategy_entries(loaded: LoadedConfig[Any], *, can_split: bool, has_stack: bool) -> None:
+class Abilities(NamedTuple):
+    """What of a task's model the devices of a replica can divide, besides its parameters."""
+
+    stages: bool
+    positions: bool
+    experts: bool
+
+
+def check_strategy_entries(loaded: LoadedConfig[Any], *, can_split: bool, has: Abilities) -> None:
     """Check that the entries of a strategy fit each other and the optimizer.
 
     Args:
         loaded: The configuration.
         can_split: Whether the task's model has layers that tensor parallelism splits.
-        has_stack: Whether it has stacked layers, which can be the stages of a pipeline.
+        has: What else of its model devices can divide.
 
     Raises:
         ConfigError: A slice or the logical devices have invalid syntax, or two entries contradict
@@ -264,7 +272,8 @@ def check_strategy_entries(loaded: LoadedConfig[Any], *, can_split: bool, has_st
     _check_processes(loaded)
     _check_servers(loaded)
     _check_logical(loaded, can_split)
-    _check_stages(loaded, has_stack)
+    _check_inner_axes(loaded, has)
+    _check_stages(loaded)
     _check_slices(loaded)
     _check_update(loaded)
     _check_deterministic(loaded)
@@ -325,6 +334,8 @@ def _check_servers(loaded: LoadedConfig[Any]) -> None:
         "strategy.devices": (asked.devices, "auto"),
         "strategy.logical_devices": (asked.logical_devices, 1),
         "strategy.stages": (asked.stages, 1),
+        "strategy.positions": (asked.positions, 1),
+        "strategy.experts": (asked.experts, 1),
         "strategy.slices": (asked.slices, 1),
         "strategy.deterministic": (asked.deterministic, False),
         "strategy.partition": (asked.partition, "replicated"),
@@ -365,36 +376,54 @@ def _check_logical(loaded: LoadedConfig[Any], can_split: bool) -> None:
         )
 
 
-# The entries of pipelines, with the values that ask for none.
-_NO_PIPELINE = {"stages": 1, "schedule": "1f1b", "micro_batches": 0, "chunks": 1}
+# The entries of each axis within a replica, with the values that ask for none; and why a task has
+# no such axis.
+_ENTRIES = {
+    "stages": {"stages": 1, "schedule": "1f1b", "micro_batches": 0, "chunks": 1},
+    "positions": {"positions": 1, "attention": "ulysses", "order": "zigzag"},
+    "experts": {"experts": 1},
+}
+_WHY_NOT = {
+    "stages": "The model of this task has no stacked layers, which are the stages of a pipeline.",
+    "positions": "The model of this task has no attention, whose positions devices could divide.",
+    "experts": "The model of this task has no experts.",
+}
 
 
-def _check_stages(loaded: LoadedConfig[Any], has_stack: bool) -> None:
-    asked = loaded.values.strategy
-    for name, usual in _NO_PIPELINE.items():
-        found = getattr(asked, name)
-        if found != usual and not has_stack:
+def _check_inner_axes(loaded: LoadedConfig[Any], has: Abilities) -> None:
+    asked, update = loaded.values.strategy, loaded.values.optimizer.update
+    for axis, entries in _ENTRIES.items():
+        for name, usual in entries.items():
+            found = getattr(asked, name)
+            if found != usual and not getattr(has, axis):
+                raise ConfigError(
+                    f"{loaded.origin(f'strategy.{name}')}: strategy.{name} is {found!r}, and task "
+                    f"is {loaded.values.task!r}.\n\n{_WHY_NOT[axis]}\n\n"
+                    f"Leave strategy.{name} out, or set it to {usual!r}."
+                )
+        size = getattr(asked, axis)
+        # Without an axis for it, the state of an update of one's own would not follow parameters.
+        if size > 1 and axis != "positions" and update != "replicated":
             raise ConfigError(
-                f"{loaded.origin(f'strategy.{name}')}: strategy.{name} is {found!r}, and task "
-                f"is {loaded.values.task!r}.\n\n"
-                "The model of this task has no stacked layers, which are the stages of a "
-                f"pipeline.\n\nLeave strategy.{name} out, or set it to {usual!r}."
+                f"{loaded.origin('optimizer.update')}: optimizer.update is {update!r}, and "
+                f"strategy.{axis} is {size}.\n\n"
+                f"The state of the optimizer is on the devices of its {_PLACES[axis]}.\n\n"
+                "Set optimizer.update to 'replicated'; with strategy.partition 'fsdp' it is in "
+                "pieces too."
             )
+
+
+_PLACES = {"stages": "layers", "experts": "experts"}
+
+
+def _check_stages(loaded: LoadedConfig[Any]) -> None:
+    asked = loaded.values.strategy
     if asked.chunks > 1 and asked.stages == 1:
         raise ConfigError(
             f"{loaded.origin('strategy.chunks')}: strategy.chunks is {asked.chunks}, and "
             "strategy.stages is 1.\n\nA stage has several parts of the model, its chunks, so that "
             "it waits less for the other stages.\n\n"
             "Set strategy.stages to 2 or more, or strategy.chunks to 1."
-        )
-    # Without an axis for it, the state of an update of one's own would not follow the layers.
-    if asked.stages > 1 and loaded.values.optimizer.update != "replicated":
-        raise ConfigError(
-            f"{loaded.origin('optimizer.update')}: optimizer.update is "
-            f"{loaded.values.optimizer.update!r}, and strategy.stages is {asked.stages}.\n\n"
-            "The state of the optimizer is on the stages of its layers.\n\n"
-            "Set optimizer.update to 'replicated'; with strategy.partition 'fsdp' it is in pieces "
-            "too."
         )
 
 
@@ -425,12 +454,14 @@ def _check_update(loaded: LoadedConfig[Any]) -> None:
 
 def _check_deterministic(loaded: LoadedConfig[Any]) -> None:
     asked = loaded.values.strategy
-    if asked.deterministic is not False and asked.stages > 1:
+    several = [axis for axis in _ENTRIES if getattr(asked, axis) > 1]
+    if asked.deterministic is not False and several:
+        name = f"strategy.{several[0]}"
         raise ConfigError(
             f"{loaded.origin('strategy.deterministic')}: strategy.deterministic is "
-            f"{str(asked.deterministic).lower()}, and strategy.stages is {asked.stages}.\n\n"
-            "Virtual replicas share devices, and a replica with stages has several devices.\n\n"
-            "Set strategy.stages to 1, or strategy.deterministic to false."
+            f"{str(asked.deterministic).lower()}, and {name} is {getattr(asked, several[0])}.\n\n"
+            "Virtual replicas share devices, and here a replica has several devices.\n\n"
+            f"Set {name} to 1, or strategy.deterministic to false."
         )
     if asked.deterministic is not False and asked.partition != "replicated":
         raise ConfigError(

@@ -169,20 +169,46 @@ class StrategyConfig:
     schedule: Literal["1f1b", "gpipe", "zero_bubble"] = entry("1f1b", change="free")
     micro_batches: CountOrZero = entry(0, change="free")
     chunks: Count = entry(1, change="free")
+    positions: NumDevices = entry(1, change="free")
+    attention: Literal["ulysses", "gather", "ring"] = entry("ulysses", change="free")
+    order: Literal["zigzag", "contiguous"] = entry("zigzag", change="free")
+    experts: NumDevices = entry(1, change="free")
     servers: NumDevices = entry(1, change="free", only_if=_ON_SERVERS)
     workers: NumDevices = entry(2, change="free", only_if=_ON_SERVERS)
     max_staleness: Literal["any"] | CountOrZero = entry("any", change="free", only_if=_ON_SERVERS)
 
 
+# Axes of the mesh within a replica that the functions of `jaxdist.nn` divide their work over, the
+# slowest first, by the entries that give their sizes.
+_INNER_AXES = {"stages": "stage", "positions": "positions", "experts": "experts"}
+
+
+def list_inner_axes(asked: StrategyConfig) -> dict[str, int]:
+    """Return the sizes of the axes that divide the work of a replica, without those of size 1.
+
+    Example:
+        >>> list_inner_axes(StrategyConfig(stages=2, experts=4, logical_devices=2))
+        {'stage': 2, 'experts': 4}
+    """
+    sizes = {axis: getattr(asked, name) for name, axis in _INNER_AXES.items()}
+    return {axis: size for axis, size in sizes.items() if size > 1}
+
+
+def name_devices(asked: StrategyConfig) -> str:
+    """Return the entries that give the number of devices of a replica, for errors."""
+    used = [f"strategy.{n}" for n in _INNER_AXES if getattr(asked, n) > 1]
+    return " times ".join(["strategy.logical_devices", *used])
+
+
 def count_logical_devices(asked: StrategyConfig) -> int:
-    """Return the number of devices of each replica, or of each of its stages."""
+    """Return the number of devices that share the parameters of a replica, or of a part of it."""
     shape = asked.logical_devices
     return shape if isinstance(shape, int) else math.prod(map(int, shape.split("x")))
 
 
 def count_devices_of_replica(asked: StrategyConfig) -> int:
-    """Return the number of devices of each replica, those of all its stages."""
-    return asked.stages * count_logical_devices(asked)
+    """Return the number of devices of each replica, over all axes within it."""
+    return math.prod(list_inner_axes(asked).values()) * count_logical_devices(asked)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import dataclasses
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxdist._buckets import Place
@@ -24,13 +24,41 @@ class History:
     Attributes:
         losses: The training losses; index i is step i + 1.
         evaluations: `{"step": ..., "loss": ..., ...}` each, with the measures of the task.
+        measures: The other numbers that the train step returns, by name, as `losses`.
         changes: Changed entries of the configuration: after which step, the old value, and the new
             value.
     """
 
     losses: list[float] = dataclasses.field(default_factory=list)
     evaluations: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    measures: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def after(self, step: int, outputs: Sequence[Any]) -> "History":
+        """Return the history up to a step, with the results of steps that it does not have yet.
+
+        Args:
+            step: The number of the step.
+            outputs: For each of the next steps its loss, or a dict of it and of other numbers.
+        """
+        found = [as_numbers(x) for x in outputs[: max(0, step - len(self.losses))]]
+        names = {**self.measures, **(found[0] if found else {})}
+        return dataclasses.replace(
+            self,
+            losses=[*self.losses[:step], *(x["loss"] for x in found)],
+            evaluations=[e for e in self.evaluations if e["step"] <= step],
+            measures={
+                name: [*self.measures.get(name, [])[:step], *(x[name] for x in found)]
+                for name in names
+                if name != "loss"
+            },
+        )
+
+
+def as_numbers(output: Any) -> dict[str, float]:
+    """Return the numbers that a train step has returned, by name."""
+    named = output if isinstance(output, Mapping) else {"loss": output}
+    return {name: float(x) for name, x in named.items()}
 
 
 def write_metrics(path: Place, metrics: Mapping[str, Any]) -> None:

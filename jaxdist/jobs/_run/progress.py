@@ -3,7 +3,8 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Self
 
 import jax
@@ -178,11 +179,20 @@ class TrainingProgress:
             self._bar.update(self._bar.task_ids[0], completed=step, refresh=True)
             self._drawn = self._clock()
 
-    def report(self, step: int, *, loss: float, speed: float, seconds_left: float) -> None:
-        """Show the step with its loss, the throughput and the remaining time."""
+    def report(
+        self,
+        step: int,
+        *,
+        loss: float,
+        speed: float,
+        seconds_left: float,
+        measures: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """Show the step with its loss, its other measures, the throughput and the time left."""
         left = max(0, round(seconds_left))
         clock = f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
-        text = f"loss {loss:.4f}  {speed:,.0f} {self._unit}/s  {clock} left"
+        shown = "".join(f"{name} {x:.4f}  " for name, x in {"loss": loss, **measures}.items())
+        text = f"{shown}{speed:,.0f} {self._unit}/s  {clock} left"
         if self._output is not None:
             self._text = text
             self._draw_output(self._output, step)

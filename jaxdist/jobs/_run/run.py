@@ -29,7 +29,7 @@ from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._names import versions
 from jaxdist.jobs._run.finished import TrainingReport
-from jaxdist.jobs._run.metrics import History, write_output
+from jaxdist.jobs._run.metrics import History, as_numbers, write_output
 from jaxdist.jobs._run.progress import (
     Stopwatch,
     TrainingProgress,
@@ -75,7 +75,7 @@ class Run:
         if strategy.layout.is_shared:
             checkpoints.on_failure(self._describe_last_step)
         self.was_interrupted = False
-        self.pending: list[jax.Array] = []
+        self.pending: list[Any] = []
         self.saving: int | None = None
         self.watch = Stopwatch()
         self.began = time.perf_counter()
@@ -147,14 +147,15 @@ class Run:
             "history": dataclasses.asdict(history),
         }
 
-    def _wait_for(self, losses: Sequence[jax.Array]) -> None:
+    def _wait_for(self, losses: Sequence[Any]) -> None:
         if self.strategy.layout.is_shared:
             seconds = self.strategy.communication.options.timeout_seconds
-            wait_until_ready(losses, seconds, call="jobs.train", place="the losses")
+            leaves = jax.tree.leaves(losses)
+            wait_until_ready(leaves, seconds, call="jobs.train", place="the losses")
         else:
             jax.block_until_ready(losses)
 
-    def _collect(self, step: int, loss: jax.Array) -> None:
+    def _collect(self, step: int, loss: Any) -> None:
         self.pending.append(loss)
         self.step, self.position = step, self.data.get_state()
         if step == self.first_step + 1:
@@ -175,16 +176,18 @@ class Run:
         """
         # Fetch many losses at once: a fetch in each step would wait for the devices.
         self._wait_for(self.pending)
-        found = self._get_losses(self.pending)
+        found = self._get_outputs(self.pending)
         self.pending = []
-        losses = self.state.history.losses
-        bad = next((i for i, loss in enumerate(found, 1) if not math.isfinite(loss)), None)
+        history = self.state.history
+        losses = [as_numbers(x)["loss"] for x in found]
+        bad = next((i for i, loss in enumerate(losses, 1) if not math.isfinite(loss)), None)
         if bad is not None:
-            raise self._make_loss_error(len(losses) + bad, found[bad - 1])
-        losses += found
+            raise self._make_loss_error(len(history.losses) + bad, losses[bad - 1])
+        self.state.history = history.after(len(history.losses) + len(found), found)
 
-    def _get_losses(self, pending: Sequence[Any]) -> list[float]:
-        return [float(x) for x in jax.device_get(list(pending))]
+    def _get_outputs(self, pending: Sequence[Any]) -> list[Any]:
+        """Return what steps have returned, on the host."""
+        return list(jax.device_get(list(pending)))
 
     def _make_loss_error(self, step: int, loss: float) -> NonFiniteLossError:
         saved = self.checkpoints.steps()
@@ -228,6 +231,7 @@ class Run:
         self.progress.report(
             step,
             loss=self.state.history.losses[-1],
+            measures={name: found[-1] for name, found in self.state.history.measures.items()},
             speed=speed,
             seconds_left=left / speed if speed else 0.0,
         )

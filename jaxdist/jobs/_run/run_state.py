@@ -173,14 +173,8 @@ class RunState:
         return {**found, "tables": tables} if tables else found
 
     def history_after(self, step: int, pending: Sequence[Any]) -> History:
-        """Return the history up to a step; `pending` are losses that it does not have yet."""
-        losses = self.history.losses
-        missing = pending[: max(0, step - len(losses))]
-        return dataclasses.replace(
-            self.history,
-            losses=[*losses[:step], *(float(x) for x in jax.device_get(missing))],
-            evaluations=[e for e in self.history.evaluations if e["step"] <= step],
-        )
+        """Return the history up to a step; `pending` are results that it does not have yet."""
+        return self.history.after(step, jax.device_get(list(pending)))
 
     def make_restore_target(self, strategy: Strategy) -> dict[str, Any]:
         """Return what to restore: arrays on the strategy's mesh as placed, others replicated."""

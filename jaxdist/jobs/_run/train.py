@@ -65,8 +65,8 @@ class ServerRun(Run):
     def _wait_for(self, losses: Sequence[Any]) -> None:
         self.coordinator.join()
 
-    def _get_losses(self, pending: Sequence[Any]) -> list[float]:
-        return [float(loss.fetch()) for loss in pending]
+    def _get_outputs(self, pending: Sequence[Any]) -> list[Any]:
+        return [loss.fetch() for loss in pending]
 
     def _evaluate(self, step: int, _: None) -> None:
         self.coordinator.join()

@@ -1,4 +1,4 @@
-"""Causal attention with rotary positions: with all scores, in chunks, by a kernel, or by byte."""
+"""Causal attention with rotary positions: on one device or divided, in chunks, by byte, ..."""
 
 import functools
 import math
@@ -15,6 +15,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jax.sharding import PartitionSpec
 
 import jaxdist
+from jaxdist import nn
+from jaxdist.jobs.topics_lm._layout import NOT_DIVIDED, Layout
 from jaxdist.jobs.topics_lm._schema import ModelConfig
 
 # The kernels work on blocks of positions. Their longest block here is that of MaxText.
@@ -176,8 +178,15 @@ class Attention(nnx.Module):
     """Causal self-attention. Every head has `config.dims_of_a_head` dims."""
 
     def __init__(
-        self, config: ModelConfig, *, out_init: Any, linear: dict[str, Any], rngs: nnx.Rngs
+        self,
+        config: ModelConfig,
+        *,
+        out_init: Any,
+        linear: dict[str, Any],
+        rngs: nnx.Rngs,
+        layout: Layout = NOT_DIVIDED,
     ) -> None:
+        self.layout = layout
         width, self.heads, self.head_dim = config.width, config.heads, config.dims_of_a_head
         inner = self.heads * self.head_dim
         self.how, self.chunk = config.attention, config.attention_chunk
@@ -188,9 +197,12 @@ class Attention(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Attend from each position to itself and those before it: `[b, s, d]` in and out."""
-        positions = jnp.arange(x.shape[1])
-        query, key, value = self._project(x, positions)
-        seen = attend(query, key, value, how=self.how, chunk=self.chunk)
+        query, key, value = self._project(x, self.layout.number(x.shape[1]))
+        if self.layout.positions > 1:
+            kind = self.layout.attention
+            seen = nn.attention(query, key, value, kind=kind, causal=True, block=self.chunk)
+        else:
+            seen = attend(query, key, value, how=self.how, chunk=self.chunk)
         out = self.out.kernel[...]
         by_head = jnp.asarray(out, seen.dtype).reshape(self.heads, self.head_dim, out.shape[-1])
         return jnp.einsum("bshk,hkd->bsd", seen, by_head)

@@ -41,6 +41,10 @@ class ModelConfig:
     head_dim: Annotated[int, Meta(ge=0, le=2**31 - 1)] = entry(0, change="never")
     hidden: Count = entry(384, change="never")
     mlp: Literal["gelu", "gated"] = entry("gelu", change="never")
+    experts: Annotated[int, Meta(ge=0, le=2**20)] = entry(0, change="never")
+    top_k: Count = entry(2)
+    capacity: Annotated[float, Meta(ge=0, le=sys.float_info.max)] = entry(1.25)
+    balance: Annotated[float, Meta(ge=0, le=sys.float_info.max)] = entry(0.01)
     vocabulary: Annotated[int, Meta(ge=VOCABULARY, le=2**31 - 1)] = entry(
         VOCABULARY, change="never"
     )

@@ -1,4 +1,4 @@
-"""The language model as a task: checks of its sizes, its data, and its results in words."""
+"""The language model as a task: its data, and its results in words."""
 
 import functools
 import math
@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxdist import Strategy
-from jaxdist.errors import ConfigError
 from jaxdist.jobs import PARTITIONS, Curve, Data, LoadedConfig, Task
-from jaxdist.jobs.topics_lm._attention import BLOCK_MULTIPLE, KERNELS
+from jaxdist.jobs.topics_lm._checks import check_sizes
 from jaxdist.jobs.topics_lm._generate import generate
-from jaxdist.jobs.topics_lm._model import Pipeline, Transformer, evaluation_step, train_step
+from jaxdist.jobs.topics_lm._layout import Layout, Pipeline
+from jaxdist.jobs.topics_lm._model import Transformer, evaluation_step, train_step
 from jaxdist.jobs.topics_lm._schema import TopicsConfig
 from jaxdist.jobs.topics_lm._text import (
     SEPARATOR,
@@ -25,122 +25,6 @@ from jaxdist.jobs.topics_lm._text import (
     make_training_windows,
 )
 from jaxdist.training import WEIGHT
-
-
-def check_sizes(loaded: LoadedConfig[TopicsConfig]) -> None:
-    """Check that the sizes of the model fit each other and the logical devices.
-
-    Raises:
-        ConfigError: Heads do not divide the width, or have an odd number of dims; logical devices
-            cannot share the model equally.
-    """
-    _check_heads(loaded)
-    _check_kernel(loaded)
-    asked = loaded.values.strategy
-    _check_stack(loaded)
-    # Tensor parallelism splits heads, hidden dims and the vocabulary over the logical devices.
-    if PARTITIONS[asked.partition].is_split:
-        # A number, or a shape such as "2x2".
-        _check_divides(loaded, math.prod(map(int, str(asked.logical_devices).split("x"))))
-
-
-def _check_heads(loaded: LoadedConfig[TopicsConfig]) -> None:
-    model = loaded.values.model
-    width, heads = model.width, model.heads
-    if model.head_dim:
-        if model.head_dim % 2:
-            raise ConfigError(
-                f"{loaded.origin('model.head_dim')}: model.head_dim is {model.head_dim}.\n\n"
-                "Rotary positions rotate pairs of dims, so a head has an even number of them.\n\n"
-                f"Set model.head_dim to {model.head_dim + 1}, or to 0 for width / heads."
-            )
-        return
-    # Rotary positions rotate pairs of dims, so a head needs an even number of dims.
-    fitting = [n for n in range(1, width + 1) if width % n == 0 and width // n % 2 == 0]
-    if heads not in fitting:
-        near = sorted(fitting, key=lambda n: abs(n - heads))[:2]
-        raise ConfigError(
-            f"{loaded.origin('model.heads')}: model.heads is {heads}, and model.width is {width}."
-            "\n\nAll heads have the same even number of dims.\n\n"
-            + (
-                f"Set model.heads to {' or '.join(map(str, sorted(near)))}."
-                if near
-                else f"Set model.width to an even number, such as {width + 1}."
-            )
-        )
-
-
-def _check_stack(loaded: LoadedConfig[TopicsConfig]) -> None:
-    """Check that a pipeline has stacked layers, which its stages and chunks divide."""
-    asked, model = loaded.values.strategy, loaded.values.model
-    if asked.stages == 1 and asked.micro_batches <= 1:
-        return
-    name = "stages" if asked.stages > 1 else "micro_batches"
-    count = getattr(asked, name)
-    if not model.scan_layers:
-        raise ConfigError(
-            f"{loaded.origin(f'strategy.{name}')}: strategy.{name} is {count}, and "
-            "model.scan_layers is false.\n\n"
-            "A pipeline runs layers whose parameters are stacked in one array.\n\n"
-            f"Set model.scan_layers to true, or strategy.{name} to 1."
-        )
-    unit = asked.stages * asked.chunks
-    if model.layers % unit:
-        low, high = model.layers - model.layers % unit, model.layers + -model.layers % unit
-        each = f"{asked.stages} stages"
-        if asked.chunks > 1:
-            each += f" of {asked.chunks} chunks"
-        raise ConfigError(
-            f"{loaded.origin('strategy.stages')}: strategy.stages is {asked.stages}, "
-            f"strategy.chunks is {asked.chunks}, and model.layers is {model.layers}.\n\n"
-            f"The {each} have equal numbers of layers: model.layers is a multiple of {unit}.\n\n"
-            f"Set model.layers to {' or '.join(str(n) for n in (low, high) if n)}, or fewer stages "
-            "or chunks."
-        )
-
-
-def _check_kernel(loaded: LoadedConfig[TopicsConfig]) -> None:
-    length, how = loaded.values.data.sequence_length, loaded.values.model.attention
-    if how in KERNELS and length % BLOCK_MULTIPLE:
-        near = length + -length % BLOCK_MULTIPLE
-        raise ConfigError(
-            f"{loaded.origin('model.attention')}: model.attention is {how!r}, and "
-            f"data.sequence_length is {length}.\n\n"
-            f"The kernel works on blocks of {BLOCK_MULTIPLE} positions.\n\n"
-            f"Set data.sequence_length to {near}, or model.attention to 'chunked'."
-        )
-
-
-def _check_divides(loaded: LoadedConfig[TopicsConfig], count: int) -> None:
-    for entry, what in {"heads": "attention", "hidden": "the MLP"}.items():
-        size = getattr(loaded.values.model, entry)
-        if size % count:
-            low, high = size - size % count, size + -size % count
-            raise ConfigError(
-                f"{loaded.origin(f'model.{entry}')}: model.{entry} is {size}, and {count} "
-                f"logical devices cannot share {what} equally.\n\n"
-                f"Each logical device has the same part: model.{entry} is a multiple of "
-                f"{count}.\n\n"
-                f"Set model.{entry} to {' or '.join(str(n) for n in (low, high) if n)}, or "
-                f"strategy.logical_devices to a divisor of {size}."
-            )
-    length = loaded.values.data.sequence_length
-    if loaded.values.model.split_residual and length % count:
-        raise ConfigError(
-            f"{loaded.origin('model.split_residual')}: model.split_residual is true, and {count} "
-            f"logical devices cannot share the {length} positions of data.sequence_length "
-            f"equally.\n\nEach logical device has the same number of positions.\n\n"
-            f"Set data.sequence_length to {length + -length % count}, or model.split_residual to "
-            "false."
-        )
-    vocabulary = loaded.values.model.vocabulary
-    if vocabulary % count:
-        raise ConfigError(
-            f"{loaded.origin('strategy.logical_devices')}: strategy.logical_devices is {count}, "
-            f"and the vocabulary has {vocabulary} entries.\n\n"
-            f"Each logical device has the same number of them.\n\n"
-            f"Set it to a divisor of {vocabulary}, such as {math.gcd(vocabulary, count)}."
-        )
 
 
 @final
@@ -166,6 +50,8 @@ class TopicsTask(Task[TopicsConfig]):
     headline = "bits per byte {bits_per_byte:.3f}"
     can_split = True
     stack = "layers/**"
+    experts = "mlp/{up,down,gate}"
+    divides_positions = True
     remats = ("none", "parameters", "products", "layers")
     train_step = staticmethod(train_step)
     evaluation_step = staticmethod(evaluation_step)
@@ -177,12 +63,25 @@ class TopicsTask(Task[TopicsConfig]):
     def make_model(self, rngs: nnx.Rngs) -> Transformer:
         asked, pipeline = self.config.strategy, None
         if asked.stages > 1 or asked.micro_batches > 1:
-            pipeline = Pipeline(asked.stages, asked.schedule, asked.micro_batches, asked.chunks)
-        return Transformer(self.config.model, rngs=rngs, pipeline=pipeline)
+            pipeline = Pipeline(
+                asked.stages, asked.schedule, asked.micro_batches, asked.chunks, asked.experts
+            )
+        layout = Layout(asked.positions, asked.attention, asked.order, asked.experts)
+        return Transformer(self.config.model, rngs=rngs, pipeline=pipeline, layout=layout)
 
     @property
     def is_stacked(self) -> bool:
         return self.config.model.scan_layers
+
+    @property
+    def has_experts(self) -> bool:
+        return self.config.model.experts > 0
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        # Tensor parallelism splits the matrices of the MLP, which experts do not have.
+        split = [n for n, found in PARTITIONS.items() if found.is_split and self.has_experts]
+        return tuple(n for n in super().rules if n not in split)
 
     def batch(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
         return {"tokens": jax.ShapeDtypeStruct((rows, self.units_per_example + 1), jnp.uint8)}

@@ -6,11 +6,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from jaxdist import _compat
 from jaxdist._called import called, refuse, refuse_type
+from jaxdist._collectives import note_work
 from jaxdist._validate import as_array, as_flag, as_integer, as_number, refuse_choice, show
 from jaxdist.errors import ShapeError
 from jaxdist.nn._attention import kernel, layouts, orders, tpu_kernel
 from jaxdist.nn._attention.division import Division, Kind
+from jaxdist.nn._attention.facts import list_facts
 from jaxdist.nn._attention.gather import GATHER
 from jaxdist.nn._attention.positions import DEFAULT_AXIS, check_divides
 from jaxdist.nn._attention.ring import RING
@@ -134,6 +137,10 @@ def attention(
     if found is None:
         return layouts.call_auto(lambda *given: _attend_whole(plan, *given), q, k, v, segments)
     division = Division(found.name, divided, plan.with_run(divided.run(q.shape[1] // found.size)))
+    note_work(
+        _compat.find_callers_line(),
+        lambda: list_facts(chosen, division, q, k, has_segments=segments is not None),
+    )
     return layouts.call_auto(
         lambda *given: _attend_divided(division, chosen, *given), q, k, v, segments
     )

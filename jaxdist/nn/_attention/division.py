@@ -54,10 +54,22 @@ class Kind:
         name: The argument `kind`.
         attend: The attention of the rows of one device, from the division, its `q`, `k` and `v`,
             and the segments of all rows or None. It runs on each device of the axis.
+        count_bytes: What a device sends, from `q` and `k` of the replica and the number of devices:
+            the bytes of the result, and those of the gradient.
         check: Called with the number of heads, of heads of `k` and `v`, and of devices, before
             anything is computed: raises if this kind cannot divide them.
     """
 
     name: str
     attend: Callable[[Division, jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
+    count_bytes: Callable[[jax.Array, jax.Array, int], tuple[int, int]]
     check: Callable[[int, int, int], None] = lambda heads, kv_heads, devices: None
+    # Whether a device computes some heads of all positions.
+    has_all_positions: bool = False
+    # Whether keys pass from device to device, so that all devices wait for each other in each turn.
+    is_in_turns: bool = False
+
+
+def count_bytes_of_keys(k: jax.Array, devices: int) -> int:
+    """Return the bytes of the keys and values of one device."""
+    return 2 * k.nbytes // devices

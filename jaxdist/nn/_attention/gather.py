@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist.nn._attention import kernel
-from jaxdist.nn._attention.division import Division, Kind
+from jaxdist.nn._attention.division import Division, Kind, count_bytes_of_keys
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -53,4 +53,12 @@ def _back(division: Division, kept: Any, gradient: jax.Array) -> Any:
 
 
 _attend.defvjp(_forward, _back)
-GATHER = Kind("gather", _attend)
+
+
+def _count_bytes(q: jax.Array, k: jax.Array, devices: int) -> tuple[int, int]:
+    del q
+    sent = (devices - 1) * count_bytes_of_keys(k, devices)
+    return sent, sent
+
+
+GATHER = Kind("gather", _attend, _count_bytes)

@@ -132,13 +132,14 @@ def _within_run(size: int, plan: Plan) -> int:
     return min(size, plan.run) if plan.run >= _LEAST else size
 
 
-def _keys_per_block(plan: Plan, keys: int) -> int:
+def keys_per_block(plan: Plan, keys: int) -> int:
+    """Return the number of keys in a block, of some keys."""
     return _within_run(min(plan.block, keys), plan)
 
 
 def rows_per_block(plan: Plan, q: jax.Array, keys: int) -> int:
     """Return the number of rows in a block: a multiple of the block of keys, as memory allows."""
-    columns = _keys_per_block(plan, keys)
+    columns = keys_per_block(plan, keys)
     of_row = q.shape[0] * q.shape[2] * columns * wide(q.dtype).itemsize
     most = max(_MOST_BYTES // of_row, columns)
     return _within_run(min(most // columns * columns, q.shape[1]), plan)
@@ -203,12 +204,12 @@ def cut_keys(plan: Plan, k: jax.Array, v: jax.Array, keys: Rows) -> Blocks:
 
     The derivative keeps them, not what they were cut from.
     """
-    return _cut((k, v), keys, _keys_per_block(plan, k.shape[1]), _NO_KEY)
+    return _cut((k, v), keys, keys_per_block(plan, k.shape[1]), _NO_KEY)
 
 
 def cut_rows_of_keys(plan: Plan, keys: Rows) -> Rows:
     """Return the positions and segments of the blocks that `cut_keys` makes."""
-    return _cut_rows(keys, _keys_per_block(plan, len(keys.numbers)), _NO_KEY)
+    return _cut_rows(keys, keys_per_block(plan, len(keys.numbers)), _NO_KEY)
 
 
 def join_keys(blocks: jax.Array, length: int) -> jax.Array:

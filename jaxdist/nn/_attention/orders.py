@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -36,23 +36,32 @@ class Order:
         """Return an array `[b, positions, ...]` with its rows in this order."""
         raise NotImplementedError
 
-    def find(self, device: jax.Array | int, row: jax.Array, rows: int) -> jax.Array:
-        """Return the position of a row of a device, which has `rows` of them."""
-        raise NotImplementedError
+    def number(self, device: jax.Array | int, rows: int) -> jax.Array:
+        """Return the positions of the rows of one device."""
+        numbers: jax.Array = self.place(device, jnp.arange(rows, dtype=jnp.int32), rows)
+        return numbers
 
     def run(self, rows: int) -> int:
         """Return how many of the rows of one device follow each other."""
         raise NotImplementedError
 
-    def number(self, device: jax.Array | int, rows: int) -> jax.Array:
-        """Return the positions of the rows of one device."""
-        return self.find(device, jnp.arange(rows, dtype=jnp.int32), rows)
-
     def number_all(self, rows: int) -> jax.Array:
-        """Return the positions of the rows of all devices, `rows` of each."""
-        # Each number by itself: slices of these numbers would move between devices.
-        numbers = jnp.arange(self.devices * rows, dtype=jnp.int32)
-        return self.find(numbers // max(rows, 1), numbers % max(rows, 1), rows)
+        """Return the positions of the rows of all devices, `rows` of each.
+
+        They are computed from the numbers of the rows one by one. XLA would divide an array that is
+        arranged over the devices, and exchange its parts: in a stage of a pipeline, where other
+        stages do something else, CPUs would wait for ever.
+        """
+        device, row = jnp.divmod(jnp.arange(self.devices * rows, dtype=jnp.int32), max(rows, 1))
+        numbers: jax.Array = self.place(device, row, rows)
+        return numbers
+
+    def place(self, device: Any, row: Any, rows: int) -> Any:
+        """Return the positions of some of the `rows` rows of devices, by their numbers there.
+
+        These are arrays of JAX or of NumPy.
+        """
+        raise NotImplementedError
 
 
 class _Contiguous(Order):
@@ -67,7 +76,7 @@ class _Contiguous(Order):
     def arrange(self, array: jax.Array) -> jax.Array:
         return array
 
-    def find(self, device: jax.Array | int, row: jax.Array, rows: int) -> jax.Array:
+    def place(self, device: Any, row: Any, rows: int) -> Any:
         return device * rows + row
 
     def run(self, rows: int) -> int:
@@ -94,13 +103,13 @@ class _Zigzag(Order):
         pairs = (front.reshape(parts), jnp.flip(back.reshape(parts), 1))
         return jnp.stack(pairs, 2).reshape(shape)
 
-    def find(self, device: jax.Array | int, row: jax.Array, rows: int) -> jax.Array:
+    def place(self, device: Any, row: Any, rows: int) -> Any:
         if self.devices == 1:
             return row
         part = rows // 2
-        front = device * part + row
-        back = (2 * self.devices - 2 - device) * part + row
-        return jnp.where(row < part, front, back)
+        # The second part continues at the position of part 2n-1-i.
+        further = (2 * self.devices - 2 - 2 * device) * part
+        return row + device * part + (row >= part) * further
 
     def run(self, rows: int) -> int:
         return rows if self.devices == 1 else rows // 2

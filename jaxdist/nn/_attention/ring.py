@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist.nn._attention import kernel
-from jaxdist.nn._attention.division import Division, Kind
+from jaxdist.nn._attention.division import Division, Kind, count_bytes_of_keys
 
 
 def _send(division: Division, *arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -82,4 +82,14 @@ def _back(division: Division, kept: Any, gradient: jax.Array) -> Any:
 
 
 _attend.defvjp(_forward, _back)
-RING = Kind("ring", _attend)
+
+
+def _count_bytes(q: jax.Array, k: jax.Array, devices: int) -> tuple[int, int]:
+    del q
+    of_keys = count_bytes_of_keys(k, devices)
+    of_gradients = of_keys // k.dtype.itemsize * kernel.wide(k.dtype).itemsize
+    turns = devices - 1
+    return turns * of_keys, turns * (of_keys + of_gradients) + of_keys
+
+
+RING = Kind("ring", _attend, _count_bytes, is_in_turns=True)

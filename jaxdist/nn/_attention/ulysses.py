@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxdist._called import refuse
 from jaxdist.errors import ShapeError
 from jaxdist.nn._attention import kernel, tpu_kernel
-from jaxdist.nn._attention.division import Division, Kind
+from jaxdist.nn._attention.division import Division, Kind, count_bytes_of_keys
 
 
 def _attend(
@@ -45,4 +45,11 @@ def _check(heads: int, kv_heads: int, devices: int) -> None:
     )
 
 
-ULYSSES = Kind("ulysses", _attend, _check)
+def _count_bytes(q: jax.Array, k: jax.Array, devices: int) -> tuple[int, int]:
+    copies = count_copies(q.shape[2], k.shape[2], devices)
+    both = 2 * q.nbytes // devices + copies * count_bytes_of_keys(k, devices)
+    sent = both * (devices - 1) // devices
+    return sent, sent
+
+
+ULYSSES = Kind("ulysses", _attend, _count_bytes, _check, has_all_positions=True)

@@ -19,7 +19,7 @@ from jaxdist import jobs
 from jaxdist.errors import ConfigError
 from jaxdist.jobs.topics_lm import ModelConfig, Transformer, byte_losses, generate
 from jaxdist.jobs.topics_lm._attention import KERNELS, attend
-from jaxdist.jobs.topics_lm._model import Mlp
+from jaxdist.jobs.topics_lm._layers import Mlp
 
 CONFIG = Path(__file__).parents[3] / "configs" / "topics_lm_data_parallel.toml"
 # The shapes of the models of `configs/published`, with small numbers.

@@ -18,7 +18,7 @@ from jaxdist.cluster_resolver import TPUClusterResolver
 
 
 def _add_slice_axis(strategy: jaxdist.Strategy, slices: int) -> jaxdist.Strategy:
-    return put_on_axes(strategy, make_axes(in_slices=True, stages=1, logical=1), slices)
+    return put_on_axes(strategy, make_axes(in_slices=True, inner={}, logical=1), slices)
 
 
 # All ways to cut 8 replicas into parts.
