@@ -131,7 +131,9 @@ def test_integers_and_unused_parameters_have_no_gradients(schedule: str, chunks:
 def _embed_tree(e: Any, one: Any) -> Any:
     x = embed(e, one)
     narrow = jnp.ones(2, jnp.bfloat16)
-    return {"x": x, "place": one["tokens"], "mask": one["labels"] > 5, "narrow": (narrow,)}
+    keys = jax.random.split(jax.random.key(1), 2)
+    mask = one["labels"] > 5
+    return {"x": x, "place": one["tokens"], "mask": mask, "narrow": (narrow,), "keys": keys}
 
 
 def _layer_of_tree(w: Any, x: Any, keys: Any) -> Any:
@@ -141,11 +143,12 @@ def _layer_of_tree(w: Any, x: Any, keys: Any) -> Any:
 
 @EACH
 @pytest.mark.parametrize("is_split", [False, True], ids=["whole", "split"])
-def test_x_may_be_a_tree_with_integers_and_masks(
+def test_x_may_be_a_tree_with_integers_masks_and_keys(
     schedule: str, chunks: int, is_split: bool
 ) -> None:
     def head_of_tree(h: Any, x: Any, one: Any) -> Any:
         loss = vocabulary_loss(h, x["x"], one["labels"]) + 1e-2 * jnp.mean(x["place"])
+        loss += jax.random.uniform(x["keys"][1])
         return loss + jnp.sum(x["narrow"][0].astype(jnp.float32)) + jnp.mean(x["mask"])
 
     fns = StageFns(_embed_tree, _layer_of_tree, head_of_tree)
