@@ -146,6 +146,20 @@ def test_positions_that_do_not_divide_the_devices_are_named(
         jobs.make_strategy(load(_NAME, *entries).values)
 
 
+@pytest.mark.parametrize(
+    ("config", "entry", "words"),
+    [
+        (_NAME, _TWO, "is 15, and there are 4 replicas, whose devices divide positions"),
+        ("experts", "strategy.experts=2", "whose devices divide experts(.|\n)*to 12 or 16"),
+    ],
+)
+def test_replicas_whose_devices_divide_their_work_have_the_same_number_of_rows(
+    config: str, entry: str, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        run_job(tmp_path, config, entry, "data.batch_size=15")
+
+
 def test_a_ring_in_a_stage_is_refused_on_cpus_before_it_would_wait_for_ever() -> None:
     config = load(_NAME, _TWO, _RING, *STAGES).values
     task, strategy = TopicsTask(config), jobs.make_strategy(config)
