@@ -125,3 +125,13 @@ def test_nobody_is_told_to_install_a_package_that_is_not_published() -> None:
     texts = [*root.glob("jaxdist/**/*.py"), *root.glob("docs/**/*.md"), root / "README.md"]
     texts += root.glob("notebooks/*.ipynb")
     assert [str(p) for p in texts if told.search(p.read_text())] == []
+
+
+def test_a_history_takes_the_loss_and_the_other_numbers_of_steps_that_it_does_not_have() -> None:
+    history = History().after(2, [{"loss": 2.0, "dropped": 0.5}, {"loss": 1.0, "dropped": 0.25}])
+    assert (history.losses, history.measures) == ([2.0, 1.0], {"dropped": [0.5, 0.25]})
+    # An earlier step, and results of which only the first belongs to a step that is asked for.
+    assert history.after(1, [{"loss": 9.0, "dropped": 9.0}]).measures == {"dropped": [0.5]}
+    later = history.after(3, [{"loss": 0.5, "dropped": 0.0}, {"loss": 9.0, "dropped": 9.0}])
+    assert (later.losses, later.measures) == ([2.0, 1.0, 0.5], {"dropped": [0.5, 0.25, 0.0]})
+    assert _HISTORY.after(4, [0.25]).losses == [2.0, 1.0, 0.5, 0.25]

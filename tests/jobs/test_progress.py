@@ -30,6 +30,13 @@ def test_without_a_terminal_each_report_is_a_line_with_loss_throughput_and_time_
     assert out.getvalue() == "step  50/600  loss 0.2500  12,346 images/s  1:02:05 left\n"
 
 
+def test_other_numbers_of_a_step_are_shown_after_its_loss() -> None:
+    out = io.StringIO()
+    with TrainingProgress(600, console=Console(file=out, width=40), unit="bytes") as progress:
+        progress.report(5, loss=0.5, speed=1.0, seconds_left=1.0, measures={"dropped": 0.125})
+    assert out.getvalue() == "step   5/600  loss 0.5000  dropped 0.1250  1 bytes/s  0:00:01 left\n"
+
+
 def test_on_a_terminal_there_is_a_bar_with_the_same_and_no_thread_is_left() -> None:
     before = threading.active_count()
     out = io.StringIO()

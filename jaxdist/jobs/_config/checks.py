@@ -12,7 +12,11 @@ from jaxdist._checkpoints import read_dict
 from jaxdist._validate import show
 from jaxdist.errors import BucketError, CheckpointError, ConfigError, TopologyError
 from jaxdist.jobs._config.load import LoadedConfig
-from jaxdist.jobs._config.schema import OutputConfig, count_logical_devices
+from jaxdist.jobs._config.schema import (
+    OutputConfig,
+    count_logical_devices,
+    list_inner_axes,
+)
 from jaxdist.jobs._partitions import PARTITIONS, list_like
 from jaxdist.training import require_extra
 
@@ -76,11 +80,21 @@ def _check_batch_size(loaded: LoadedConfig[Any], replicas: int, rows: int, examp
 
 
 def _check_micro_batches(loaded: LoadedConfig[Any], replicas: int, rows: int) -> None:
-    """Check that all replicas have the same micro-batches, where there are any."""
+    """Check that replicas whose devices divide their work have the same rows and micro-batches."""
     asked, size = loaded.values.strategy, loaded.values.data.batch_size
     count = max(asked.micro_batches, 1)
-    if (asked.stages == 1 and count == 1) or size % (replicas * count) == 0:
+    inner = list_inner_axes(asked)
+    if (not inner and count == 1) or size % (replicas * count) == 0:
         return
+    if count == 1 and "stage" not in inner:
+        low, high = size - size % replicas, size + -size % replicas
+        values = [str(v) for v in (low, high) if 0 < v <= rows]
+        raise ConfigError(
+            f"{loaded.origin('data.batch_size')}: data.batch_size is {size}, and there are "
+            f"{replicas} replicas, whose devices divide {' and '.join(inner)}.\n\n"
+            "Such replicas have the same number of rows.\n\n"
+            f"Set data.batch_size to {' or '.join(values)}."
+        )
     low, high = size - size % (replicas * count), size + -size % (replicas * count)
     values = [str(v) for v in (low, high) if 0 < v <= rows]
     own = size // replicas

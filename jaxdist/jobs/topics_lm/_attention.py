@@ -15,7 +15,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jax.sharding import PartitionSpec
 
 import jaxdist
-from jaxdist import nn
+from jaxdist import nn, partition
 from jaxdist.jobs.topics_lm._layout import NOT_DIVIDED, Layout
 from jaxdist.jobs.topics_lm._schema import ModelConfig
 
@@ -190,6 +190,7 @@ class Attention(nnx.Module):
         width, self.heads, self.head_dim = config.width, config.heads, config.dims_of_a_head
         inner = self.heads * self.head_dim
         self.how, self.chunk = config.attention, config.attention_chunk
+        self.splits = config.split_residual
         self.query = nnx.Linear(width, inner, rngs=rngs, **linear)
         self.key = nnx.Linear(width, inner, rngs=rngs, **linear)
         self.value = nnx.Linear(width, inner, rngs=rngs, **linear)
@@ -198,6 +199,10 @@ class Attention(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Attend from each position to itself and those before it: `[b, s, d]` in and out."""
         query, key, value = self._project(x, self.layout.number(x.shape[1]))
+        if self.splits:
+            # From here heads are split, and positions are whole. XLA would gather the keys of each
+            # chunk again.
+            query, key, value = partition.constrain((query, key, value), partition.Split(2))
         if self.layout.positions > 1:
             kind = self.layout.attention
             seen = nn.attention(query, key, value, kind=kind, causal=True, block=self.chunk)

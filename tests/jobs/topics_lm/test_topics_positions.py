@@ -147,6 +147,20 @@ def test_positions_that_do_not_divide_the_devices_are_named(
         jobs.make_strategy(load(_NAME, *entries).values)
 
 
+@pytest.mark.parametrize(
+    ("config", "entry", "words"),
+    [
+        (_NAME, _TWO, "is 15, and there are 4 replicas, whose devices divide positions"),
+        ("experts", "strategy.experts=2", "whose devices divide experts(.|\n)*to 12 or 16"),
+    ],
+)
+def test_replicas_whose_devices_divide_their_work_have_the_same_number_of_rows(
+    config: str, entry: str, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        run_job(tmp_path, config, entry, "data.batch_size=15")
+
+
 @pytest.mark.slow
 def test_a_job_resumes_without_divided_positions(tmp_path: Path) -> None:
     whole = run_job(tmp_path / "whole", _NAME, "training.steps=4", *ONE)
