@@ -1,4 +1,4 @@
-"""Causal attention with rotary positions: on one device or divided, in chunks, by byte, ..."""
+"""Causal attention with rotary positions: plain, in chunks, by kernels, divided, or by byte."""
 
 import functools
 import math
