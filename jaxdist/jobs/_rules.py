@@ -21,7 +21,7 @@ def make_rules(asked: StrategyConfig, *, stack: str, experts: str) -> partition.
         experts: The pattern of the parameters of experts.
 
     Example:
-        >>> asked = StrategyConfig(experts=4, stages=2, partition="tensor_parallel")
+        >>> asked = StrategyConfig(positions=4, stages=2, partition="tensor_parallel")
         >>> rules = make_rules(asked, stack="layers/**", experts="")
         >>> rules.placement_of("layers/mlp/up/kernel")
         Stage(of=Split(dim=1, axis='logical'))
