@@ -102,7 +102,9 @@ def read_inputs(
     shapes = set(stacks.values())
     shape = shapes.pop() if len(shapes) == 1 else ()
     if len(shape) < dims or shape[:-1] != (chunks,)[: dims - 1]:
-        shown = ", ".join(f"{name}: {[*found]}" for name, found in stacks.items())
+        # A list of layers has many.
+        lines = [f"{name}: {[*found]}" for name, found in stacks.items()]
+        shown = ", ".join(lines if len(lines) <= 6 else [*lines[:5], "..."])
         wanted = "[layers, ...]" if dims == 1 else f"[{chunks}, layers / {chunks}, ...]"
         raise refuse(
             f"chunks={chunks}, and layers whose leading dims are {shown or 'those of no array'}.",

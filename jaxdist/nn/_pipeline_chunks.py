@@ -32,6 +32,9 @@ def find_chunks(layers: Any, axis: Axis, given: int | None) -> int:
             found[name] = {1 if dim == 0 else leaf.shape[0] for dim in dims & {0, 1}}
         elif jnp.issubdtype(leaf.dtype, jnp.inexact):
             unplaced.append(f"{name} {leaf.dtype}{list(leaf.shape)}")
+    leading = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(layers, is_leaf=is_sharded)}
+    if not found and len(leading) > 1:
+        return given or 1  # They are no stack, which the engine refuses.
     if unplaced or not found:
         name = (unplaced or ["parts[1]"])[0]
         raise refuse(

@@ -355,6 +355,23 @@ def test_rows_are_those_of_one_replica() -> None:
         run(pipeline(16))
 
 
+def test_a_list_of_layers_is_to_be_stacked_on_every_layout() -> None:
+    params = make_params()
+    params["layers"] = [jax.tree.map(lambda w, i=i: w[i], params["layers"]) for i in range(8)]
+
+    def step(params: Any, batch: Any) -> Any:
+        return pipeline(4)(params, batch)
+
+    strategy = strategy_of({"data": 2, "stage": 4})
+    placed = partition.place(strategy, params, partition.replicated())
+    rows = jax.device_put(make_batch(), strategy.per_replica_sharding)
+    for call in (lambda: step(params, make_batch()), lambda: strategy.run(step, (placed, rows))):
+        with pytest.raises(ShapeError, match=r"parts\[1\]\[0\]\['down'\]: \[16\]") as caught:
+            call()
+        assert "Stack the parameters of the layers" in str(caught.value)
+        assert len(str(caught.value)) < 500
+
+
 def test_nothing_is_left_of_a_step_that_failed() -> None:
     with pytest.raises(ShapeError):
         run(pipeline(3))
