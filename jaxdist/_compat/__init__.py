@@ -118,6 +118,7 @@ if TYPE_CHECKING:
     from jaxdist._compat.sources import find_functions as find_functions
     from jaxdist._compat.sources import find_line_in_user_code as find_line_in_user_code
     from jaxdist._compat.sources import find_line_of_error as find_line_of_error
+    from jaxdist._compat.sources import find_line_of_model as find_line_of_model
     from jaxdist._compat.sources import find_shape_asked_for as find_shape_asked_for
     from jaxdist._compat.sources import find_source as find_source
     from jaxdist._compat.sources import get_current_source as get_current_source

@@ -27,6 +27,7 @@ def _find_line(source: Any) -> str:
     return str(_source_info.summarize(source))
 
 
+_JOBS = os.path.join(PACKAGE, "jobs", "")
 _LIBRARIES = tuple(f"site-packages{os.sep}{n}{os.sep}" for n in ("flax", "optax", "chex"))
 
 
@@ -160,6 +161,20 @@ def find_line_of_error(error: BaseException) -> str:
             found = f"{code.co_filename}:{traceback.tb_lineno} ({code.co_name})"
         traceback = traceback.tb_next
     return found
+
+
+def find_line_of_model() -> str:
+    """Return the innermost line among the callers that is of a model: of a user, or of a job here.
+
+    Lines of Flax, Optax and Chex, which call functions of the model, are left out.
+    """
+    source = _source_info.current()
+    for frame in _source_info.user_frames(source.traceback):
+        name = frame.file_name
+        is_here = name.startswith(PACKAGE) and not name.startswith(_JOBS)
+        if not is_here and not any(part in name for part in _LIBRARIES):
+            return f"{name}:{frame.start_line} ({frame.function_name})"
+    return _find_line(source)
 
 
 def get_current_source() -> Any:

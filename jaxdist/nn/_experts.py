@@ -190,7 +190,7 @@ def experts(
     # The facts are those of this trace, so JAX must not reuse the trace of another step.
     _replica.find_notes()
     note_work(
-        _compat.find_callers_line(),
+        _compat.find_line_of_model(),
         lambda: list_facts(groups, experts=count, top_k=top_k, slots=slots, axis=found),
     )
     y, balance, dropped = compute_groups(

@@ -204,7 +204,7 @@ def pipeline_loss(
     chunks = find_chunks(trees[1], found, chunks)
     layout = found.frame.strategy.layout
     has_split_head = isinstance(head, VocabularyHead)
-    line = _compat.find_callers_line()
+    line = _compat.find_line_of_model()
 
     def tell(table: _pipeline.Table, kept: Mapping[str, _pipeline.Kept]) -> None:
         if table.has_gradients:

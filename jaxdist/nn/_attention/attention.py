@@ -138,7 +138,7 @@ def attention(
         return layouts.call_auto(lambda *given: _attend_whole(plan, *given), q, k, v, segments)
     division = Division(found.name, divided, plan.with_run(divided.run(q.shape[1] // found.size)))
     note_work(
-        _compat.find_callers_line(),
+        _compat.find_line_of_model(),
         lambda: list_facts(chosen, division, q, k, has_segments=segments is not None),
     )
     return layouts.call_auto(
