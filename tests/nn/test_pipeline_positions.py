@@ -88,7 +88,10 @@ def test_a_permute_of_your_own_over_another_axis_works_in_stages() -> None:
     def make(turn: Any) -> Any:
         return lambda w, x: x + jnp.tanh(turn(x) @ w[:, :WIDTH])
 
-    divided = jax.shard_map(turned, in_specs=P(None, "positions"), out_specs=P(None, "positions"))
+    def divided(x: Any) -> Any:
+        spec = P(None, "positions")
+        return jax.shard_map(turned, in_specs=spec, out_specs=spec)(x)
+
     loss, grads = run(strategy_of(BOTH), make(divided), "contiguous")
     halves_changed = make(lambda x: jnp.roll(x, LENGTH // 2, axis=1))
     wanted, of_one = run(one_device(), halves_changed, "contiguous")
