@@ -267,4 +267,4 @@ class _Ticks:
         if part == 1:
             return run_head(state)
         # All stages take the same branch, so they meet in its collectives.
-        return _compat.cond_in_part(part, row["has_head"] > 0, run_head, lambda state: state, state)
+        return _compat.cond_in_part(part, row["has_last"] > 0, run_head, lambda state: state, state)

@@ -35,9 +35,10 @@ class Slots:
 
         `kind` is 0 for nothing, else 1 + the index in `KINDS`. `x`, `g`, `r` and `d` are slots of
         the operation itself; `put_x` and `put_g` say where a stage puts what arrives after the
-        tick. A value that nobody needs goes to one more slot, after the last one. `has_head` says
-        on all stages whether the last piece of the model has an output after this tick;
-        `head_micro_batch` and `head_g` are its micro-batch and the slot of its cotangent.
+        tick. A value that nobody needs goes to one more slot, after the last one. `has_last` says
+        on all stages whether the last piece of the model has an output after this tick, and
+        `has_first` whether the first piece runs in it, forward or backward; `head_micro_batch` and
+        `head_g` are the micro-batch of the last piece and the slot of its cotangent.
         """
         table, pieces = self.table, self.table.stages * self.table.chunks
         shape = len(ticks), table.stages
@@ -48,7 +49,8 @@ class Slots:
             "is_first",
             "is_last",
             *WAITING,
-            "has_head",
+            "has_first",
+            "has_last",
             "head_micro_batch",
         )
         found = {name: np.zeros(shape, np.int32) for name in names}
@@ -68,10 +70,12 @@ class Slots:
                     work = (stage, op.chunk, op.micro_batch)
                     found[kind][n, stage] = self.at.get((kind, work), 0)
                 if op.kind == "F" and piece == pieces - 1:
-                    found["has_head"][n] = 1
+                    found["has_last"][n] = 1
                     found["head_micro_batch"][n] = op.micro_batch
                     found["head_g"][n, stage] = found["g"][n, stage]
                 step = {"F": 1, "B": -1, "I": -1}.get(op.kind, 0)
+                if step and piece == 0:
+                    found["has_first"][n] = 1
                 if step and 0 <= piece + step < pieces:
                     chunk, there = divmod(piece + step, table.stages)
                     kind = "x" if step > 0 else "g"

@@ -1,6 +1,5 @@
 """The operations of one stage, on its slots: forward, backward, and the backward in two parts."""
 
-import fractions
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -131,13 +130,18 @@ class Stage:
 
     def _forward(self, state: State, row: Row, ends: Ends) -> State:
         one, on = _get(self._values.rows, row["micro_batch"]), row.get("on")
-        x = _choose(
-            on,
-            ends.first,
-            row["is_first"] > 0,
-            lambda: self._model.embed(self._values.embed, self._values.shared, one),
-            lambda: _get(state["x"], row["x"]),
-        )
+        is_first = row["is_first"] > 0
+
+        def embed() -> Leaves:
+            x = self._model.embed(self._values.embed, self._values.shared, one)
+            if on is None:
+                return x
+            return [jnp.where(is_first, a, b) for a, b in zip(x, get(), strict=True)]
+
+        def get() -> Leaves:
+            return _get(state["x"], row["x"])
+
+        x = _compat.cond_in_part(ends.first, _meets(row, "first"), embed, get)
         w, keys = self._read_chunk(row), _get(self._values.keys, row["micro_batch"])
         first = self._find_first_layer(row)
         if self._has_gradients:
@@ -151,10 +155,13 @@ class Stage:
             [state["loss"]] = _add([state["loss"]], [losses * self._of_layers], on)
         if self._model.head_axis is not None:
             return state
-        is_last, head = row["is_last"] > 0, self._run_head
-        if on is not None:
-            return head(state, y, row, on & is_last) if ends.last else state
-        return _compat.cond_in_part(ends.last, is_last, lambda: head(state, y, row), lambda: state)
+        is_own = None if on is None else on & (row["is_last"] > 0)
+        return _compat.cond_in_part(
+            ends.last,
+            _meets(row, "last"),
+            lambda: self._run_head(state, y, row, is_own),
+            lambda: state,
+        )
 
     def _run_head(self, state: State, y: Leaves, row: Row, on: Any = None) -> State:
         """Add the loss, and put the cotangent of y into a slot until the backward."""
@@ -254,7 +261,9 @@ class Stage:
             )
             return pick(x, self._model.x_floats)
 
-        def add(sums: Sums, on: Any = None) -> Sums:
+        on = row["on"] & (row["is_first"] > 0) if "on" in row else None
+
+        def add(sums: Sums) -> Sums:
             chosen = pick(e, of.embed), pick(shared, of.shared), pick(one, of.rows)
             g_e, g_shared, g_rows = jax.vjp(embed, *chosen)[1](g_x)
             return sums._replace(
@@ -263,11 +272,9 @@ class Stage:
                 rows=_add_row(sums.rows, row["micro_batch"], g_rows, on),
             )
 
-        is_first = row["is_first"] > 0
-        if "on" in row:
-            is_own = row["on"] & is_first
-            return {**state, "sums": add(state["sums"], is_own)} if ends.first else state
-        sums = _compat.cond_in_part(ends.first, is_first, add, lambda sums: sums, state["sums"])
+        sums = _compat.cond_in_part(
+            ends.first, _meets(row, "first"), add, lambda sums: sums, state["sums"]
+        )
         return {**state, "sums": sums}
 
     def _add_layers(self, state: State, row: Row, found: Sequence[Any]) -> State:
@@ -329,17 +336,9 @@ def _get(buffers: Leaves, slot: Any) -> Leaves:
     return [jax.lax.dynamic_index_in_dim(b, slot, 0, keepdims=False) for b in buffers]
 
 
-def _choose(
-    on: Any,
-    part: fractions.Fraction,
-    first: Any,
-    run: Callable[[], Leaves],
-    other: Callable[[], Leaves],
-) -> Leaves:
-    """Return `run()` or `other()`; where all stages run an operation (`on`), of both of them."""
-    if on is None or not part:
-        return _compat.cond_in_part(part, first, run, other)
-    return [jnp.where(first, a, b) for a, b in zip(run(), other(), strict=True)]
+def _meets(row: Row, end: str) -> Any:
+    """Whether a stage enters what an end of the model does: where all run it, all in one tick."""
+    return row[f"{'has' if 'on' in row else 'is'}_{end}"] > 0
 
 
 def _put(buffers: Leaves, slot: Any, values: Leaves, on: Any = None) -> Leaves:

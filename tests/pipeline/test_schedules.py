@@ -140,7 +140,7 @@ def test_a_slot_holds_one_value_until_it_is_read(
                 if piece == last:
                     held[slot("g")] = ("g", piece, m)
                     assert rows["head_micro_batch"][n].tolist() == [m] * stages
-                    assert rows["has_head"][n].all()
+                    assert rows["has_last"][n].all()
                 else:
                     sent["x", (stage + 1) % stages] = ("x", piece + 1, m)
             else:
