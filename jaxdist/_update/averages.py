@@ -274,16 +274,21 @@ class _OnServers:
 
     def restore(self) -> None:
         """Undo it; what was assigned to the parameter meanwhile was assigned to the average."""
-        now = _compat.get_held(self._parameter)
-        if now is self._there:  # It was not shown yet.
-            return
-        if now is self._shown:  # No call has written it.
+        if _compat.get_held(self._parameter) is self._shown:  # No call has written it.
             _compat.set_held(self._parameter, self._there)
             return
+        # A call that has written it leaves what was held before, so only the values tell.
         value = self._parameter.get_value()
-        if not np.array_equal(value, self._shown):
+        if _are_same(value, self._own):  # It was not shown yet.
+            return
+        if not _are_same(value, self._shown):
             _compat.set_held(self._average, value.astype(self._average.get_value().dtype))
         _compat.set_held(self._parameter, self._own)
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    """Whether two arrays have the same bits, also where these are nan."""
+    return one.shape == other.shape and np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
 def _find_pairs(model: Any, optimizer: Any) -> list[tuple[Any, Any]]:

@@ -120,6 +120,15 @@ def test_every_strategy_validates_with_the_average_of_numpy(name: str, wanted: A
     _fit(model, epochs=1)
 
 
+def test_on_servers_training_continues_with_the_parameters(wanted: Any) -> None:
+    """A validation writes the average to the servers, and the next epoch needs the parameters."""
+    model = MODELS["servers"]()
+    history = _fit(model)
+    np.testing.assert_allclose(history["loss"], wanted[0]["loss"], rtol=1e-4)
+    _check(model.get_weights(), wanted[1])
+    _check(_average_of(model), wanted[2])
+
+
 def test_several_steps_in_one_dispatch_move_the_average_as_often(wanted: Any) -> None:
     model = make_model(mirrored(2), optimizer=_adam(), steps_per_execution=2)
     _fit(model)
