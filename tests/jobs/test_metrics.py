@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -135,3 +136,8 @@ def test_a_history_takes_the_loss_and_the_other_numbers_of_steps_that_it_does_no
     later = history.after(3, [{"loss": 0.5, "dropped": 0.0}, {"loss": 9.0, "dropped": 9.0}])
     assert (later.losses, later.measures) == ([2.0, 1.0, 0.5], {"dropped": [0.5, 0.25, 0.0]})
     assert _HISTORY.after(4, [0.25]).losses == [2.0, 1.0, 0.5, 0.25]
+    # A number that only some steps return is nan for the others.
+    later.add([0.25, {"loss": 0.125, "kept": 1.0}])
+    assert later.losses[3:] == [0.25, 0.125]
+    np.testing.assert_equal(later.measures["dropped"][3:], [np.nan, np.nan])
+    np.testing.assert_equal(later.measures["kept"], [*[np.nan] * 4, 1.0])

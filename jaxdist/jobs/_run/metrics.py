@@ -34,25 +34,32 @@ class History:
     measures: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
+    def add(self, outputs: Sequence[Any]) -> None:
+        """Append the results of the next steps: for each its loss, or a dict of it and others."""
+        for output in outputs:
+            numbers, before = as_numbers(output), len(self.losses)
+            self.losses.append(numbers.pop("loss"))
+            for name in dict.fromkeys((*self.measures, *numbers)):
+                measured = self.measures.setdefault(name, [])
+                # Steps that did not return it have nan, so that index i stays step i + 1.
+                measured += [math.nan] * (before - len(measured))
+                measured.append(numbers.get(name, math.nan))
+
     def after(self, step: int, outputs: Sequence[Any]) -> "History":
         """Return the history up to a step, with the results of steps that it does not have yet.
 
         Args:
             step: The number of the step.
-            outputs: For each of the next steps its loss, or a dict of it and of other numbers.
+            outputs: The results of the next steps, as for `add`.
         """
-        found = [as_numbers(x) for x in outputs[: max(0, step - len(self.losses))]]
-        names = {**self.measures, **(found[0] if found else {})}
-        return dataclasses.replace(
+        cut = dataclasses.replace(
             self,
-            losses=[*self.losses[:step], *(x["loss"] for x in found)],
+            losses=self.losses[:step],
             evaluations=[e for e in self.evaluations if e["step"] <= step],
-            measures={
-                name: [*self.measures.get(name, [])[:step], *(x[name] for x in found)]
-                for name in names
-                if name != "loss"
-            },
+            measures={name: found[:step] for name, found in self.measures.items()},
         )
+        cut.add(outputs[: max(0, step - len(self.losses))])
+        return cut
 
 
 def as_numbers(output: Any) -> dict[str, float]:

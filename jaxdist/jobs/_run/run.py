@@ -183,7 +183,7 @@ class Run:
         bad = next((i for i, loss in enumerate(losses, 1) if not math.isfinite(loss)), None)
         if bad is not None:
             raise self._make_loss_error(len(history.losses) + bad, losses[bad - 1])
-        self.state.history = history.after(len(history.losses) + len(found), found)
+        history.add(found)
 
     def _get_outputs(self, pending: Sequence[Any]) -> list[Any]:
         """Return what steps have returned, on the host."""
