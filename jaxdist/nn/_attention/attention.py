@@ -79,7 +79,7 @@ def attention(
         kind: How devices meet. `"ulysses"` exchanges heads for positions, and needs a number of
             heads that n divides. `"gather"` has all keys on each device, for any number of heads.
             `"ring"` passes keys on, from device to device, and needs the least memory where heads
-            are few; it is slower, and `nn.pipeline_loss` refuses its permutes.
+            are few; it is slower.
         causal: Whether a position sees only itself and earlier ones.
         order: How the rows lie over the axis, `"contiguous"` or `"zigzag"`. Left out, it is that
             of the `split_positions` of the same step, else `"contiguous"`.

@@ -50,7 +50,7 @@ class Order:
 
         They are computed from the numbers of the rows one by one. XLA would divide an array that is
         arranged over the devices, and exchange its parts: in a stage of a pipeline, where other
-        stages do something else, CPUs would wait for ever.
+        stages do something else, CPUs would wait forever.
         """
         device, row = jnp.divmod(jnp.arange(self.devices * rows, dtype=jnp.int32), max(rows, 1))
         numbers: jax.Array = self.place(device, row, rows)

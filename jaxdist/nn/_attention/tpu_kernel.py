@@ -1,6 +1,5 @@
 """Attention of all positions by JAX's kernel for TPUs, where one device has them."""
 
-import math
 from typing import Any
 
 import jax
@@ -119,7 +118,8 @@ def _run(
     make_mask: Any = masks.CausalMask if plan.causal else masks.FullMask
     # The mask is known while tracing, and decides which blocks the kernel visits.
     mask = masks.MultiHeadMask([make_mask((length, length))] * group)
-    size = _POSITIONS * math.gcd(length // _POSITIONS, max(1, plan.block // _POSITIONS))
+    tiles, most = length // _POSITIONS, max(1, plan.block // _POSITIONS)
+    size = _POSITIONS * max(n for n in range(1, most + 1) if tiles % n == 0)
     names = (
         "block_q block_kv block_kv_compute block_q_dkv block_kv_dkv block_kv_dkv_compute "
         "block_q_dq block_kv_dq"
