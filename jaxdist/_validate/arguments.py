@@ -117,7 +117,7 @@ def as_flag(name: str, value: Any) -> bool:
 
 
 def refuse_choice(name: str, value: Any, known: Iterable[str]) -> ArgumentError:
-    """Return the error for a value that is none of the known strings, with the nearest of them."""
+    """Return the error for an unknown string, with the nearest known one."""
     choices = list(known)
     [near] = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.0)
     return refuse(

@@ -1,8 +1,8 @@
 """The mixture of experts of a public notebook, restated: all experts compute all tokens.
 
-Source: github.com/novastar53/jaxpt, notebooks/basic_moe.ipynb, commit 33aa4b96, first model. Here
-with 8 experts instead of 2, of which each token chooses 2; sizes are small. The notebook's second
-output, the sum of squared mean logits, is not in its loss, and is left out.
+Source: github.com/novastar53/jaxpt, notebooks/basic_moe.ipynb, commit 33aa4b96, first model. This
+version has 8 experts instead of 2, each token chooses 2 of them, and sizes are small. The notebook
+also returns the sum of squared mean logits, which is not in its loss; it is left out here.
 """
 
 from typing import Any

@@ -17,26 +17,15 @@ from jaxdist.errors import ArgumentError, ConfigError, ShapeError
 from jaxdist.jobs.topics_lm import TopicsTask, generate
 from jaxdist.jobs.topics_lm._model import Pipeline
 from jaxdist.training import evaluate
+from tests.jobs.topics_lm.layouts import TINY
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "configs" / "topics_lm_pipeline.toml"
-_TINY = (
-    "model.width=16",
-    "model.heads=4",
-    "model.hidden=32",
-    "data.sequence_length=16",
-    "data.stride=64",
-    "data.test_fraction=0.01",
-    "data.batch_size=16",
-    "model.dropout=0.1",
-    "optimizer.schedule=constant",
-    "optimizer.warmup_steps=3",
-)
 _ONE = ("strategy.virtual_devices=v5e:1x1", "strategy.stages=1")
 
 
 def _loaded(*overrides: str) -> Any:
-    return jobs.load_job_config(CONFIG, [*_TINY, *overrides])
+    return jobs.load_job_config(CONFIG, [*TINY, *overrides])
 
 
 def _train(*overrides: str, steps: int = 5) -> tuple[list[float], float, bytes]:
@@ -141,7 +130,7 @@ def test_stages_are_an_axis_after_those_of_replicas(
 
 
 def test_without_stages_and_micro_batches_the_model_has_no_pipeline() -> None:
-    job = jobs.load_job(CONFIG, [*_TINY, "strategy.stages=1", "strategy.schedule=gpipe"])
+    job = jobs.load_job(CONFIG, [*TINY, "strategy.stages=1", "strategy.schedule=gpipe"])
     model, _ = job.build(jobs.make_strategy(job.config), abstract=True)
     assert model.pipeline is None
 
@@ -264,7 +253,7 @@ _PLANNED = ("model.dropout=0", "data.sequence_length=8", "model.remat=layers")
 
 def test_a_pipeline_is_planned_with_its_permutes() -> None:
     pytest.importorskip("libtpu")
-    job = jobs.load_job(CONFIG, [*_TINY, *_PLANNED])
+    job = jobs.load_job(CONFIG, [*TINY, *_PLANNED])
     plan = jobs.plan_job(job, "v5e:2x4", quick=True)
     assert (plan.num_replicas, plan.num_logical) == (2, 4)
     assert plan.memory.fits
@@ -275,7 +264,7 @@ def test_a_sweep_tries_stages_and_says_which_do_not_divide_the_layers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("libtpu")
-    entries = [*_TINY, *_PLANNED, "model.layers=6", "strategy.stages=2", "data.batch_size=8"]
+    entries = [*TINY, *_PLANNED, "model.layers=6", "strategy.stages=2", "data.batch_size=8"]
     job = jobs.load_job(CONFIG, entries)
     monkeypatch.setattr(TopicsTask, "rules", property(lambda self: ("fsdp",)))
     sweep = jobs.sweep_job(job, "v5e:2x2")
@@ -293,7 +282,7 @@ def test_a_sweep_tries_stages_and_says_which_do_not_divide_the_layers(
 def test_logical_devices_of_stages_may_be_a_shape() -> None:
     pytest.importorskip("libtpu")
     entries = ("strategy.stages=2", "strategy.partition=tensor_parallel")
-    job = jobs.load_job(CONFIG, [*_TINY, *_PLANNED, *entries, "strategy.logical_devices=2x1"])
+    job = jobs.load_job(CONFIG, [*TINY, *_PLANNED, *entries, "strategy.logical_devices=2x1"])
     plan = jobs.plan_job(job, "v5e:2x4", quick=True)
     assert (plan.num_replicas, plan.num_logical) == (2, 4)
     with pytest.raises(ArgumentError, match="logical=0"):
