@@ -164,7 +164,7 @@ class Transformer(nnx.Module):
         )
         if of_routing is not None and pipeline.chunks > 1:
             of_routing = of_routing.reshape(pipeline.chunks, -1, 2)
-        layers = jax.tree.map(self._as_sums, layers), of_routing
+        layers = self._cast_pieces(jax.tree.map(self._as_sums, layers)), of_routing
         rows = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": weights}
         # Stages that cannot share the words equally compute the whole head, as any function.
         is_split = config.vocabulary % pipeline.stages == 0
@@ -209,14 +209,25 @@ class Transformer(nnx.Module):
         """Gather parameters; cast matrices to the dtype of the products first, to send less."""
 
         def gather(path: Any, x: Any) -> Any:
-            # Experts are chosen in float32, in every layout.
-            is_cast = x.ndim > 1 and "router" not in jax.tree_util.keystr(path)
-            return partition.gather(x, dtype=self.config.dtype if is_cast else None)
+            return partition.gather(x, dtype=self.config.dtype if _is_cast(path, x.ndim) else None)
 
-        whole: Any = jax.tree_util.tree_map_with_path(
-            gather, parameters, is_leaf=lambda x: isinstance(x, Sharded)
-        )
+        whole: Any = jax.tree_util.tree_map_with_path(gather, parameters, is_leaf=_is_in_pieces)
         return whole
+
+    def _cast_pieces(self, stacks: Any) -> Any:
+        """Cast matrices in pieces to the dtype of the products, in which a pipeline gathers them.
+
+        The dims of a layer are after that of the layers, and after that of the chunks.
+        """
+        before = 2 if self.pipeline is not None and self.pipeline.chunks > 1 else 1
+
+        def cast(path: Any, x: Any) -> Any:
+            if not isinstance(x, Sharded) or not _is_cast(path, x.ndim - before):
+                return x
+            # The node as an array would be gathered first.
+            return jax.tree.map(lambda piece: piece.astype(self.config.dtype), x)
+
+        return jax.tree_util.tree_map_with_path(cast, stacks, is_leaf=_is_in_pieces)
 
     def _as_sums(self, parameter: Any) -> Any:
         """Cast a stack of matrices to the dtype in which gradients are summed over slices."""
@@ -243,6 +254,16 @@ class Transformer(nnx.Module):
             return self.unembed(x).astype(jnp.float32)
         kernel = self._gather_one(self.unembed.kernel)
         return (x @ kernel.astype(dtype)).astype(jnp.float32)
+
+
+def _is_in_pieces(x: Any) -> bool:
+    return isinstance(x, Sharded)
+
+
+def _is_cast(path: Any, dims: int) -> bool:
+    """Whether a parameter of a layer is used in the dtype of the products."""
+    # Experts are chosen in float32, in every layout.
+    return dims > 1 and "router" not in jax.tree_util.keystr(path)
 
 
 def _keep_products(primitive: Any, *_: Any, **params: Any) -> bool:

@@ -260,6 +260,21 @@ def test_a_pipeline_is_planned_with_its_permutes() -> None:
     assert "permute" in str(plan)
 
 
+def test_pieces_of_layers_are_gathered_and_summed_in_the_dtype_of_the_products() -> None:
+    pytest.importorskip("libtpu")
+
+    def count_sent(dtype: str) -> int:
+        entries = (*_FSDP, "strategy.stages=2", f"model.dtype={dtype}")
+        job = jobs.load_job(CONFIG, [*TINY, *_PLANNED, *entries])
+        plan = jobs.plan_job(job, "v5e:2x4", quick=True)
+        kinds = ("all-reduce", "reduce-scatter")
+        return sum(t.num_bytes for t in plan.traffic if t.kind in kinds and t.axes == ("replica",))
+
+    of_stage = 2 * (4 * 16 * 16 + 2 * 16 * 32)
+    of_head = 16 * 256
+    assert count_sent("float32") - count_sent("bfloat16") == 2 * (of_stage + of_head)
+
+
 def test_a_sweep_tries_stages_and_says_which_do_not_divide_the_layers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
