@@ -22,11 +22,6 @@ PADDED = partition.Rules({"**": partition.Shard(pad=True)})
 # None has a dim that the replicas divide.
 SHAPES = {2: (7, 11), 4: (5, 3), 8: (13,)}
 
-# They make a constant of the layout of such an array, as `jnp.where` does, which JAX refuses in a
-# step that closes over it.
-NOT_CLOSED_OVER = {"any nan"}
-
-
 @pytest.fixture(scope="module", params=SHAPES, ids=lambda count: f"{count} replicas")
 def strategy(request: pytest.FixtureRequest) -> jaxdist.MirroredStrategy:
     return jaxdist.MirroredStrategy([f"cpu:{i}" for i in range(request.param)])
@@ -96,10 +91,6 @@ def test_function_of_leaves_finds_the_array_without_padding(
 ) -> None:
     fn = OF_LEAVES[name]
     wanted = fn(jnp.asarray(arrays(strategy)["w"]))
-    if way is closed_over_by_a_step and name in NOT_CLOSED_OVER:
-        with pytest.raises(ContextError, match="Pass it as an argument"):
-            way(strategy, fn, in_pieces(strategy))
-        return
     found = numbers(way(strategy, fn, in_pieces(strategy)))
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
