@@ -149,11 +149,6 @@ def can_have_gradient(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.inexact)
 
 
-def widen(dtype: Any) -> Any:
-    """Return the dtype in which gradients and losses of a dtype are summed: at least float32."""
-    return jnp.promote_types(dtype, jnp.float32)
-
-
 def pick(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
     """Return the values whose entry of `mask` is true."""
     return [value for value, wanted in zip(values, mask, strict=True) if wanted]

@@ -17,10 +17,9 @@ from jaxdist._pipeline.inputs import (
     StageFns,
     can_have_gradient,
     take_one,
-    widen,
 )
 from jaxdist._pipeline.vocabulary import split_over
-from jaxdist._values import GATHERED
+from jaxdist._values import GATHERED, wide_dtype
 from jaxdist.errors import ShapeError
 
 
@@ -206,7 +205,7 @@ def _check_model(
         x_tree=x_tree,
         x_avals=x_avals,
         has_losses=has_losses,
-        loss_dtype=widen(loss.dtype),
+        loss_dtype=wide_dtype(loss.dtype),
         has_permutes="ppermute" in names,
         aux_tree=aux_tree,
         aux_avals=aux_avals,

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 
 from jaxdist._called import refuse
 from jaxdist._pipeline.derivative import attach_gradients
-from jaxdist._pipeline.inputs import StageFns, merge, pick, read_inputs, widen
+from jaxdist._pipeline.inputs import StageFns, merge, pick, read_inputs
 from jaxdist._pipeline.model import check_model
 from jaxdist._validate import show
+from jaxdist._values import wide_dtype
 
 
 def run_plain(
@@ -82,7 +83,7 @@ def run_plain(
 
         start = (
             jnp.zeros((), model.loss_dtype),
-            [jnp.zeros(a.shape, widen(a.dtype)) for a in chosen],
+            [jnp.zeros(a.shape, wide_dtype(a.dtype)) for a in chosen],
         )
         (total, found), (g_rows, aux) = jax.lax.scan(add, start, rows)
         each = iter([g * scale for g in (*found, *g_rows)])

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _compat
-from jaxdist._pipeline.inputs import Leaves, Parts, merge, pick, widen
+from jaxdist._pipeline.inputs import Leaves, Parts, merge, pick
 from jaxdist._pipeline.layers import Layers
 from jaxdist._pipeline.model import Model
 from jaxdist._pipeline.schedules import Ends
 from jaxdist._pipeline.slots import Slots
+from jaxdist._values import wide_dtype
 
 # Buffers by name: x, g, r, d (slots), up, down (what moves after a tick), sums, loss, aux.
 State: TypeAlias = dict[str, Any]
@@ -87,7 +88,7 @@ class Stage:
                 "down": [_blank(a) for a in floats],
                 "sums": Sums(
                     *(
-                        [jnp.zeros(a.shape, widen(a.dtype)) for a in pick(values, wanted)]
+                        [jnp.zeros(a.shape, wide_dtype(a.dtype)) for a in pick(values, wanted)]
                         for values, wanted in zip(self._values[:5], self._wanted[:5], strict=True)
                     )
                 ),
@@ -365,7 +366,7 @@ def _add_row(sums: Leaves, index: Any, values: Leaves, on: Any = None) -> Leaves
 
 def _sum(array: Any, axis: str) -> Any:
     """Return the sum over stages, in at least float32."""
-    return jax.lax.psum(array.astype(widen(array.dtype)), axis).astype(array.dtype)
+    return jax.lax.psum(array.astype(wide_dtype(array.dtype)), axis).astype(array.dtype)
 
 
 def send_to_all(array: Any, is_last: Any, axis: str) -> Any:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._called import refuse, refuse_type
+from jaxdist._values import wide_dtype
 from jaxdist.errors import ShapeError
 
 _AXIS: ContextVar[str | None] = ContextVar("jaxdist_axis_of_vocabulary", default=None)
@@ -61,7 +62,7 @@ def vocabulary_loss(h: Any, x: Any, labels: Any, weights: Any = None) -> Any:
             "Pass integers; for probabilities of all words, write the loss in the head.",
         )
     axis = _AXIS.get()
-    wide = jnp.promote_types(jnp.result_type(x, h), jnp.float32)
+    wide = wide_dtype(jnp.result_type(x, h))
     logits = jnp.einsum("...d,dv->...v", x, h, preferred_element_type=wide)
     # The result does not depend on the largest logit, which only keeps `exp` finite.
     top = jax.lax.stop_gradient(jnp.max(logits, -1))

@@ -15,7 +15,7 @@ from jaxdist import _compat
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_number, check_instance, show
-from jaxdist._values import Sharded, is_sharded, whole_array
+from jaxdist._values import Sharded, is_sharded, whole_array, wide_dtype
 from jaxdist.errors import ArgumentError, ContextError
 
 # The optimizers whose averages the models have, in blocks of `use_average`.
@@ -97,7 +97,8 @@ def moving_average(
         parts = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, optax.MultiStepsState))
         if any(isinstance(part, optax.MultiStepsState) for part in parts):
             raise _refuse_several_steps()
-        copies = jax.tree.map(lambda p: jnp.array(p, _widen(p), copy=True), params)
+        # With 8 bits of precision, an average would not move: 0.999 rounds to 1.
+        copies = jax.tree.map(lambda p: jnp.array(p, wide_dtype(p.dtype), copy=True), params)
         return AverageState(copies, state)
 
     @called("training.moving_average: update")
@@ -111,7 +112,9 @@ def moving_average(
                 "Call tx.update(grads, state, params).",
             )
         updates, after = inner.update(updates, state.inner, params, **extra)
-        new = jax.tree.map(lambda p: p.astype(_widen(p)), optax.apply_updates(params, updates))
+        new = jax.tree.map(
+            lambda p: p.astype(wide_dtype(p.dtype)), optax.apply_updates(params, updates)
+        )
         average = optax.incremental_update(new, state.average, 1.0 - weight)
         return updates, AverageState(average, after)
 
@@ -127,11 +130,6 @@ def _refuse_several_steps() -> ArgumentError:
         "these steps.",
         "Put it outside: optax.MultiSteps(training.moving_average(tx), every_k_schedule=k).",
     )
-
-
-def _widen(x: Any) -> Any:
-    # With 8 bits of precision, an average would not move: 0.999 rounds to 1.
-    return jnp.promote_types(x.dtype, jnp.float32)
 
 
 def _is_of_several_steps(tx: Any) -> bool:

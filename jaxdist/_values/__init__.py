@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from jaxdist._values.mean import mean_of_shares as mean_of_shares
     from jaxdist._values.mean import next_power_of_two as next_power_of_two
     from jaxdist._values.mean import share_of_mean as share_of_mean
+    from jaxdist._values.mean import wide_dtype as wide_dtype
+    from jaxdist._values.mean import widen as widen
     from jaxdist._values.processes import MOST_BYTES as MOST_BYTES
     from jaxdist._values.processes import digest as digest
     from jaxdist._values.processes import is_of_this_process as is_of_this_process

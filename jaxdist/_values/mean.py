@@ -51,6 +51,19 @@ def mean_dtype(dtype: Any) -> Any:
     return dtype if jnp.issubdtype(dtype, np.inexact) else jnp.result_type(float)
 
 
+def wide_dtype(dtype: Any) -> Any:
+    """Return the dtype in which many numbers of `dtype` are added: at least float32."""
+    # NumPy knows no mode of promotion, and it has a dtype for every float of 8 bits.
+    is_inexact = jnp.issubdtype(dtype, np.inexact)
+    return np.promote_types(dtype, np.float32) if is_inexact else np.dtype(np.float32)
+
+
+def widen(array: Any) -> Any:
+    """Return narrow floats in float32, so that long sums of them stay precise, and others as is."""
+    is_narrow = jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize < 4
+    return array.astype(jnp.float32) if is_narrow else array
+
+
 def _sum_dtype(dtype: Any) -> Any:
     if not jnp.issubdtype(dtype, np.inexact):
         return jnp.result_type(float)

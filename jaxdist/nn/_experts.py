@@ -5,12 +5,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxdist import _compat, _replica
 from jaxdist._called import called
 from jaxdist._collectives import note_work
 from jaxdist._validate import check_callable
+from jaxdist._values import wide_dtype
 from jaxdist.nn._axis import find_axis
 from jaxdist.nn._experts_arguments import (
     as_capacity,
@@ -182,7 +184,7 @@ def experts(
         held = as_weights(weights, count)
     if not tokens.size:
         return _compute_nothing(tokens, scores, held)
-    dtype = jnp.promote_types(jnp.promote_types(tokens.dtype, scores.dtype), jnp.float32)
+    dtype = np.promote_types(wide_dtype(tokens.dtype), wide_dtype(scores.dtype))
     spec = _compat.find_spec_of_type(tokens)
     groups = replicate(tokens).reshape(-1, size, tokens.shape[-1])
     if is_function:

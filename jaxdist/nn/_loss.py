@@ -10,7 +10,7 @@ from jaxdist import _replica
 from jaxdist._called import called, name_call, refuse, refuse_type
 from jaxdist._collectives import note_averaged
 from jaxdist._validate import as_array, show
-from jaxdist._values import PerReplica
+from jaxdist._values import PerReplica, widen
 from jaxdist.errors import ContextError, ShapeError
 
 
@@ -71,7 +71,7 @@ def compute_average_loss(
     size = _resolve_global_batch_size(loss.shape[0], global_batch_size)
     if sample_weight is not None:
         loss = _apply_weights(loss, sample_weight)
-    total = jnp.sum(_widen(loss))
+    total = jnp.sum(widen(loss))
     # `jnp.where` around a division is not enough: the gradient of the branch not taken would be
     # nan. So the divisor itself is never 0.
     divisor = jnp.where(size == 0, 1, size).astype(total.dtype)
@@ -106,18 +106,12 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     """
     loss = _as_float("regularization_loss", regularization_loss)
     count = _num_replicas("Call it inside the function that you pass to strategy.run.")
-    return (jnp.sum(_widen(loss)) / count).astype(loss.dtype)
+    return (jnp.sum(widen(loss)) / count).astype(loss.dtype)
 
 
 def _as_float(name: str, loss: Any) -> jax.Array:
     array = as_array(name, loss)
     return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(float)
-
-
-def _widen(x: jax.Array) -> jax.Array:
-    """Convert narrow floats to float32, so that long sums stay precise."""
-    is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
-    return x.astype(jnp.float32) if is_narrow else x
 
 
 def _num_replicas(remedy: str) -> int:

@@ -60,6 +60,14 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
         (["-n", "2", "train", "no_such.toml"], ["'no_such.toml'"]),
         (["-n", "2", "train", CONFIG, "--set", "train.no_such=1"], ["no_such"]),
         (
+            ["-n", "2", "train", CONFIG],
+            ["given -n 2, and strategy.kind", "is 'auto'", "strategy.kind=multi_worker_mirrored"],
+        ),
+        (
+            ["--elastic", "1:3", "train", CONFIG],
+            ["given -n 3, and strategy.kind", "train alone", "or -n 1."],
+        ),
+        (
             ["-n", "2", "train", CONFIG, "--set", "strategy.kind=parameter_server"],
             ["given -n, and strategy.kind", "is 'parameter_server'", "Pass --ps and --workers, or"],
         ),
@@ -101,8 +109,8 @@ def test_arguments_that_are_not_understood_exit_with_2(
         (["--", __file__], [__file__]),
         (["-m", "timeit", "-n", "1"], ["-m", "timeit", "-n", "1"]),
         (["-m", "sys"], ["-m", "sys"]),
-        (["train", CONFIG, "--set", "training.steps=1"],
-         ["-m", "jaxdist", "train", CONFIG, "--set", "training.steps=1"]),
+        (["train", CONFIG, "--set", "strategy.kind=multi_worker_mirrored"],
+         ["-m", "jaxdist", "train", CONFIG, "--set", "strategy.kind=multi_worker_mirrored"]),
     ],
 )  # fmt: skip
 def test_the_command_of_each_process(

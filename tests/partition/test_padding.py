@@ -22,6 +22,7 @@ PADDED = partition.Rules({"**": partition.Shard(pad=True)})
 # None has a dim that the replicas divide.
 SHAPES = {2: (7, 11), 4: (5, 3), 8: (13,)}
 
+
 @pytest.fixture(scope="module", params=SHAPES, ids=lambda count: f"{count} replicas")
 def strategy(request: pytest.FixtureRequest) -> jaxdist.MirroredStrategy:
     return jaxdist.MirroredStrategy([f"cpu:{i}" for i in range(request.param)])

@@ -12,7 +12,7 @@ from flax import nnx
 
 from jaxdist._collectives import mean_over_replicas
 from jaxdist._typing import AxisNames
-from jaxdist._values import mean_of_shares, share_of_mean
+from jaxdist._values import mean_of_shares, share_of_mean, widen
 
 
 class Rule(enum.Enum):
@@ -95,7 +95,7 @@ def combine(
 
 
 def _average(x: Any, axes: AxisNames, takes_part: tuple[bool, ...] | None, counts: Any) -> Any:
-    wide = _widen(x)
+    wide = widen(x)
     if takes_part is None:
         return mean_over_replicas(wide, axes).astype(x.dtype)
     # Replicas without rows must not count: the mean of no rows is nan.
@@ -105,11 +105,11 @@ def _average(x: Any, axes: AxisNames, takes_part: tuple[bool, ...] | None, count
 
 
 def _add_up(before: Any, added: Any, axes: AxisNames, counts: Any) -> Any:
-    added = _widen(added)
+    added = widen(added)
     total = jax.lax.psum(added if counts is None else jnp.where(counts, added, 0), axes)
     # The program stores each scalar as one element of a vector.
     start = before.reshape(added.shape)
-    return (_widen(start).astype(total.dtype) + total).astype(start.dtype)
+    return (widen(start).astype(total.dtype) + total).astype(start.dtype)
 
 
 def _merge_moments(
@@ -121,7 +121,7 @@ def _merge_moments(
     num = jnp.where(has, num, 0)
     # A replica without rows may hold nan, and 0 * nan is nan: so select, do not multiply.
     sum_num = jax.lax.psum(num, axes)
-    wide = _widen(mean)
+    wide = widen(mean)
     rows = jnp.stack([num.astype(wide.dtype), jnp.where(has, wide, 0), jnp.where(has, squares, 0)])
     nums, means, devs = jnp.moveaxis(jax.lax.all_gather(rows, axes), 1, 0)  # each [R, ...]
     num0, mean0, dev0 = (x.reshape(num.shape) for x in before)
@@ -165,12 +165,6 @@ def combine_all(
     stacks = [jnp.stack(list(x)).reshape(*shape, *x[0].shape) for x in after]
     whole = mapped(*stacks)
     return [x.reshape(math.prod(shape), *x.shape[len(shape) :])[0] for x in whole]
-
-
-def _widen(x: Any) -> Any:
-    """Cast narrow floats to f32: long sums need it, and XLA's CPU backend may abort on bf16."""
-    is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
-    return x.astype(jnp.float32) if is_narrow else x
 
 
 # Random keys: one key between steps, one stream for each replica in a step.

@@ -13,7 +13,7 @@ from jaxdist._collectives import reduce_by_tree
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.op_by_op import move_to_one_axis
 from jaxdist._program.virtual.device import Own, Same, VirtualDevice, barrier
-from jaxdist._values import combine_pairwise
+from jaxdist._values import combine_pairwise, widen
 from jaxdist.errors import UnsupportedError
 
 _MEMBERS = "jaxdist_members"
@@ -72,12 +72,6 @@ def run_collective(eqn: Any, held: Sequence[Same | Own], device: VirtualDevice) 
     )
 
 
-def _widen(x: Any) -> Any:
-    """Convert half precision to float32, so that a sum is rounded once."""
-    is_half = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
-    return x.astype(jnp.float32) if is_half else x
-
-
 def _reduce(
     combine: Callable[[Any, Any], Any],
     adds: bool,
@@ -86,7 +80,7 @@ def _reduce(
 ) -> list[Same | Own]:
     own = [x for x in held if isinstance(x, Own)]
     layout = device.layout
-    stacks = [_widen(x.rows) if adds else x.rows for x in own]
+    stacks = [widen(x.rows) if adds else x.rows for x in own]
     sums = iter(reduce_by_tree(stacks, combine, layout.replica_axes, layout.num_places))
     results: list[Same | Own] = []
     for x in held:
@@ -102,7 +96,7 @@ def _reduce(
 def _sum_equal(value: Any, count: int) -> Any:
     """Return the sum of `count` equal values, in the order of the tree."""
     # `count * value` may be rounded differently from the additions of the tree.
-    total = _widen(barrier(value))
+    total = widen(barrier(value))
     while count > 1:
         total, count = _add(total, total), count // 2
     return barrier(total).astype(value.dtype)
@@ -125,7 +119,7 @@ def _reduce_in_groups(
 ) -> Any:
     """Return the reduction of each replica's group: `[V/R, ...]`."""
     rows = device.gather_rows(held)[_select_local_rows(members, device)]  # [V/R, members, ...]
-    whole = combine_pairwise(barrier(_widen(jnp.moveaxis(rows, 1, 0))), combine)
+    whole = combine_pairwise(barrier(widen(jnp.moveaxis(rows, 1, 0))), combine)
     return barrier(whole).astype(rows.dtype)
 
 

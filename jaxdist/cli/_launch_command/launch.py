@@ -11,7 +11,7 @@ from jaxdist.cli._launch_command.cluster import add_cluster_options, is_cluster,
 from jaxdist.cli._launch_command.files import add_file_options, check_options, print_file
 
 _TRAIN = "train"
-_WITH_SERVERS = "parameter_server"
+_ON_ONE, _ON_PROCESSES, _WITH_SERVERS = "auto", "multi_worker_mirrored", "parameter_server"
 ParseArguments = Callable[[Sequence[str]], argparse.Namespace]
 
 
@@ -113,7 +113,7 @@ def launch_processes(arguments: argparse.Namespace, parse: ParseArguments) -> in
             f"Pass for instance: jaxdist launch {given} script.py",
         )
     check_options(arguments)
-    made = _make_program(program, arguments.is_module, parse, has_servers=has_servers)
+    made = _make_program(program, arguments.is_module, parse, None if has_servers else count)
     if has_servers:
         return launch_with_servers(arguments, made)
     if arguments.target is not None:
@@ -135,8 +135,9 @@ def launch_processes(arguments: argparse.Namespace, parse: ParseArguments) -> in
 
 @called("jaxdist launch")
 def _make_program(
-    program: Sequence[str], is_module: bool, parse: ParseArguments, *, has_servers: bool
+    program: Sequence[str], is_module: bool, parse: ParseArguments, count: int | None
 ) -> "_launching.Program":
+    """Return the program; `count` is the number of equal processes, None with servers."""
     if is_module or program[0] != _TRAIN:
         command = _launching.make_command(program[0], program[1:], is_module=is_module)
         return _launching.Program(command, None if is_module else program[0])
@@ -146,6 +147,7 @@ def _make_program(
     # Pass the path, since a file for a cluster may contain the text of the configuration.
     file = find_config(given.config)
     place = list(program).index(given.config)
+    has_servers = count is None
     if has_servers != (kind == _WITH_SERVERS):
         options, others = ("--ps and --workers", "-n")
         if not has_servers:
@@ -155,7 +157,14 @@ def _make_program(
             "Parameter servers and workers are for the kind 'parameter_server', and equal "
             "processes for the other kinds.",
             f"Pass {others}, or --set strategy.kind="
-            f"{_WITH_SERVERS if has_servers else 'multi_worker_mirrored'}.",
+            f"{_WITH_SERVERS if has_servers else _ON_PROCESSES}.",
+        )
+    if kind == _ON_ONE and count != 1:
+        raise refuse(
+            f"-n {count}, and strategy.kind of {given.config} is {_ON_ONE!r}.",
+            f"{_ON_ONE!r} has the devices of one process, so each process would train alone, and "
+            "write into the same folders.",
+            f"Pass --set strategy.kind={_ON_PROCESSES}, or -n 1.",
         )
     arguments = [*program[:place], file, *program[place + 1 :]]
     command = [sys.executable, "-m", "jaxdist", *arguments]

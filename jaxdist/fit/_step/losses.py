@@ -11,6 +11,7 @@ import optax
 
 from jaxdist._called import called, name_call, refuse, refuse_type
 from jaxdist._validate import check_callable, is_array, show
+from jaxdist._values import wide_dtype
 from jaxdist.errors import ArgumentTypeError, ShapeError
 
 Loss = Callable[[Any, Any], Any]
@@ -239,7 +240,7 @@ def sum_weighted(values: jax.Array, weight: jax.Array | None) -> jax.Array:
         In: `values` `[b, ...]`; `weight` `[b]` or the first dims of `values`.
         Out: `[]`.
     """
-    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
+    values = values.astype(wide_dtype(values.dtype))
     per_example = math.prod(values.shape[1:])
     if weight is None:
         return jnp.sum(values) / max(per_example, 1)

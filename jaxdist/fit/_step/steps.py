@@ -17,7 +17,7 @@ from jaxdist._called import called, refuse, refuse_type
 from jaxdist._collectives import ReduceOp, current_log, fresh_trace_key
 from jaxdist._strategies import get_replica_context
 from jaxdist._validate import show
-from jaxdist._values import is_sharded
+from jaxdist._values import is_sharded, wide_dtype
 from jaxdist.errors import ShapeError
 from jaxdist.fit._step.find_metrics import measure_sums
 from jaxdist.fit._step.loss_scale import ScaledOptimizer, keep_state
@@ -267,7 +267,7 @@ class Steps:
         # The loss is first. JAX sorts the keys of a dict that passes through `grad`, but not those
         # of an evaluation, so sort here.
         keys = sorted(sums, key=lambda key: (key[0] != LOSS, key))
-        kind = jnp.promote_types(jnp.float32, sums[LOSS, ""].dtype)
+        kind = wide_dtype(sums[LOSS, ""].dtype)
         vector = jnp.concatenate([jnp.ravel(sums[key]).astype(kind) for key in keys])
         self._layouts[vector.size] = tuple((key, sums[key].shape) for key in keys)
         return vector

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxdist._values import wide_dtype
+
 # Masked scores: lower than others, and finite, so that no difference of two of them is nan.
 _LOW = -0.7 * float(jnp.finfo(jnp.float32).max)
 # The number of a key that only fills a block. No position is as large.
@@ -73,13 +75,8 @@ class Blocks(NamedTuple):
     rows: Rows
 
 
-def wide(dtype: Any) -> Any:
-    """Return the dtype of scores and sums: float32, or float64 for float64."""
-    return jnp.promote_types(dtype, jnp.float32)
-
-
 def _product(plan: Plan, dims: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    to = wide(x.dtype)
+    to = wide_dtype(x.dtype)
     if x.dtype == jnp.float16:
         # A weight of one key of many is below the smallest number of float16.
         x, y = x.astype(to), y.astype(to)
@@ -140,7 +137,7 @@ def keys_per_block(plan: Plan, keys: int) -> int:
 def rows_per_block(plan: Plan, q: jax.Array, keys: int) -> int:
     """Return the number of rows in a block: a multiple of the block of keys, as memory allows."""
     columns = keys_per_block(plan, keys)
-    of_row = q.shape[0] * q.shape[2] * columns * wide(q.dtype).itemsize
+    of_row = q.shape[0] * q.shape[2] * columns * wide_dtype(q.dtype).itemsize
     most = max(_MOST_BYTES // of_row, columns)
     return _within_run(min(most // columns * columns, q.shape[1]), plan)
 
@@ -195,7 +192,7 @@ def no_sums(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array) -> Sums:
     count = -(-q.shape[1] // size)
     heads = k.shape[2]
     shape = (count, q.shape[0], heads, q.shape[2] // heads, size)
-    zeros = jnp.zeros(shape, wide(q.dtype))
+    zeros = jnp.zeros(shape, wide_dtype(q.dtype))
     return Sums(zeros + _LOW, zeros, jnp.zeros((*shape, v.shape[3]), zeros.dtype))
 
 
@@ -272,7 +269,7 @@ class Cotangents(NamedTuple):
 def cotangents(gradient: jax.Array, out: jax.Array, lse: jax.Array) -> Cotangents:
     """Return what the derivative needs of each row."""
     size, heads = lse.shape[-1], lse.shape[2]
-    to = wide(out.dtype)
+    to = wide_dtype(out.dtype)
     delta = jnp.sum(gradient.astype(to) * out.astype(to), -1)
     blocks = _split(delta, size, 1, 0)
     blocks = blocks.reshape(*blocks.shape[:3], heads, -1)
@@ -283,7 +280,7 @@ def no_gradient(q: jax.Array, lse: jax.Array, kv_heads: int) -> jax.Array:
     """Return zeros for the gradient of the queries, in blocks."""
     count, size = lse.shape[0], lse.shape[-1]
     shape = (count, q.shape[0], kv_heads, q.shape[2] // kv_heads, size, q.shape[3])
-    return jnp.zeros(shape, wide(q.dtype))
+    return jnp.zeros(shape, wide_dtype(q.dtype))
 
 
 def join_gradient(blocks: jax.Array, q: jax.Array) -> jax.Array:

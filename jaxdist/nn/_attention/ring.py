@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxdist._values import wide_dtype
 from jaxdist.nn._attention import kernel
 from jaxdist.nn._attention.division import Division, Kind, count_bytes_of_keys
 
@@ -73,7 +74,7 @@ def _back(division: Division, kept: Any, gradient: jax.Array) -> Any:
         dq, dk, dv = add(dq, dk, dv, k, v, turn)
         return (dq, *_send(division, dk, dv), *arriving), None
 
-    zeros = jnp.zeros(k.shape, kernel.wide(k.dtype))
+    zeros = jnp.zeros(k.shape, wide_dtype(k.dtype))
     start = (kernel.no_gradient(q, lse, k.shape[2]), zeros, zeros, k, v)
     (dq, dk, dv, k, v), _ = jax.lax.scan(take_turn, start, jnp.arange(last))
     dq, dk, dv = add(dq, dk, dv, k, v, last)
@@ -87,7 +88,7 @@ _attend.defvjp(_forward, _back)
 def _count_bytes(q: jax.Array, k: jax.Array, devices: int) -> tuple[int, int]:
     del q
     of_keys = count_bytes_of_keys(k, devices)
-    of_gradients = of_keys // k.dtype.itemsize * kernel.wide(k.dtype).itemsize
+    of_gradients = of_keys // k.dtype.itemsize * wide_dtype(k.dtype).itemsize
     turns = devices - 1
     return turns * of_keys, turns * (of_keys + of_gradients) + of_keys
 

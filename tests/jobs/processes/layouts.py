@@ -1,4 +1,4 @@
-"""What the processes of a job do that trains the language model on stages across processes."""
+"""What the processes of a job do that trains the language model on devices of all processes."""
 
 import json
 import os
@@ -33,11 +33,13 @@ _SMALL = (
 )
 
 
-def train(folder: str, entries: tuple[str, ...], dies_after: int = 0) -> None:
+def train(
+    folder: str, entries: tuple[str, ...], dies_after: int = 0, config: str = "pipeline"
+) -> None:
     """Train; SIGKILL ends the last process after a step, if there is one."""
     here = [f"output.directory='{folder}'", f"checkpoint.directory='{folder}/checkpoints'"]
     loaded = jobs.load_job_config(
-        ROOT / "configs" / "topics_lm_pipeline.toml", [*_SMALL, *here, *entries]
+        ROOT / "configs" / f"topics_lm_{config}.toml", [*_SMALL, *here, *entries]
     )
     strategy = jobs.make_strategy(loaded.values)
     if dies_after and strategy.layout.process.index == strategy.layout.process.count - 1:
