@@ -25,7 +25,11 @@ NONE: Differs = frozenset()
 
 @dataclasses.dataclass(frozen=True)
 class TracedCollective:
-    """A collective of a traced step."""
+    """A collective of a traced step.
+
+    `bytes_per_device` is the size of its operands as the step sees them, on a device that is a
+    replica. Several logical devices may divide it, as the compiler decides.
+    """
 
     kind: str
     axes: tuple[str, ...]
@@ -50,7 +54,7 @@ class TracedCollective:
         groups = " in groups" if self.grouped else ""
         return (
             f"{self.kind} over {', '.join(self.axes)}{groups}: {self.operands} operand(s), "
-            f"{self.bytes_per_device:,} bytes per device{times}, requested at {self.source}"
+            f"{self.bytes_per_device:,} bytes of a replica{times}, requested at {self.source}"
             + (f", by {self.algorithm}" if self.algorithm else "")
         )
 

@@ -65,7 +65,7 @@ def test_a_program_shows_inputs_results_and_collectives() -> None:
         *program.inputs,
         *program.results,
         "psum over replica: ",
-        f"{found[0].bytes_per_device} bytes per device",
+        f"{found[0].bytes_per_device} bytes of a replica",
         source,
     ):
         assert part in text
