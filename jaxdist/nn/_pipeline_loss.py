@@ -141,30 +141,8 @@ def pipeline_loss(
         GPipe, arXiv:1811.06965; 1F1B, arXiv:1806.03377; interleaved, arXiv:2104.04473; zero
         bubble, arXiv:2401.10241.
     """
-    for name, fn in (("embed", embed), ("layer", layer), ("head", head)):
-        check_callable(fn, name)
-    if not isinstance(parts, (tuple, list)) or len(parts) != 3:
-        raise refuse_type(
-            f"parts={show(parts)}.",
-            "parts are the parameters of embed, of all layers, and of head.",
-            "Pass a tuple of three: parts=(embed, layers, head).",
-        )
-    if not isinstance(schedule, str) or schedule not in _pipeline.SCHEDULES:
-        raise refuse_choice("schedule", schedule, _pipeline.SCHEDULES)
-    if not isinstance(reduce, str) or reduce not in ("mean", "sum"):
-        raise refuse_choice("reduce", reduce, ("mean", "sum"))
-    if reduce == "mean" and isinstance(head, VocabularyHead) and head.weights is not None:
-        raise refuse(
-            "reduce='mean', and head=nn.vocabulary_head(..., weights=...), which returns a sum.",
-            "A mean of sums depends on the number of micro-batches.",
-            "Pass reduce='sum', and divide the loss by the sum of the weights.",
-        )
-    if as_flag("has_aux", has_aux) and isinstance(head, VocabularyHead):
-        raise refuse(
-            "has_aux=True, and head=nn.vocabulary_head(...), which returns the loss only.",
-            "With has_aux=True head returns (loss, aux).",
-            "Leave has_aux out, or write a head of your own.",
-        )
+    _check_functions(embed, layer, head, parts)
+    _check_options(head, schedule, reduce, has_aux=as_flag("has_aux", has_aux))
     if chunks is not None:
         as_integer("chunks", chunks, least=1)
     found = find_axis(axis, _STAGE)
@@ -231,6 +209,39 @@ def pipeline_loss(
         told=tell,
     )
     return _join_rows(result, rows) if has_aux else result
+
+
+def _check_functions(embed: Any, layer: Any, head: Any, parts: Any) -> None:
+    for name, fn in (("embed", embed), ("layer", layer), ("head", head)):
+        check_callable(fn, name)
+    if not isinstance(parts, (tuple, list)) or len(parts) != 3:
+        raise refuse_type(
+            f"parts={show(parts)}.",
+            "parts are the parameters of embed, of all layers, and of head.",
+            "Pass a tuple of three: parts=(embed, layers, head).",
+        )
+
+
+def _check_options(head: Any, schedule: Any, reduce: Any, *, has_aux: bool) -> None:
+    """Check the schedule, and what the head returns."""
+    if not isinstance(schedule, str) or schedule not in _pipeline.SCHEDULES:
+        raise refuse_choice("schedule", schedule, _pipeline.SCHEDULES)
+    if not isinstance(reduce, str) or reduce not in ("mean", "sum"):
+        raise refuse_choice("reduce", reduce, ("mean", "sum"))
+    if not isinstance(head, VocabularyHead):
+        return
+    if reduce == "mean" and head.weights is not None:
+        raise refuse(
+            "reduce='mean', and head=nn.vocabulary_head(..., weights=...), which returns a sum.",
+            "A mean of sums depends on the number of micro-batches.",
+            "Pass reduce='sum', and divide the loss by the sum of the weights.",
+        )
+    if has_aux:
+        raise refuse(
+            "has_aux=True, and head=nn.vocabulary_head(...), which returns the loss only.",
+            "With has_aux=True head returns (loss, aux).",
+            "Leave has_aux out, or write a head of your own.",
+        )
 
 
 def _join_rows(result: Any, rows: int) -> Any:
