@@ -318,11 +318,14 @@ def _check_processes(loaded: LoadedConfig[Any]) -> None:
         rule = "Each process uses all of its devices."
         raise _make_kind_error(loaded, "strategy.devices", asked.devices, "auto", rule)
     if count_logical_devices(asked) != 1:
-        rule = "Each device of each process is a replica, or a stage of one."
+        rule = "Devices of several processes divide a replica by stages, positions or experts only."
         raise _make_kind_error(loaded, "strategy.logical_devices", asked.logical_devices, 1, rule)
     if isinstance(asked.virtual_devices, str):
         rule = "Slices of virtual TPUs are in one process."
-        raise _make_kind_error(loaded, "strategy.virtual_devices", asked.virtual_devices, 4, rule)
+        count = tpu.slice_of(asked.virtual_devices).num_cores
+        raise _make_kind_error(
+            loaded, "strategy.virtual_devices", asked.virtual_devices, count, rule
+        )
     if asked.slices != 1:
         rule = "The devices of a job of several processes are not in slices."
         raise _make_kind_error(loaded, "strategy.slices", asked.slices, 1, rule)

@@ -124,7 +124,7 @@ def test_without_a_cluster_it_trains_on_the_devices_of_one_process() -> None:
     [
         ("devices=['cpu:0']", "strategy.devices is "),
         ("logical_devices=2", "strategy.logical_devices is 2"),
-        ("virtual_devices='v5e:2x2'", "strategy.virtual_devices is 'v5e:2x2'"),
+        ("virtual_devices='v5e:2x4'", "Set strategy.virtual_devices to 8"),
         ("slices=2", "strategy.slices is 2"),
     ],
 )
