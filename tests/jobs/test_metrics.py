@@ -141,3 +141,12 @@ def test_a_history_takes_the_loss_and_the_other_numbers_of_steps_that_it_does_no
     assert later.losses[3:] == [0.25, 0.125]
     np.testing.assert_equal(later.measures["dropped"][3:], [np.nan, np.nan])
     np.testing.assert_equal(later.measures["kept"], [*[np.nan] * 4, 1.0])
+
+
+def test_results_of_steps_that_have_failed_are_not_read() -> None:
+    class Failed:
+        def __float__(self) -> float:
+            raise RuntimeError("The step has failed.")
+
+    assert History().after(2, [2.0, 1.0, Failed(), Failed()]).losses == [2.0, 1.0]
+    assert _HISTORY.after(3, [Failed()]).losses == _HISTORY.losses

@@ -50,7 +50,8 @@ class History:
 
         Args:
             step: The number of the step.
-            outputs: The results of the next steps, as for `add`.
+            outputs: The results of the next steps, as for `add`. Those after `step` are not read:
+                they may be of a step that has failed.
         """
         cut = dataclasses.replace(
             self,

@@ -174,7 +174,7 @@ class RunState:
 
     def history_after(self, step: int, pending: Sequence[Any]) -> History:
         """Return the history up to a step; `pending` are results that it does not have yet."""
-        return self.history.after(step, jax.device_get(list(pending)))
+        return self.history.after(step, pending)
 
     def make_restore_target(self, strategy: Strategy) -> dict[str, Any]:
         """Return what to restore: arrays on the strategy's mesh as placed, others replicated."""
