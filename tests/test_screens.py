@@ -31,7 +31,7 @@ from jaxdist._reports import (
     Times,
     Traffic,
 )
-from jaxdist.cli import main
+from jaxdist.cli import _plan, main
 from jaxdist.cli._measure import Measurements
 from jaxdist.fit._loop.progress import Progress
 
@@ -290,6 +290,23 @@ def test_a_plan_has_replicas_in_colours_on_a_terminal(
     coloured = capsys.readouterr().out
     assert "\x1b[38;2;" in coloured
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_progress_of_a_plan_keeps_the_time_and_shortens_the_words(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("COLUMNS", str(width)), ("FORCE_COLOR", "1"), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
+    layout = "7 of 7, remat parameters, fsdp_tensor_parallel, 1 x 4: compiling for v5e:2x2"
+    with _plan._show_progress() as report:
+        report(f"{layout}; minutes where arrays are large")
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    lines = [line for line in re.split(r"[\r\n]+", shown) if "7 of 7" in line]
+    assert lines
+    for line in lines:
+        assert re.search(r" \d:\d\d:\d\d\b", line)
+        assert len(line.rstrip()) <= width
 
 
 @pytest.mark.parametrize("verbose", [1, 2])
