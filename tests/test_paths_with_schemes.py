@@ -183,6 +183,32 @@ def test_the_whole_name_of_a_file_address_is_kept(given: str, found: str) -> Non
     assert as_local_path("It is given", given) == found
 
 
-@pytest.mark.parametrize("path", ["a:b", "runs/gs://x", "C:/runs", "x:y/z", "2://x"])
+@pytest.mark.parametrize(
+    ("path", "found", "meant"),
+    [
+        ("gs:bucket/run", "has no // after gs:", "'gs://bucket/run'"),
+        ("S3:bucket", "has no // after S3:", "'S3://bucket'"),
+        ("file:run", "has no // after file:", "'file:///run'"),
+        (" gs://bucket/run", "begins with a space", "'gs://bucket/run'"),
+        ("\tmemory:/run", "begins with a space", "'memory:/run'"),
+    ],
+)
+@pytest.mark.parametrize("way", ["CSVLogger", "ModelCheckpoint", "Checkpoints", "Model.save"])
+def test_a_mistyped_address_makes_no_local_folder(
+    way: str, path: str, found: str, meant: str, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        {**WAYS, **PLACES}[way](path)
+    assert f"which {found}." in str(caught.value)
+    assert str(caught.value).endswith(
+        f"Write {meant}, or './{path}' for a local file of this name."
+    )
+    assert _list_made(tmp_path) == []
+    assert as_local_path("It is given", f"./{path}") == f"./{path}"
+
+
+@pytest.mark.parametrize(
+    "path", ["a:b", " a b", "files:x", "gs", "runs/gs://x", "C:/runs", "x:y/z", "2://x"]
+)
 def test_other_paths_are_local(path: str) -> None:
     assert as_local_path("It is given", path) == path

@@ -68,6 +68,39 @@ def test_titles_and_names_of_several_words_wrap_too() -> None:
     ]
 
 
+def test_a_row_that_does_not_fit_becomes_few_lines_of_whole_cells() -> None:
+    columns = ("", "rules", "replicas x logical", "a step", "peak", "what")
+    reason = "12 heads are not divided by 16 devices, and 12 devices divide no slice."
+    rows = (
+        ("1", "fsdp_tensor_parallel", "64 x 2", "27.7 us", "9.37 MiB", "fits"),
+        ("-", "tensor_parallel", "8 x 16", "", "", reason),
+        ("-", "fsdp", "128 x 1", "", "9 GiB", "fits not"),
+    )
+    table = Table("Ranked", columns, rows, frozenset({"a step", "peak"}), frozenset({"rules"}))
+    assert list(table.lines(60)) == [
+        "Ranked",
+        "  1",
+        "    rules: fsdp_tensor_parallel  replicas x logical: 64 x 2",
+        "    a step: 27.7 us  peak: 9.37 MiB  what: fits",
+        "  -",
+        "    rules: tensor_parallel  replicas x logical: 8 x 16",
+        "    what: 12 heads are not divided by 16 devices, and 12",
+        "      devices divide no slice.",
+        "  -",
+        "    rules: fsdp  replicas x logical: 128 x 1  peak: 9 GiB",
+        "    what: fits not",
+    ]
+
+
+def test_a_coloured_cell_in_a_joined_line_keeps_its_colour() -> None:
+    columns = ("a name that is long", "process", "replica", "chip")
+    table = Table("T", columns, (("3" * 30, "3", "3", "3"),), coloured="replica", colours=(1,))
+    [line] = [text for text in table.texts(40) if "replica" in text.plain]
+    assert line.plain == "    process: 3  replica: 3  chip: 3"
+    [span] = line.spans
+    assert (span.start, span.end) == (25, 26)
+
+
 class _Report(Report):
     def parts(self) -> list[Table | str]:
         rows = (("hidden.kernel", "[1024, 512]", "2,097,152"), ("out", "[3]", "12"))

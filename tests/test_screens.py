@@ -30,10 +30,11 @@ from jaxdist._reports import (
     Sweep,
     Times,
     Traffic,
+    print_line,
 )
-from jaxdist.cli import main
+from jaxdist.cli import _plan, main
 from jaxdist.cli._measure import Measurements
-from jaxdist.fit._loop.progress import Progress
+from jaxdist.fit._loop.progress import Progress, print_result
 
 WIDTHS = (60, 80, 100, 120)
 _UNIT = r"(?:[KMGT]i?B|B|bytes?|[mu]?s|[kMGTP]?FLOP(?:/s)?|[kMGTP]?B/s)(?![\w/])"
@@ -292,6 +293,60 @@ def test_a_plan_has_replicas_in_colours_on_a_terminal(
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_progress_of_a_plan_keeps_the_time_and_shortens_the_words(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("COLUMNS", str(width)), ("FORCE_COLOR", "1"), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
+    layout = "7 of 7, remat parameters, fsdp_tensor_parallel, 1 x 4: compiling for v5e:2x2"
+    with _plan._show_progress() as report:
+        report(f"{layout}; minutes where arrays are large")
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    lines = [line for line in re.split(r"[\r\n]+", shown) if "7 of 7" in line]
+    assert lines
+    for line in lines:
+        assert re.search(r" \d:\d\d:\d\d\b", line)
+        assert len(line.rstrip()) <= width
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_result_of_an_evaluation_has_each_value_on_one_line(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=True, color_system=None)
+    monkeypatch.setattr("jaxdist.fit._loop.progress.make_console", lambda: console)
+    logs = {f"metric_{'x' * n}": 0.25 * n for n in range(1, 12)}
+    print_result(logs)
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    for name, value in logs.items():
+        assert [f"{name} {value:.4g}" in line for line in lines].count(True) >= 1
+    console.width = 1000
+    out.truncate(0)
+    print_result(logs)
+    assert out.getvalue().count("\n") == 1
+
+
+def test_sentences_of_a_training_break_between_words_on_a_terminal_only() -> None:
+    text = (
+        "finished before, at step 600: nothing was trained or written. It uses 12 GiB (runs/a-b)."
+    )
+    for width in (40, 60, 80):
+        shown = {}
+        for is_terminal in (True, False):
+            out = io.StringIO()
+            print_line(Console(file=out, width=width, force_terminal=is_terminal), text)
+            shown[is_terminal] = out.getvalue()
+        assert shown[False] == f"{text}\n"
+        lines = shown[True].splitlines()
+        assert len(lines) > 1
+        assert max(map(len, lines)) <= width
+        assert " ".join(lines) == text
+        assert "12 GiB" in shown[True]
+
+
 @pytest.mark.parametrize("verbose", [1, 2])
 def test_progress_of_fit_keeps_its_numbers(verbose: int) -> None:
     logs = {"loss": 7.0912, "root_mean_squared_error": 2.6631, "val_loss": 7.0351}
@@ -303,10 +358,13 @@ def test_progress_of_fit_keeps_its_numbers(verbose: int) -> None:
         with progress:
             progress.begin(9)
             progress.end(logs)
+            progress.say(
+                "a sentence that is wider than a screen of 60 columns, and its number 1 GiB"
+            )
         shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
-        for words in ("epoch 10/10", "loss 7.091", "root_mean_squared_error 2.663"):
+        for words in ("epoch 10/10", "loss 7.091", "root_mean_squared_error 2.663", "1 GiB"):
             assert words in shown
         if width is None:
-            assert len(shown.splitlines()) == 1 or verbose == 1
-        elif verbose == 1:
+            assert len(shown.splitlines()) == 2 or verbose == 1
+        else:
             assert max(map(len, shown.splitlines())) <= width

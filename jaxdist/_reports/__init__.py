@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from jaxdist._reports.grid_picture import draw_plane as draw_plane
     from jaxdist._reports.grid_picture import list_patches as list_patches
     from jaxdist._reports.grid_picture import make_legend as make_legend
+    from jaxdist._reports.lines import print_items as print_items
+    from jaxdist._reports.lines import print_line as print_line
     from jaxdist._reports.notebook import LiveOutput as LiveOutput
     from jaxdist._reports.notebook import as_fixed_width as as_fixed_width
     from jaxdist._reports.notebook import can_redraw as can_redraw
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from jaxdist._reports.notebook import is_of_notebook as is_of_notebook
     from jaxdist._reports.notebook import make_console as make_console
     from jaxdist._reports.notebook import name_cells as name_cells
-    from jaxdist._reports.notebook import print_line as print_line
     from jaxdist._reports.parts import DividedWork as DividedWork
     from jaxdist._reports.parts import Expected as Expected
     from jaxdist._reports.parts import Memory as Memory

@@ -98,15 +98,6 @@ def as_fixed_width(text: str | Text) -> str:
 _FIXED = "font-family: monospace; white-space: pre; overflow-x: auto; margin: 0; line-height: 1.3"
 
 
-def print_line(console: Console, text: str) -> None:
-    """Print a string unchanged. Rich prints it above a live bar of the same console."""
-    own, console.is_jupyter = console.is_jupyter, False
-    try:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-    finally:
-        console.is_jupyter = own
-
-
 class LiveOutput:
     """Lines with a bar below them, in one notebook output that is updated.
 

@@ -140,21 +140,31 @@ class Table(Block):
         return widths
 
     def _blocks(self, width: int) -> Iterator[Text]:
-        """Yield the first cell of each row, and below it the others with their columns."""
+        """Yield the first cell of each row, and below it the others with their columns.
+
+        A line has as many cells as fit. A cell that does not fit into a line has its own lines.
+        """
         for number, (first, *others) in enumerate(self.rows):
-            head = _wrap(first, width - 2)
-            lines = [(self.columns[0], f"  {head[0]}"), *(("", f"  {line}") for line in head[1:])]
+            lines = [f"  {line}" for line in _wrap(first, width - 2)]
+            # The line with the number of the replica, and the end of the name before it.
+            place = (0, 2) if self.columns[0] == self.coloured else None
+            can_join = False
             for column, cell in zip(self.columns[1:], others, strict=True):
-                wrapped = _wrap(f"{column}: {cell}", width - 6) if cell else []
-                lines += [
-                    (column if not n else "", f"    {'  ' * (n > 0)}{line}")
-                    for n, line in enumerate(wrapped)
-                ]
-            for column, line in lines:
+                if not cell:
+                    continue
+                item, *more = _wrap(f"{column}: {cell}", width - 6)
+                if can_join and not more and len(lines[-1]) + 2 + len(item) <= width:
+                    lines[-1] += f"  {item}"
+                else:
+                    lines.append(f"    {item}")
+                if column == self.coloured:
+                    place = (len(lines) - 1, len(lines[-1]) - len(item) + len(column))
+                lines += [f"      {line}" for line in more]
+                can_join = not more
+            for n, line in enumerate(lines):
                 text = Text(line)
-                if column and column == self.coloured and self._find_colour(number) >= 0:
-                    start = 2 if column == self.columns[0] else 4 + len(column)
-                    self._colour(text, number, start)
+                if place is not None and place[0] == n and self._find_colour(number) >= 0:
+                    self._colour(text, number, place[1])
                 yield text
 
     def _align(self, row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:

@@ -235,6 +235,11 @@ def as_path(name: str, value: Any, example: str) -> str:
 # `pathlib.Path("gs://bucket/run")` has one slash. A scheme of one letter is a Windows drive.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _MOUNTS = {"gs": "gcsfuse", "gcs": "gcsfuse", "s3": "mount-s3", "s3a": "mount-s3"}
+# Without slashes or after a space, an address would become a local folder of that name.
+_MISTYPED = re.compile(
+    rf"(?P<space>\s+)[A-Za-z][A-Za-z0-9+.-]+:/|(?:{'|'.join((*_MOUNTS, 'file'))}):(?!/)",
+    re.IGNORECASE,
+)
 
 
 def split_scheme(path: str) -> tuple[str, str]:
@@ -251,8 +256,19 @@ def as_local_path(found: str, path: str) -> str:
         path: The path.
 
     Raises:
-        ArgumentError: The path has another scheme, such as that of a bucket.
+        ArgumentError: The path has another scheme, such as that of a bucket, or is an address that
+            begins with a space or lacks its slashes.
     """
+    if mistyped := _MISTYPED.match(path):
+        space = mistyped["space"] is not None
+        scheme, _, name = path.lstrip().partition(":")
+        meant = f"{scheme}:{'' if space else '///' if scheme.lower() == 'file' else '//'}{name}"
+        fault = "begins with a space" if space else f"has no // after {scheme}:"
+        raise ArgumentError(
+            f"{found}, which {fault}.\n\n"
+            "An address is gs://BUCKET/FOLDER, s3://BUCKET/FOLDER or file:///folder.\n\n"
+            f"Write {meant!r}, or './{path}' for a local file of this name."
+        )
     # `urlsplit` would cut a name off at `#` or `?`.
     scheme, rest = split_scheme(path)
     if not scheme:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from jaxdist import jobs, training
 from jaxdist._gpus import is_gpu_name
@@ -88,8 +89,14 @@ def _show_progress() -> Iterator[Callable[[str], None]]:
             f"jaxdist plan: {what}", markup=False, highlight=False, soft_wrap=True
         )
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    # The time comes first, because a narrow screen cuts off the end of the line.
+    last = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    columns = (
+        SpinnerColumn(),
+        TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=len("0:00:00"))),
+        TextColumn("{task.description}", markup=False, table_column=last),
+    )
+    with Progress(*columns, console=console, transient=True, expand=True) as progress:
         task = progress.add_task("starting", total=None)
         yield lambda what: progress.update(task, description=what)
 

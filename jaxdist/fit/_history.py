@@ -12,7 +12,7 @@ from flax import nnx
 
 from jaxdist._called import called
 from jaxdist._checkpoints import replace_file
-from jaxdist._reports import Report, Table, as_fixed_width
+from jaxdist._reports import Report, Table, as_fixed_width, plural
 from jaxdist._validate import as_path
 from jaxdist.errors import ContextError
 from jaxdist.training import require_extra
@@ -58,7 +58,8 @@ class History:
         ends = [
             f"{name} {values[0]:.4g} to {values[-1]:.4g}" for name, values in self.history.items()
         ]
-        return f"History of {len(self.epoch)} epochs" + (": " if ends else "") + ", ".join(ends)
+        number = plural(len(self.epoch), "epoch")
+        return f"History of {number}" + (": " if ends else "") + ", ".join(ends)
 
     @called("fit.History.plot")
     def plot(self, path: str | Path | None = None) -> Any:

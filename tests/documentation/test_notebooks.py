@@ -56,6 +56,17 @@ def test_the_tool_lists_all_notebooks() -> None:
     assert sorted(notebooks.NAMES) == sorted(p.stem for p in notebooks.FOLDER.iterdir())
 
 
+def test_the_home_page_lists_all_notebooks() -> None:
+    page = (notebooks.ROOT / "docs" / "index.md").read_text()
+    listed = re.findall(r"^- \[.+\]\(\.\./notebooks/(\w+)\.ipynb\)", page, re.MULTILINE)
+    assert sorted(listed) == sorted(notebooks.NAMES)
+
+
+def test_readme_counts_all_notebooks() -> None:
+    more = {9: "nine", 10: "ten", 11: "eleven", 12: "twelve"}[len(notebooks.NAMES) - 1]
+    assert f"[{more} more](docs/index.md#notebooks)" in (notebooks.ROOT / "README.md").read_text()
+
+
 @pytest.mark.parametrize("name", notebooks.NAMES)
 def test_a_notebook_begins_with_the_line_and_the_cell_for_colab(name: str) -> None:
     notebook = _read(name)

@@ -83,6 +83,8 @@ def test_the_history_is_drawn(tmp_path: pathlib.Path) -> None:
     # A notebook that has not loaded pyplot shows this.
     assert figure._repr_png_().startswith(b"\x89PNG")
     assert repr(history).startswith("History of 4 epochs: loss ")
+    assert repr(model.fit(data.x, data.y, 8, verbose=0)).startswith("History of 1 epoch: loss ")
+    assert repr(History()) == "History of 0 epochs"
     with pytest.raises(ContextError, match=r"no epoch is complete(.|\n)*a higher epochs"):
         History().plot()
 

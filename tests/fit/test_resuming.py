@@ -26,6 +26,9 @@ from jaxdist.errors import (
     CheckpointError,
     DamagedCheckpointError,
 )
+from jaxdist.fit._callbacks.saving import Position
+from jaxdist.fit._loop.progress import Progress
+from jaxdist.fit._loop.resuming import Start
 from tests.fit.models import make_data, make_model, mirrored
 from tests.parameter_server.strategy.making import make_strategy
 from tests.strategies_under_test import STRATEGIES
@@ -323,6 +326,19 @@ def test_a_checkpoint_of_another_model_changes_neither_model_nor_files(
     for mine, theirs in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(mine, theirs)
     assert (tmp_path / "log.csv").read_text() == logged
+
+
+@pytest.mark.parametrize(("step", "shown"), [(1, "1 step"), (2, "2 steps")])
+def test_steps_within_an_epoch_are_counted_in_words(
+    step: int, shown: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saver = fit.ModelCheckpoint(tmp_path, save_freq=1, resume=True)
+    position = Position(2, step=step)
+    Start(position, [saver], saver, position, continues=True).tell(
+        Progress(2, 4, 5), 4, has_ended=False
+    )
+    first = f"resumes after epoch 2 and {shown} of epoch 3 ("
+    assert capsys.readouterr().out.startswith(first)
 
 
 def test_an_initial_epoch_that_is_given_wins(tmp_path: pathlib.Path) -> None:

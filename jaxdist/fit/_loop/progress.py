@@ -16,6 +16,7 @@ from jaxdist._reports import (
     is_in_cell,
     join_items,
     make_console,
+    print_items,
     print_line,
 )
 from jaxdist._validate import show
@@ -46,7 +47,7 @@ def format_logs(logs: Mapping[str, float]) -> str:
 
 def print_result(logs: Mapping[str, float]) -> None:
     """Print the result of an evaluation."""
-    print_line(make_console(), format_logs(logs))
+    print_items(make_console(), _format_items(logs))
 
 
 class Progress:
@@ -126,7 +127,7 @@ class Progress:
         seconds = f"{time.perf_counter() - self._began:.1f} s"
         if self._output is None and self._bar is None:
             if self._verbose == 2:
-                print_line(self._console, f"{self._title}  {format_logs(logs)}  {seconds}")
+                print_items(self._console, [self._title, *_format_items(logs), seconds])
             return
         items = [self._title, seconds, *_format_items(logs)]
         lines = join_items(items, self._console.width, "  ", indent=4)

@@ -14,6 +14,7 @@ from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
 from jaxdist._buckets import BucketPath, Place, as_place
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._checkpoints import Checkpoints
+from jaxdist._reports import plural
 from jaxdist._validate import as_list, format_lines, show
 from jaxdist._weights import NO_WEIGHTS
 from jaxdist.errors import CheckpointError, ShapeError
@@ -60,7 +61,7 @@ class Start:
         else:
             done = [f"epoch {self.epoch}"] if self.epoch else []
             if self.position.step:
-                done.append(f"{self.position.step} steps of epoch {self.epoch + 1}")
+                done.append(f"{plural(self.position.step, 'step')} of epoch {self.epoch + 1}")
             text = f"resumes after {' and '.join(done)}"
         text = f"{text} ({self.saver._directory})"
         _LOG.info("fit: %s.", text)
