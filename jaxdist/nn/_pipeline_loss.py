@@ -116,7 +116,8 @@ def pipeline_loss(
             has not a row for each example.
         ArgumentError: Unknown axis, `schedule` or `reduce`, an axis of replicas, other chunks than
             those of the placement, or a function that changes NNX state, assigns a variable,
-            communicates over the axis, or gathers an array in pieces that is not in `parts`.
+            communicates over the axis, or gathers an array in pieces that is not in `parts`. Or
+            `key` is one that `nn.example_keys` refuses.
         ArgumentTypeError: A function is not callable, or `parts` are not three.
         UnsupportedError: The loss is differentiated twice, or aux is.
 
