@@ -16,7 +16,6 @@ from jaxdist._validate import (
     as_flag,
     as_integer,
     check_callable,
-    check_has_arrays,
     format_lines,
     refuse_choice,
     show,
@@ -24,6 +23,7 @@ from jaxdist._validate import (
 from jaxdist._values import gather_whole, is_sharded
 from jaxdist.errors import ShapeError
 from jaxdist.nn._axis import find_axis
+from jaxdist.nn._pipeline_arguments import check_leaves, check_takes
 from jaxdist.nn._pipeline_chunks import check_not_in_chunks, find_chunks
 from jaxdist.nn._pipeline_facts import list_facts
 from jaxdist.nn._random import example_keys
@@ -118,7 +118,8 @@ def pipeline_loss(
             those of the placement, or a function that changes NNX state, assigns a variable,
             communicates over the axis, or gathers an array in pieces that is not in `parts`. Or
             `key` is one that `nn.example_keys` refuses.
-        ArgumentTypeError: A function is not callable, or `parts` are not three.
+        ArgumentTypeError: A function is not callable or takes other arguments, `parts` are not
+            three, or a leaf is not an array.
         UnsupportedError: The loss is differentiated twice, or aux is.
 
     Example:
@@ -144,6 +145,8 @@ def pipeline_loss(
     """
     for name, fn in (("embed", embed), ("layer", layer), ("head", head)):
         check_callable(fn, name)
+    check_takes("embed", embed, ("parts[0]", "rows"), "Write def embed(e, rows).")
+    check_takes("head", head, ("parts[2]", "x", "rows"), "Write def head(h, x, rows).")
     if not isinstance(parts, (tuple, list)) or len(parts) != 3:
         raise refuse_type(
             f"parts={show(parts)}.",
@@ -177,6 +180,12 @@ def pipeline_loss(
         for part, fn, name in zip(parts, (embed, layer, head), _NAMES, strict=True)
     ]
     trees, (own_embed, own_layer, own_head) = zip(*opened, strict=True)
+    for number, tree in enumerate(trees):
+        check_leaves(
+            f"parts[{number}]",
+            tree,
+            "Close over other values, or make them a part of the function.",
+        )
 
     @functools.wraps(layer)
     def without_key(w: Any, x: Any, _: Any) -> Any:
@@ -189,6 +198,12 @@ def pipeline_loss(
 
     batch = jax.tree.map(divide, batch)
     keys = None if key is None else divide(example_keys(key, rows))
+    if key is None:
+        remedy = "Write def layer(w, x), or pass key=, the key of the step."
+        check_takes("layer", layer, ("w", "x"), remedy)
+    else:
+        remedy = "Write def layer(w, x, keys), or leave key out."
+        check_takes("layer", layer, ("w", "x", "keys"), remedy)
     if found is None:
         if chunks is None:
             check_not_in_chunks(trees[1])
@@ -243,7 +258,13 @@ def _join_rows(result: Any, rows: int) -> Any:
 def _count_rows(batch: Any, micro_batches: int) -> int:
     """Return the number of rows of this replica, which the micro-batches divide."""
     as_integer("micro_batches", micro_batches, least=1)
-    check_has_arrays("batch", batch)
+    check_leaves("batch", batch, "Pass the rows as numbers, and close over other values.")
+    if not jax.tree.leaves(batch):
+        raise refuse_type(
+            f"batch={show(batch)}, without an array.",
+            "Dim 0 of each array of the batch is over the examples.",
+            "Pass the rows of this replica.",
+        )
     counts = {
         f"batch{jax.tree_util.keystr(path)}": jnp.shape(x)[0] if jnp.ndim(x) else -1
         for path, x in jax.tree_util.tree_flatten_with_path(batch)[0]
