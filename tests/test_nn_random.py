@@ -80,11 +80,33 @@ def test_what_is_no_key_or_no_number_is_refused() -> None:
         nn.example_keys(jax.random.key(0), -1)
     with pytest.raises(jaxdist.errors.ShapeError, match=r"shape \[2\]"):
         nn.example_keys(jax.random.split(jax.random.key(0)), 2)
+    with pytest.raises(jaxdist.errors.ShapeError, match=r"(?s)uint32\[4\].*has 2 words"):
+        nn.example_keys(jnp.zeros(4, jnp.uint32), 2)
     with (
         jaxdist.MirroredStrategy().scope(),
         pytest.raises(jaxdist.errors.ContextError, match="its scope"),
     ):
         nn.example_keys(jax.random.key(0), 2)
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+def test_keys_whose_numbers_depend_on_their_neighbours_are_refused(impl: str) -> None:
+    key = jax.random.key(1, impl=impl)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(8))
+    draw = jax.vmap(jax.random.bernoulli)
+    # Why: the rows of two replicas are other ones than those of one.
+    assert draw(keys).tolist() != [*draw(keys[:4]).tolist(), *draw(keys[4:]).tolist()]
+    refused = pytest.raises(
+        jaxdist.errors.ArgumentError, match=f"(?s)generator '{impl}'.*impl='threefry2x32'"
+    )
+    with refused:
+        nn.example_keys(key, 8)
+    with refused:
+        _strategy(2).run(_key_data, (key, np.zeros(4, np.float32)))
+    with jax.default_prng_impl(impl), refused:
+        nn.example_keys(jax.random.PRNGKey(1), 8)
+    with jax.default_prng_impl(impl):
+        assert nn.example_keys(jax.random.key(1, impl="threefry2x32"), 8).shape == (8,)
 
 
 class Net(nnx.Module):

@@ -82,4 +82,5 @@ def vocabulary_loss(h: Any, x: Any, labels: Any, weights: Any = None) -> Any:
     if weights is None:
         return jnp.mean(losses)
     weights = jnp.asarray(weights).astype(losses.dtype)
-    return jnp.sum(jnp.where(weights == 0, 0, losses * weights))
+    # Before the product, whose derivative by a weight is the loss.
+    return jnp.sum(jnp.where(weights == 0, 0, losses) * weights)

@@ -257,13 +257,14 @@ def check_experts(experts: int, axis: Axis | None) -> None:
         return
     below = experts // axis.size * axis.size
     near = " or ".join(str(n) for n in (below, below + axis.size) if n)
-    sizes = [n for n in range(2, experts + 1) if not experts % n]
+    sizes = [n for n in range(1, experts + 1) if not experts % n]
     what = "replica" if axis.is_of_replicas else "device"
+    shown = " or ".join(map(str, sizes[1:5] or sizes))
     raise refuse(
         f"router with {experts} columns, one for each expert, and the axis {axis.name!r} of "
         f"{axis.size} {what}s.",
         f"Each {what} of the axis has the same number of experts.",
-        f"Use {near} experts, or an axis of {' or '.join(map(str, sizes[:4]))} {what}s.",
+        f"Use {near} experts, or an axis of {shown} {what}{'s' * (experts > 1)}.",
         kind=ShapeError,
     )
 

@@ -15,15 +15,18 @@ from jaxdist._collectives import current_log, note_work
 from jaxdist._validate import (
     as_flag,
     as_integer,
-    check_callable,
-    check_has_arrays,
     format_lines,
-    refuse_choice,
     show,
 )
 from jaxdist._values import gather_whole, is_sharded
 from jaxdist.errors import ShapeError
 from jaxdist.nn._axis import find_axis
+from jaxdist.nn._pipeline_arguments import (
+    check_functions,
+    check_layer,
+    check_leaves,
+    check_options,
+)
 from jaxdist.nn._pipeline_chunks import check_not_in_chunks, find_chunks
 from jaxdist.nn._pipeline_facts import list_facts
 from jaxdist.nn._random import example_keys
@@ -116,8 +119,10 @@ def pipeline_loss(
             has not a row for each example.
         ArgumentError: Unknown axis, `schedule` or `reduce`, an axis of replicas, other chunks than
             those of the placement, or a function that changes NNX state, assigns a variable,
-            communicates over the axis, or gathers an array in pieces that is not in `parts`.
-        ArgumentTypeError: A function is not callable, or `parts` are not three.
+            communicates over the axis, or gathers an array in pieces that is not in `parts`. Or
+            `key` is one that `nn.example_keys` refuses.
+        ArgumentTypeError: A function is not callable or takes other arguments, `parts` are not
+            three, or a leaf is not an array.
         UnsupportedError: The loss is differentiated twice, or aux is.
 
     Example:
@@ -141,8 +146,8 @@ def pipeline_loss(
         GPipe, arXiv:1811.06965; 1F1B, arXiv:1806.03377; interleaved, arXiv:2104.04473; zero
         bubble, arXiv:2401.10241.
     """
-    _check_functions(embed, layer, head, parts)
-    _check_options(head, schedule, reduce, has_aux=as_flag("has_aux", has_aux))
+    check_functions(embed, layer, head, parts)
+    check_options(head, schedule, reduce, has_aux=as_flag("has_aux", has_aux))
     if chunks is not None:
         as_integer("chunks", chunks, least=1)
     found = find_axis(axis, _STAGE)
@@ -154,6 +159,12 @@ def pipeline_loss(
         for part, fn, name in zip(parts, (embed, layer, head), _NAMES, strict=True)
     ]
     trees, (own_embed, own_layer, own_head) = zip(*opened, strict=True)
+    for number, tree in enumerate(trees):
+        check_leaves(
+            f"parts[{number}]",
+            tree,
+            "Close over other values, or make them a part of the function.",
+        )
 
     @functools.wraps(layer)
     def without_key(w: Any, x: Any, _: Any) -> Any:
@@ -166,6 +177,7 @@ def pipeline_loss(
 
     batch = jax.tree.map(divide, batch)
     keys = None if key is None else divide(example_keys(key, rows))
+    check_layer(layer, has_keys=key is not None)
     if found is None:
         if chunks is None:
             check_not_in_chunks(trees[1])
@@ -211,39 +223,6 @@ def pipeline_loss(
     return _join_rows(result, rows) if has_aux else result
 
 
-def _check_functions(embed: Any, layer: Any, head: Any, parts: Any) -> None:
-    for name, fn in (("embed", embed), ("layer", layer), ("head", head)):
-        check_callable(fn, name)
-    if not isinstance(parts, (tuple, list)) or len(parts) != 3:
-        raise refuse_type(
-            f"parts={show(parts)}.",
-            "parts are the parameters of embed, of all layers, and of head.",
-            "Pass a tuple of three: parts=(embed, layers, head).",
-        )
-
-
-def _check_options(head: Any, schedule: Any, reduce: Any, *, has_aux: bool) -> None:
-    """Check the schedule, and what the head returns."""
-    if not isinstance(schedule, str) or schedule not in _pipeline.SCHEDULES:
-        raise refuse_choice("schedule", schedule, _pipeline.SCHEDULES)
-    if not isinstance(reduce, str) or reduce not in ("mean", "sum"):
-        raise refuse_choice("reduce", reduce, ("mean", "sum"))
-    if not isinstance(head, VocabularyHead):
-        return
-    if reduce == "mean" and head.weights is not None:
-        raise refuse(
-            "reduce='mean', and head=nn.vocabulary_head(..., weights=...), which returns a sum.",
-            "A mean of sums depends on the number of micro-batches.",
-            "Pass reduce='sum', and divide the loss by the sum of the weights.",
-        )
-    if has_aux:
-        raise refuse(
-            "has_aux=True, and head=nn.vocabulary_head(...), which returns the loss only.",
-            "With has_aux=True head returns (loss, aux).",
-            "Leave has_aux out, or write a head of your own.",
-        )
-
-
 def _join_rows(result: Any, rows: int) -> Any:
     """Return the loss, and aux with the rows of all micro-batches in one dim."""
     loss, aux = result
@@ -253,7 +232,13 @@ def _join_rows(result: Any, rows: int) -> Any:
 def _count_rows(batch: Any, micro_batches: int) -> int:
     """Return the number of rows of this replica, which the micro-batches divide."""
     as_integer("micro_batches", micro_batches, least=1)
-    check_has_arrays("batch", batch)
+    check_leaves("batch", batch, "Pass the rows as numbers, and close over other values.")
+    if not jax.tree.leaves(batch):
+        raise refuse_type(
+            f"batch={show(batch)}, without an array.",
+            "Dim 0 of each array of the batch is over the examples.",
+            "Pass the rows of this replica.",
+        )
     counts = {
         f"batch{jax.tree_util.keystr(path)}": jnp.shape(x)[0] if jnp.ndim(x) else -1
         for path, x in jax.tree_util.tree_flatten_with_path(batch)[0]

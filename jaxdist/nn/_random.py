@@ -11,6 +11,9 @@ from jaxdist._collectives import current_log
 from jaxdist._validate import as_integer, show
 from jaxdist.errors import ContextError, ShapeError
 
+# Generators of JAX that draw the numbers of several keys under `jax.vmap` from the first of them.
+_OF_NEIGHBOURS = ("rbg", "unsafe_rbg")
+
 
 @called("nn.example_keys")
 def example_keys(key: jax.Array, num_local_examples: int) -> jax.Array:
@@ -39,8 +42,9 @@ def example_keys(key: jax.Array, num_local_examples: int) -> jax.Array:
 
     Raises:
         ArgumentTypeError: `key` is not a random key, or `num_local_examples` is not an integer.
-        ShapeError: `key` is an array of several keys.
-        ArgumentError: `num_local_examples` is negative.
+        ShapeError: `key` is an array of several keys, or a raw key of another generator.
+        ArgumentError: `num_local_examples` is negative, or the key is of `"rbg"` or
+            `"unsafe_rbg"`, whose numbers under `jax.vmap` depend on the other keys.
         ContextError: In a strategy's scope or a merge function.
 
     Example:
@@ -111,5 +115,22 @@ def _check_key(key: Any) -> bool:
             "It takes one key, and folds the number of each example into it.",
             "Pass one key, for instance jax.random.key(seed).",
             kind=ShapeError,
+        )
+    words = jax.eval_shape(lambda: jax.random.PRNGKey(0)).shape
+    if not is_typed and key.shape != words:
+        raise refuse(
+            f"key uint32{list(key.shape)}.",
+            f"A raw key has {words[0]} words, by the generator jax_default_prng_impl="
+            f"{jax.random.key_impl(jax.random.key(0))!r}.",
+            "Pass jax.random.key(seed), which knows its generator.",
+            kind=ShapeError,
+        )
+    impl = str(jax.random.key_impl(key))
+    if impl in _OF_NEIGHBOURS:
+        raise refuse(
+            f"key of the random number generator {impl!r}.",
+            "Under jax.vmap it draws the numbers of all keys from the first one, so they would "
+            "depend on how rows are divided over replicas and micro-batches.",
+            "Pass jax.random.key(seed, impl='threefry2x32').",
         )
     return is_typed

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 
 from jaxdist import _pipeline
 from jaxdist._called import called, refuse_type
-from jaxdist._validate import check_callable, show
+from jaxdist._validate import check_callable, is_array, show
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +34,40 @@ class VocabularyHead:
                 )
             matrix = h[1]
             x = self.norm(h[0], x)
+        labels = self.labels(rows)
         weights = None if self.weights is None else self.weights(rows)
-        return _pipeline.vocabulary_loss(matrix, x, self.labels(rows), weights)
+        _check_array("h", matrix, "h is one matrix, [width, words].", "Pass it as parts[2].")
+        _check_array(
+            "x",
+            x,
+            "The product takes one array, [..., width].",
+            "Let norm return it: norm=lambda parameters, x: x[0].",
+        )
+        _check_array(
+            "labels",
+            labels,
+            "labels(rows) returns an array of the numbers of words.",
+            "Return it, such as rows['labels'].",
+        )
+        if weights is not None:
+            _check_array(
+                "weights",
+                weights,
+                "weights(rows) returns an array with a number for each token.",
+                "Return it, such as rows['weights'].",
+            )
+        return _pipeline.vocabulary_loss(matrix, x, labels, weights)
 
     def specs(self, h: Any, axis: str) -> Any:
         """Return the layouts of the parameters over the axis of the stages."""
         if self.norm is None:
             return PartitionSpec(None, axis)
         return jax.tree.map(lambda _: PartitionSpec(), h[0]), PartitionSpec(None, axis)
+
+
+def _check_array(name: str, value: Any, rule: str, remedy: str) -> None:
+    if not is_array(value) or not hasattr(value, "shape"):
+        raise refuse_type(f"{name}={show(value)}.", rule, remedy)
 
 
 @called("nn.vocabulary_head")

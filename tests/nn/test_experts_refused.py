@@ -117,13 +117,14 @@ def test_the_result_of_an_expert_is_checked_before_a_step_runs() -> None:
     [
         (6, ["6 columns", "'experts' of 4 devices", "Use 4 or 8 experts", "2 or 3 or 6 devices"]),
         (2, ["2 columns", "Use 4 experts", "axis of 2 devices"]),
+        (1, ["1 columns", "Use 4 experts", "axis of 1 device."]),
     ],
 )
 def test_experts_that_the_devices_do_not_divide_are_refused(experts: int, words: list[str]) -> None:
     params = make_params(experts=experts)
 
     def step(x: Any) -> Any:
-        return _call(x=x, router=params["router"], weights=weights_of(params))[0]
+        return _call(x=x, router=params["router"], weights=weights_of(params), top_k=1)[0]
 
     with pytest.raises(ShapeError) as error:
         make((2, 4)).run(step, (X,))

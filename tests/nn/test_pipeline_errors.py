@@ -1,5 +1,6 @@
 """Wrong calls of `nn.pipeline_loss`: each is a named error before anything runs."""
 
+import functools
 from typing import Any
 
 import jax
@@ -218,12 +219,38 @@ def test_a_pipeline_inside_a_layer_of_a_pipeline() -> None:
         ({"head": None}, ArgumentTypeError, "head"),
         ({"axis": 3}, ArgumentTypeError, "axis=3"),
         ({"key": 3}, ArgumentTypeError, "key=3"),
+        ({"key": jax.random.key(0)}, ArgumentTypeError, "layer(w, x, keys), or leave key out"),
+        ({"layer": lambda w, x, keys: x}, ArgumentTypeError, "layer(w, x), or pass key="),
+        ({"embed": lambda rows: rows}, ArgumentTypeError, "called as embed(parts[0], rows)"),
+        ({"head": lambda h, x: x}, ArgumentTypeError, "called as head(parts[2], x, rows)"),
     ],
 )
 def test_a_wrong_option(options: dict[str, Any], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind) as error:
         pipeline(4, **options)(make_params(), make_batch())
     assert words in str(error.value)
+
+
+def test_a_wrapper_may_take_other_arguments_than_what_it_wraps() -> None:
+    @functools.wraps(layer)
+    def own(w: Any, x: Any, keys: Any) -> Any:
+        return layer(w, x)
+
+    params, batch = make_params(), make_batch()
+    found = pipeline(2, own, key=jax.random.key(0))(params, batch)
+    assert float(found) == float(pipeline(2, jax.checkpoint(layer))(params, batch))
+
+
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("leaf", ["name", jnp.tanh, np.array(["a"]), object()])
+def test_a_leaf_that_is_not_an_array(number: int, leaf: Any) -> None:
+    params = make_params()
+    parts: list[Any] = [params["embed"], params["layers"], params["head"]]
+    parts[number] = {"own": parts[number], "other": leaf}
+    with pytest.raises(ArgumentTypeError, match=rf"parts\[{number}\]\['other'\]="):
+        nn.pipeline_loss(embed, layer, head, tuple(parts), make_batch(), micro_batches=2)
+    with pytest.raises(ArgumentTypeError, match=r"batch\['other'\]="):
+        pipeline(2)(params, {**make_batch(), "other": leaf})
 
 
 @pytest.mark.parametrize("micro_batches", [0, -1, 2.0, None, "4"])
@@ -236,6 +263,11 @@ def test_a_wrong_number_of_micro_batches(micro_batches: Any) -> None:
 def test_parts_that_are_not_three(parts: Any) -> None:
     with pytest.raises(ArgumentTypeError, match="Pass a tuple of three"):
         nn.pipeline_loss(embed, layer, head, parts, make_batch(), micro_batches=2)
+
+
+def test_a_batch_without_arrays() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"batch={}, of type dict, without an array"):
+        pipeline(2)(make_params(), {})
 
 
 @pytest.mark.parametrize(
@@ -314,6 +346,25 @@ def test_a_head_of_other_shapes() -> None:
         nn.vocabulary_head(lambda rows: rows, weights=3)  # type: ignore[arg-type]
     with pytest.raises(ArgumentTypeError, match="norm"):
         nn.vocabulary_head(lambda rows: rows, norm=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "params", "words"),
+    [
+        ({"labels": lambda rows: None}, {}, "labels=None"),
+        ({"labels": lambda rows: [1, 2]}, {}, r"labels=\[1, 2\]"),
+        ({"weights": lambda rows: [1.0]}, {}, r"weights=\[1.0\]"),
+        ({}, {"head": {"matrix": np.ones((WIDTH, 16))}}, "h={'matrix'"),
+        ({"norm": lambda g, x: (x, g)}, {"head": (np.ones(3), np.ones((WIDTH, 16)))}, r"x=\("),
+    ],
+)
+def test_a_head_of_what_is_not_an_array(
+    options: dict[str, Any], params: dict[str, Any], words: str
+) -> None:
+    given: dict[str, Any] = {"labels": lambda rows: rows["labels"], **options}
+    split = nn.vocabulary_head(**given)
+    with pytest.raises(ArgumentTypeError, match=f"^nn.vocabulary_head was given {words}"):
+        pipeline(4, head=split, reduce="sum")({**make_params(), **params}, make_batch())
 
 
 def messages_of_head(split: Any) -> Any:

@@ -113,3 +113,6 @@ def test_a_label_that_is_no_word_gives_nan_unless_it_has_no_weight() -> None:
         expected = jax.value_and_grad(lambda h: vocabulary_loss(h, x, labels, weights))(h)
         np.testing.assert_allclose(loss, expected[0], rtol=1e-6)
         np.testing.assert_allclose(grads, expected[1], atol=1e-6)
+        of_weights = jax.grad(lambda w, wrong=wrong: vocabulary_loss(h, x, wrong, w))(weights)
+        assert of_weights[0, 0] == 0
+        assert bool(jnp.all(jnp.isfinite(of_weights)))

@@ -333,7 +333,7 @@ def train_step(
     keys = key = None
     if model.config.dropout:
         # The key depends only on the step: a resumed run has the dropout of an uninterrupted one.
-        key = jax.random.fold_in(jax.random.key(0), optimizer.step.get_value())
+        key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), optimizer.step.get_value())
         keys = None if model.pipeline else example_keys(key, tokens.shape[0])
     size = tokens[:, 1:].size
     sums, grads = (_differentiate_by_micro_batches if model.pipeline else _differentiate)(
