@@ -68,7 +68,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_loss_falls_and_every_step_counts(tmp_path: Path) -> None:
     found, out = _train(tmp_path, "training.steps=100")
-    assert "on 2 server(s), 2 worker(s)" in out
+    assert "on 2 server(s), 2 asynchronous worker(s)" in out
     assert np.mean(found["losses"][-10:]) < 0.85 * np.mean(found["losses"][:10])
     counts = found["parameter_servers"]
     assert (counts["scheduled"], counts["applied"], counts["lost"]) == (100, 100, 0)
