@@ -13,5 +13,6 @@ if TYPE_CHECKING:
     from jaxdist._buckets.place import as_address as as_address
     from jaxdist._buckets.place import as_place as as_place
     from jaxdist._buckets.place import is_in_bucket as is_in_bucket
+    from jaxdist._buckets.place import shorten_place as shorten_place
 
 _open_late(__name__)

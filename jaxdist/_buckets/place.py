@@ -49,3 +49,11 @@ def as_place(name: str, value: Any, example: str) -> Place:
             f"Pass for instance {name}='{scheme}://bucket/{example}'.",
         )
     return BucketPath(scheme, bucket, key)
+
+
+def shorten_place(place: Place) -> str:
+    """Return a path for the user: relative to the current directory if it is below it."""
+    if isinstance(place, BucketPath):
+        return str(place)
+    here = Path.cwd()
+    return str(place.relative_to(here) if place.is_relative_to(here) else place)

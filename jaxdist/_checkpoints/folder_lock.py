@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Self
 
+from jaxdist._buckets import shorten_place
 from jaxdist._processes import get_process_of_job, get_store
 from jaxdist.errors import CheckpointError
 
@@ -118,7 +119,7 @@ class JobLock:
                 _write(lock_file)
                 break
         else:
-            raise make_in_use_error(str(self.folder), owner)
+            raise make_in_use_error(shorten_place(self.folder), owner)
         fcntl.flock(lock_file, fcntl.LOCK_SH)
 
     def close(self) -> None:

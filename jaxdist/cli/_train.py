@@ -7,7 +7,7 @@ import jax
 from rich.console import Console
 
 from jaxdist import jobs
-from jaxdist._buckets import Place, as_place
+from jaxdist._buckets import Place, as_place, shorten_place
 from jaxdist._devices import runtime
 from jaxdist._reports import print_line
 from jaxdist.cli._server import make_server_arguments, run_server
@@ -62,9 +62,8 @@ def format_interrupted_line(report: TrainingReport, folder: Place) -> str:
         stopped = f"stopped by Ctrl-C after step {report.steps}, which was saved. "
     if report.next_step is None:
         return stopped + "There is no checkpoint yet: the next run starts from the beginning."
-    return stopped + (
-        f"The next run resumes from step {report.next_step}: {folder / str(report.next_step)}"
-    )
+    checkpoint = shorten_place(folder / str(report.next_step))
+    return f"{stopped}The next run resumes from step {report.next_step}: {checkpoint}"
 
 
 def ask_for_cpu_devices(count: int) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from jaxdist._buckets import Place, as_place
+from jaxdist._buckets import Place, as_place, shorten_place
 from jaxdist._checkpoints import find_damage, list_steps, read_dict, read_saved_notes
 from jaxdist.jobs._config.changes import check_same_run
 from jaxdist.jobs._config.checks import find_output
@@ -100,7 +100,7 @@ def finished_line(report: TrainingReport, loaded: LoadedConfig[Any]) -> str:
     output = loaded.values.output
     return (
         f"finished before, at step {report.steps}: nothing was trained or written. The metrics are "
-        f"in {find_output(output) / output.metrics}; "
+        f"in {shorten_place(find_output(output) / output.metrics)}; "
         "--set training.steps=... continues from there"
     )
 

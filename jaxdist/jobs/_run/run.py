@@ -5,13 +5,12 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 from rich.console import Console
 
-from jaxdist._buckets import BucketPath, Place
+from jaxdist._buckets import shorten_place
 from jaxdist._checkpoints import Checkpoints, Interrupts, read_saved_notes
 from jaxdist._processes import wait_until_ready
 from jaxdist._reports import print_line
@@ -218,7 +217,7 @@ class Run:
         if not self.is_chief:
             return
         written = write_output(self.config.output, metrics, self.task, report, self.state.history)
-        self._say(f"wrote {' and '.join(map(_shorten_path, written))}")
+        self._say(f"wrote {' and '.join(map(shorten_place, written))}")
         if text:
             self._say(text)
 
@@ -264,7 +263,7 @@ class Run:
                 self.checkpoints.wait_until_finished()
             self.table_files.remove_but(self.checkpoints.steps())
             step, self.saving = self.saving, None
-            self._say(f"step {step}: saved {_shorten_path(self.checkpoints.path(step))}")
+            self._say(f"step {step}: saved {shorten_place(self.checkpoints.path(step))}")
 
     def _say(self, text: str) -> None:
         print_line(self.console, text)
@@ -306,12 +305,12 @@ class Run:
         changes = self._check_notes(restored.step, restored.notes, accept_changes)
         check_output_is_ours(self.loaded, restored.notes["history"]["losses"])
         for path in restored.set_aside:
-            self._say(f"damaged checkpoint moved to {_shorten_path(path)}")
+            self._say(f"damaged checkpoint moved to {shorten_place(path)}")
         self.table_files.load(restored.step, restored.notes.get("tables", {}))
         self.state.load(restored)
         self.position = self.data.get_state()
         self.first_step = self.step = restored.step
-        where = _shorten_path(self.checkpoints.path(restored.step))
+        where = shorten_place(self.checkpoints.path(restored.step))
         self._say(f"resumed from step {restored.step}: {where}")
         for line in self.state.note_changes(restored, changes, self.config):
             self._say(line)
@@ -360,11 +359,3 @@ class Run:
             **found,
             **dataclasses.asdict(history),
         }
-
-
-def _shorten_path(path: Place) -> str:
-    """Return the path, relative to the current directory if it is below it."""
-    if isinstance(path, BucketPath):
-        return str(path)
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
