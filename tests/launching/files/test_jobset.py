@@ -11,7 +11,7 @@ import pytest
 from jaxdist.cluster_resolver import KubernetesClusterResolver, choose_resolver
 from tests.launching.files.printed import SCRIPT, check_schema, print_file, read_documents
 
-CONFIG = str(pathlib.Path(__file__).parents[3] / "configs" / "digits_mirrored.toml")
+CONFIG = str(pathlib.Path(__file__).parents[3] / "configs" / "digits_multi_worker.toml")
 INSTALL = "pip install --quiet"
 ALL = ("--name", "a-job", "--gpu", "NVIDIA-H100-80GB-HBM3", "--image", "registry/image:1",
        "--cpus", "8", "--memory", "32", "--time", "1-02:00:03", "--restarts", "5",
@@ -97,14 +97,14 @@ def test_the_configuration_of_train_is_in_the_manifest(capsys: pytest.CaptureFix
     argv = ("--install", "git+https://a/b", "train", CONFIG, "--set", "training.steps=1")
     config, jobset = read_documents(print_file(capsys, "-n", "2", "--print", "jobset", *argv))
     check_schema(jobset, "jobset")
-    assert config["data"] == {"digits_mirrored.toml": pathlib.Path(CONFIG).read_text()}
+    assert config["data"] == {"digits_multi_worker.toml": pathlib.Path(CONFIG).read_text()}
     _, _, container = _read_pod(jobset)
-    path = "/job/digits_mirrored.toml"
+    path = "/job/digits_multi_worker.toml"
     expected = ["-m", "jaxdist", "train", path, "--set", "training.steps=1"]
     assert container["args"] == expected
     assert container["command"][2].startswith(f"{INSTALL} git+https://a/b jax==")
     assert " scikit-learn " in container["command"][2]
-    named = (*argv[:3], "digits_mirrored", *argv[4:])
+    named = (*argv[:3], "digits_multi_worker", *argv[4:])
     by_name = read_documents(print_file(capsys, "-n", "2", "--print", "jobset", *named))
     assert by_name == [config, jobset]
     _, usual = read_documents(print_file(capsys, "-n", "2", "--print", "jobset", "train", CONFIG))
