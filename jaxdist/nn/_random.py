@@ -116,15 +116,8 @@ def _check_key(key: Any) -> bool:
             "Pass one key, for instance jax.random.key(seed).",
             kind=ShapeError,
         )
-    words = jax.eval_shape(lambda: jax.random.PRNGKey(0)).shape
-    if not is_typed and key.shape != words:
-        raise refuse(
-            f"key uint32{list(key.shape)}.",
-            f"A raw key has {words[0]} words, by the generator jax_default_prng_impl="
-            f"{jax.random.key_impl(jax.random.key(0))!r}.",
-            "Pass jax.random.key(seed), which knows its generator.",
-            kind=ShapeError,
-        )
+    if not is_typed:
+        _check_words(key)
     impl = str(jax.random.key_impl(key))
     if impl in _OF_NEIGHBOURS:
         raise refuse(
@@ -134,3 +127,16 @@ def _check_key(key: Any) -> bool:
             "Pass jax.random.key(seed, impl='threefry2x32').",
         )
     return is_typed
+
+
+def _check_words(key: Any) -> None:
+    """Check that a raw key is one of JAX's default generator."""
+    words = jax.eval_shape(lambda: jax.random.PRNGKey(0)).shape
+    if key.shape != words:
+        raise refuse(
+            f"key uint32{list(key.shape)}.",
+            f"A raw key has {words[0]} words, by the generator jax_default_prng_impl="
+            f"{jax.random.key_impl(jax.random.key(0))!r}.",
+            "Pass jax.random.key(seed), which knows its generator.",
+            kind=ShapeError,
+        )

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax.linen import normalization as _linen
 from flax.nnx.nn import normalization as _nnx
 from jax._src import source_info_util as _source_info
@@ -111,7 +110,7 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
             mean, variance = original(x, axes, dtype, None, None, mask=mask, **given)
         else:
             # A mean over nothing is nan, and nan times 0 is nan.
-            kind = np.promote_types(x.dtype if dtype is None else dtype, np.float32)
+            kind = jnp.promote_types(x.dtype if dtype is None else dtype, jnp.float32)
             mean = variance = jnp.sum(x.astype(kind), tuple(reduced))
 
         def add_up(*values: jax.Array, over: Any, groups: Any = None) -> list[jax.Array]:
