@@ -93,9 +93,12 @@ def parse_notebook(text: str) -> Source | Finding:
     lines: list[str] = []
     places: dict[int, tuple[int, int]] = {}
     for number, code in codes:
-        is_other_language = code.lstrip().startswith("%%")
+        is_other_language, continues = code.lstrip().startswith("%%"), False
         for within, line in enumerate(code.splitlines(), 1):
-            lines.append("" if is_other_language else _without_magic(line))
+            plain = "" if is_other_language or continues else _without_magic(line)
+            # As in a shell, a backslash at the end of a command continues it.
+            continues = line.endswith("\\") and plain != line
+            lines.append(plain)
             places[len(lines)] = (number, within)
     source = parse_program("\n".join(lines) + "\n", places)
     if isinstance(source, Finding):

@@ -1,6 +1,9 @@
 """Makes the strategy of a configuration: replicas of one or several logical devices, in slices."""
 
+import contextlib
+import logging
 import math
+import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -22,10 +25,11 @@ from jaxdist.cluster_resolver import (
     SimpleClusterResolver,
     TPUClusterResolver,
     choose_resolver,
+    find_source,
     list_training_tasks,
 )
 from jaxdist.cost import worker_of
-from jaxdist.errors import ConfigError, TopologyError
+from jaxdist.errors import ArgumentTypeError, ClusterError, ConfigError, TopologyError
 from jaxdist.jobs._config.schema import (
     JobConfig,
     StrategyConfig,
@@ -37,6 +41,8 @@ from jaxdist.jobs._config.schema import (
 )
 from jaxdist.jobs._partitions import PARTITIONS
 from jaxdist.tpu.experimental import initialize_tpu_system
+
+_LOG = logging.getLogger("jaxdist")
 
 
 def get_slice_index(device: Any) -> int:
@@ -143,6 +149,7 @@ def make_strategy(config: JobConfig) -> Strategy:
         return _put_inner_axes(every, asked)
     if asked.kind == "parameter_server":
         return _make_with_servers(asked)
+    _warn_of_other_processes()
     backend = jax.default_backend()
     if asked.devices != "auto":
         listed = MirroredStrategy(list(asked.devices)).mesh.devices.ravel().tolist()
@@ -156,6 +163,23 @@ def make_strategy(config: JobConfig) -> Strategy:
         return _make_tpu("" if backend == "tpu" else str(asked.virtual_devices), asked)
     # GPUs have no topology, so there is no device assignment to choose.
     return _make_mirrored(devices, asked)
+
+
+def _warn_of_other_processes() -> None:
+    """Log that this process trains alone, if it is one of several."""
+    # A cluster that cannot be read stops no training that does not need one.
+    with contextlib.suppress(ClusterError, ArgumentTypeError):
+        source = find_source(os.environ)
+        if source.name == "none":
+            return
+        # Other environments have signs only for several processes.
+        if source.name == "tf_config" and len(list_training_tasks(choose_resolver())) < 2:
+            return
+        _LOG.warning(
+            "strategy.kind is 'auto', so this process trains alone, and %s describes a job of "
+            "several processes. With strategy.kind='multi_worker_mirrored' they train together.",
+            source.because,
+        )
 
 
 def count_cpu_devices(config: JobConfig) -> int:

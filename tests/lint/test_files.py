@@ -43,7 +43,8 @@ def test_a_file_that_is_named_is_read_whatever_its_name_is(tmp_path: Path) -> No
 
 
 def test_a_finding_in_a_notebook_names_the_cell_and_the_line_in_it(tmp_path: Path) -> None:
-    first = "%matplotlib inline\n!pip install jaxdist\nif True:\n    %time\n[a, *b] = !ls {x}\n"
+    first = "%matplotlib inline\n!pip install \\\n  jaxdist \\\n  flax\nif True:\n    %time\n"
+    first += "[a, *b] = !ls {x}\ntotal = 1 + \\\n    2\n"
     other = "%%bash\nfor f in *; do echo $f; done\n"
     last = ["import jax\n", "\n", "step = jax.pmap(f)\n", "k = jax.pmap(f)  # jaxdist: ignore"]
     text = _notebook(("code", first), ("markdown", "# jax.pmap("), ("code", other), ("code", last))
