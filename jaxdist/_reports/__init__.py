@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from jaxdist._reports.tables import as_text as as_text
     from jaxdist._reports.tables import find_screen_width as find_screen_width
     from jaxdist._reports.tables import join_items as join_items
+    from jaxdist._reports.terminal_bar import TerminalBar as TerminalBar
     from jaxdist._reports.words import plural as plural
     from jaxdist._reports.words import seconds as seconds
     from jaxdist._reports.words import share as share

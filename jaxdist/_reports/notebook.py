@@ -17,7 +17,7 @@ from jaxdist._reports.colours import colour_html
 
 # Cells of JupyterLab, Colab and VS Code have room for this many columns; longer lines would wrap.
 COLUMNS = 100
-_SECONDS_BETWEEN_UPDATES = 0.1
+SECONDS_BETWEEN_UPDATES = 0.1
 # Each update sends the whole output, so a long training begins a new one after this many lines.
 _MOST_LINES = 100
 
@@ -137,14 +137,14 @@ class LiveOutput:
             self._lines.clear()
             self._handle = None
         self._bar, self._is_sent = (title, done, total, make_texts), False
-        if self._clock() - self._drawn >= _SECONDS_BETWEEN_UPDATES:
+        if self._clock() - self._drawn >= SECONDS_BETWEEN_UPDATES:
             self._send()
 
     def add_lines(self, lines: Sequence[str]) -> None:
         """Replace the bar with lines."""
         self._lines += lines
         self._bar, self._is_sent = None, False
-        if self._clock() - self._added >= _SECONDS_BETWEEN_UPDATES:
+        if self._clock() - self._added >= SECONDS_BETWEEN_UPDATES:
             self._send()
             self._added = self._drawn
 

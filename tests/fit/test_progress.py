@@ -1,5 +1,6 @@
 """What `fit` shows on terminals of several widths, and in a pipe."""
 
+import itertools
 import os
 import pty
 import re
@@ -28,12 +29,12 @@ class _Totals:
 
 def _run_epochs(verbose: int) -> None:
     totals: Any = _Totals()
-    progress = Progress(verbose, 10, 5)
+    # Each drawing is due.
+    progress = Progress(verbose, 10, 5, clock=itertools.count().__next__)
     with progress:
         for epoch in range(10):
             progress.begin(epoch)
             for step in range(5):
-                progress._drawn = -1.0
                 progress.advance(step + 1, totals)
             progress.end(_LOGS)
 

@@ -1,6 +1,7 @@
 """What is shown while a run trains."""
 
 import io
+import re
 import threading
 
 import pytest
@@ -70,6 +71,32 @@ def test_the_bar_is_drawn_at_most_ten_times_a_second() -> None:
     # a last one.
     assert out.getvalue().count("/600") <= 100 // 7 + 2
     assert "98/600" in out.getvalue()
+    assert "100/600" in out.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_narrow_terminal_shortens_the_numbers_and_not_the_steps(width: int) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=True, color_system=None)
+    with TrainingProgress(600, console=console, unit="images") as progress:
+        _report(progress, 50)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    *_, last = [line.rstrip() for line in re.split(r"[\r\n]+", shown) if line.strip()]
+    assert len(last) <= width
+    assert last.startswith("step ")
+    assert " 50/600 " in last
+
+
+def test_a_bar_is_not_compiling_once_a_step_has_begun() -> None:
+    clock, out = _Clock(), io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True)
+    with TrainingProgress(600, console=console, clock=clock, unit="images") as progress:
+        assert "compiling" in out.getvalue()
+        clock.now += 1
+        out.truncate(0)
+        progress.advance(1)
+    assert "1/600" in out.getvalue()
+    assert "compiling" not in out.getvalue()
 
 
 def test_the_stopwatch_leaves_pauses_out_and_starts_nothing_that_stood_still() -> None:

@@ -2,16 +2,13 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
-
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-from rich.progress import Progress as Bar
-from rich.table import Column
 
 from jaxdist._called import refuse
 from jaxdist._reports import (
     LiveOutput,
+    TerminalBar,
     has_notebook,
     is_in_cell,
     join_items,
@@ -21,8 +18,6 @@ from jaxdist._reports import (
 )
 from jaxdist._validate import show
 from jaxdist.fit._loop.totals import Totals
-
-_SECONDS_BETWEEN_DRAWINGS = 0.1
 
 
 def as_verbose(verbose: Any) -> int:
@@ -53,49 +48,39 @@ def print_result(logs: Mapping[str, float]) -> None:
 class Progress:
     """A context manager that shows epochs, loss, metrics and time.
 
-    No thread refreshes the bar: it moves when a step is dispatched.
-
     Args:
         verbose: 0, 1 or 2.
         epochs: The number of the last epoch.
         num_steps: The steps of an epoch, or None.
+        clock: Returns seconds from any origin. Tests pass their own.
     """
 
-    def __init__(self, verbose: int, epochs: int, num_steps: int | None) -> None:
+    def __init__(
+        self,
+        verbose: int,
+        epochs: int,
+        num_steps: int | None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._verbose, self._epochs, self._num_steps = verbose, epochs, num_steps
         self._console = make_console()
-        self._bar: Bar | None = None
-        self._output: LiveOutput | None = None
-        self._task: Any = None
-        self._began = self._drawn = time.perf_counter()
+        self._bar: TerminalBar | LiveOutput | None = None
+        self._clock = clock
+        self._began = clock()
         self._epoch = 0
 
     def __enter__(self) -> Self:
         if self._verbose == 1 and has_notebook():
-            self._output = LiveOutput()
+            self._bar = LiveOutput(self._clock)
         elif self._verbose == 1:
-            # Only the last column is shortened: it ends with dots if the screen is too narrow.
-            title = f"epoch {self._epochs}/{self._epochs}"
-            first = Column(no_wrap=True, min_width=len(title))
-            last = Column(no_wrap=True, overflow="ellipsis", ratio=1)
-            columns = (
-                TextColumn("{task.fields[epoch]}", table_column=first),
-                BarColumn(bar_width=min(40, self._console.width // 4)),
-                MofNCompleteColumn(),
-                TextColumn("{task.description}", table_column=last),
-            )
-            self._bar = Bar(*columns, console=self._console, auto_refresh=False, expand=True)
-            self._bar.start()
+            longest = f"epoch {self._epochs}/{self._epochs}"
+            self._bar = TerminalBar(self._console, longest, self._clock)
         return self
 
     def __exit__(self, *_: object) -> None:
         # The bar of an unfinished epoch stays.
-        if self._output is not None:
-            self._output.close()
-            self._output = None
         if self._bar is not None:
-            self._bar.live.transient = not self._bar.tasks
-            self._bar.stop()
+            self._bar.close()
             self._bar = None
 
     @property
@@ -104,44 +89,29 @@ class Progress:
 
     def begin(self, epoch: int) -> None:
         """Begin an epoch."""
-        self._epoch, self._began = epoch, time.perf_counter()
-        if self._output is not None:
-            self._output.draw(self._title, 0, self._num_steps)
-        elif self._bar is not None:
-            self._task = self._bar.add_task("", total=self._num_steps, epoch=self._title)
+        self._epoch, self._began = epoch, self._clock()
+        if self._bar is not None:
+            self._bar.draw(self._title, 0, self._num_steps)
 
     def advance(self, step: int, totals: Totals) -> None:
-        """Move the bar, at most every 0.1 s, and show the loss of the steps that are fetched."""
-        if self._output is not None:
+        """Move the bar, and show the loss of the steps that are fetched."""
+        if self._bar is not None:
             texts = lambda: _format_items(totals.logs())  # noqa: E731
-            self._output.draw(self._title, step, self._num_steps, texts)
-        elif self._bar is not None:
-            now = time.perf_counter()
-            if now - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
-                text = format_logs(totals.logs())
-                self._bar.update(self._task, completed=step, description=text, refresh=True)
-                self._drawn = now
+            self._bar.draw(self._title, step, self._num_steps, texts)
 
     def end(self, logs: Mapping[str, float]) -> None:
         """End an epoch: replace the bar by its logs, in as many lines as they need."""
-        seconds = f"{time.perf_counter() - self._began:.1f} s"
-        if self._output is None and self._bar is None:
-            if self._verbose == 2:
-                print_items(self._console, [self._title, *_format_items(logs), seconds])
-            return
-        items = [self._title, seconds, *_format_items(logs)]
-        lines = join_items(items, self._console.width, "  ", indent=4)
-        if self._output is not None:
-            self._output.add_lines(lines)
-        elif self._bar is not None:
-            self._bar.remove_task(self._task)
-            self._bar.refresh()
-            print_line(self._console, "\n".join(lines))
+        seconds = f"{self._clock() - self._began:.1f} s"
+        if self._bar is not None:
+            items = [self._title, seconds, *_format_items(logs)]
+            self._bar.add_lines(join_items(items, self._console.width, "  ", indent=4))
+        elif self._verbose == 2:
+            print_items(self._console, [self._title, *_format_items(logs), seconds])
 
     def say(self, text: str) -> None:
         """Print a line above the bar; nothing for an empty string."""
-        if self._output is not None and text:
-            self._output.add_lines([text])
+        if self._bar is not None and text:
+            self._bar.add_lines([text])
         elif self._verbose and text:
             print_line(self._console, text)
 

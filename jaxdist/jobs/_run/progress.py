@@ -3,17 +3,16 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
 import jax
 from flax import nnx
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from jaxdist._program import Program
-from jaxdist._reports import LiveOutput, can_redraw, is_of_notebook, print_line
+from jaxdist._reports import LiveOutput, TerminalBar, can_redraw, is_of_notebook, print_line
 from jaxdist._strategies import Strategy
 from jaxdist._values import from_state, is_sharded_leaf
 from jaxdist.jobs._config.schema import JobConfig
@@ -66,9 +65,6 @@ def count_parameters(model: nnx.Module) -> int:
     return sum(math.prod(from_state(leaf).shape) for leaf in leaves)
 
 
-_SECONDS_BETWEEN_DRAWINGS = 0.1
-
-
 class Stopwatch:
     """Adds up the seconds between each `start` and `stop`.
 
@@ -115,8 +111,7 @@ class Stopwatch:
 class TrainingProgress:
     """A context manager that shows loss, throughput and remaining time.
 
-    Shows a bar on a terminal and in a notebook. Elsewhere `report` prints a line. No thread
-    refreshes the bar: it moves when `advance` or `report` is called.
+    Shows a bar on a terminal and in a notebook. Elsewhere `report` prints a line.
 
     Args:
         num_steps: The steps of the whole training.
@@ -145,39 +140,29 @@ class TrainingProgress:
         self._console = console
         self._unit = unit
         self._clock = clock
-        self._drawn = clock()
         self._num_steps = num_steps
         self._first_step = first_step
-        self._bar: Progress | None = None
-        self._output: LiveOutput | None = None
-        self._text = "compiling"
+        self._bar: TerminalBar | LiveOutput | None = None
+        self._items: Sequence[str] = ("compiling",)
 
     def __enter__(self) -> Self:
         if is_of_notebook(self._console):
-            self._output = LiveOutput(self._clock)
-            self._draw_output(self._output, self._first_step)
+            self._bar = LiveOutput(self._clock)
         elif can_redraw(self._console):
-            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-            self._bar = Progress(*columns, console=self._console, auto_refresh=False)
-            self._bar.add_task("compiling", total=self._num_steps, completed=self._first_step)
-            self._bar.start()
+            self._bar = TerminalBar(self._console, "step", self._clock)
+        self._draw(self._first_step)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._output is not None:
-            self._output.close()
-            self._output = None
         if self._bar is not None:
-            self._bar.stop()
+            self._bar.close()
             self._bar = None
 
     def advance(self, step: int) -> None:
-        """Move the bar, at most every 0.1 s. Without a bar, do nothing."""
-        if self._output is not None:
-            self._draw_output(self._output, step)
-        elif self._bar is not None and self._clock() - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
-            self._bar.update(self._bar.task_ids[0], completed=step, refresh=True)
-            self._drawn = self._clock()
+        """Move the bar. Without a bar, do nothing."""
+        if self._items == ("compiling",):
+            self._items = ()
+        self._draw(step)
 
     def report(
         self,
@@ -190,18 +175,16 @@ class TrainingProgress:
     ) -> None:
         """Show the step with its loss, its other measures, the throughput and the time left."""
         left = max(0, round(seconds_left))
-        clock = f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
-        shown = "".join(f"{name} {x:.4f}  " for name, x in {"loss": loss, **measures}.items())
-        text = f"{shown}{speed:,.0f} {self._unit}/s  {clock} left"
-        if self._output is not None:
-            self._text = text
-            self._draw_output(self._output, step)
-        elif self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=step, description=text, refresh=True)
-        else:
+        clock = f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
+        shown = [f"{name} {x:.4f}" for name, x in {"loss": loss, **measures}.items()]
+        self._items = [*shown, f"{speed:,.0f} {self._unit}/s", clock]
+        if self._bar is None:
             width = len(str(self._num_steps))
-            print_line(self._console, f"step {step:>{width}}/{self._num_steps}  {text}")
+            parts = [f"step {step:>{width}}/{self._num_steps}", *self._items]
+            print_line(self._console, "  ".join(parts))
+        self._draw(step)
 
-    def _draw_output(self, output: LiveOutput, step: int) -> None:
-        text = self._text
-        output.draw("step", step, self._num_steps, lambda: text.split("  "))
+    def _draw(self, step: int) -> None:
+        if self._bar is not None:
+            items = self._items
+            self._bar.draw("step", step, self._num_steps, lambda: items)
