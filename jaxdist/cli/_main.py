@@ -6,6 +6,7 @@ import os
 import select
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxdist import _launching, jobs
 from jaxdist.cli._parsers import add_commands
@@ -77,6 +78,20 @@ def _is_output_closed() -> bool:
     return True
 
 
+class _CommandParser(argparse.ArgumentParser):
+    """The parser of one command.
+
+    It refuses unknown arguments with the usage of its command. The parser of the program would
+    show that of the program.
+    """
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxdist",
@@ -85,9 +100,11 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     version = f"jaxdist {jobs.versions()['jaxdist']} (jax {jobs.versions()['jax']})"
     parser.add_argument("--version", action="version", version=version)
-    commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(
+        dest="subcommand", metavar="COMMAND", required=True, parser_class=_CommandParser
+    )
     # A parent parser: the option is accepted after the name of each command.
-    shared = argparse.ArgumentParser(add_help=False)
+    shared = _CommandParser(add_help=False)
     shared.add_argument(
         "--traceback", action="store_true", help="show where an error was raised, all of it"
     )

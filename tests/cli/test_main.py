@@ -60,15 +60,23 @@ def test_an_error_has_the_name_of_the_command_once(
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["trian"], ["train"], ["train", "x.toml", "--sett", "a"]]
+    ("arguments", "command"),
+    [
+        ([], ""),
+        (["trian"], ""),
+        (["train"], " train"),
+        (["train", "x.toml", "--sett", "a"], " train"),
+        (["info", "extra"], " info"),
+        (["bench", "collectives", "--x"], " bench collectives"),
+    ],
 )
-def test_arguments_that_are_not_understood_exit_with_2(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
+def test_arguments_that_are_not_understood_exit_with_2_and_the_usage_of_their_command(
+    arguments: list[str], command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    assert "usage: jaxdist" in capsys.readouterr().err
+    assert f"usage: jaxdist{command} [-h] [" in capsys.readouterr().err
 
 
 def test_our_errors_are_a_message_on_stderr_and_exit_code_2(
