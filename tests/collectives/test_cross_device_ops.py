@@ -631,7 +631,7 @@ def test_options_of_the_strategy_hold_where_a_call_says_nothing(rows: PerReplica
         assert len(strategy.lower(step, (rows,)).compile().collectives) == 1
 
 
-def test_what_ops_do_not_follow_is_told_by_explain(rows: PerReplica) -> None:
+def test_explain_shows_the_hints_that_ops_do_not_follow(rows: PerReplica) -> None:
     strategy = MirroredStrategy(
         [f"cpu:{i}" for i in range(4)],
         HierarchicalCopyAllReduce(),
@@ -639,7 +639,7 @@ def test_what_ops_do_not_follow_is_told_by_explain(rows: PerReplica) -> None:
     )
     text = str(strategy.lower(_five, (rows,)).explain())
     assert "HierarchicalCopyAllReduce(num_packs=1): 2 groups of 2 replicas" in text
-    assert "bytes_per_pack: HierarchicalCopyAllReduce(num_packs=1) packs as it was told" in text
+    assert "bytes_per_pack: HierarchicalCopyAllReduce(num_packs=1) packs as its own arguments say" in text
 
 
 def test_an_option_of_the_strategy_is_told_once_however_many_calls_ignore_it(
