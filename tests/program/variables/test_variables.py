@@ -708,7 +708,8 @@ def test_checkpoints_of_random_keys(two: jaxdist.Strategy) -> None:
     for _ in range(2):
         expected_key, use = jax.random.split(expected_key)
         draws.append(float(jax.random.normal(use)))
-    assert [float(two.run(draw)) for _ in range(2)] == draws
+    # Op by op, the operations of a draw are not fused, which may round another way.
+    assert [float(two.run(draw)) for _ in range(2)] == pytest.approx(draws, rel=1e-6)
 
 
 # Errors
