@@ -283,6 +283,7 @@ def test_structures_and_their_types_are_kept(strategy: Strategy) -> None:
         assert_each(strategy, leaf, list(range(strategy.num_replicas_in_sync)))
 
 
+# Numbers of less than a byte: tests/collectives/test_less_than_a_byte.py.
 DTYPES = [
     "bool",
     "int8",
@@ -296,13 +297,6 @@ DTYPES = [
     "float32",
     "complex64",
     "float8_e4m3fn",
-    pytest.param(
-        "int4",
-        marks=pytest.mark.skipif(
-            jax.__version_info__ < (0, 12),
-            reason="this JAX cannot call a compiled program with a committed int4 array",
-        ),
-    ),
 ]
 
 
