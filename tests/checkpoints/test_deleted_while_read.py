@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdist._checkpoints import Checkpoints, list_steps
+from jaxdist._checkpoints import list_steps
 from jaxdist._checkpoints.local_storage import LocalStorage
 from jaxdist.errors import CheckpointError, DamagedCheckpointError
+from jaxdist.training import Checkpoints
 
 _EVENTS = frozenset({"open", "os.listdir", "os.scandir"})
 

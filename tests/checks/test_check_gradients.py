@@ -13,8 +13,8 @@ import pytest
 from flax import nnx
 
 import jaxdist
-from jaxdist import PerReplica, RunOptions, errors, get_replica_context
-from jaxdist._checks.gradient_report import GradientReport, LeafComparison, Setting
+from jaxdist import GradientReport, PerReplica, RunOptions, errors, get_replica_context
+from jaxdist._checks.gradient_report import LeafComparison, Setting
 from jaxdist.nn import compute_average_loss
 
 FOUR = jaxdist.MirroredStrategy([f"cpu:{i}" for i in range(4)])

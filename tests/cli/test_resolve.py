@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from jaxdist._launching import find_free_ports
 from jaxdist.cli import main
+from tests.ports import find_free_ports
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ import pytest
 
 from jaxdist import _processes
 from jaxdist._called import called, name_call
-from jaxdist._launching import find_free_ports
 from jaxdist.cluster_resolver import (
     ClusterResolver,
     ClusterSpec,
@@ -21,6 +20,7 @@ from jaxdist.cluster_resolver import (
 )
 from jaxdist.config import experimental_connect_to_cluster
 from jaxdist.errors import ArgumentTypeError, ClusterError
+from tests.ports import find_free_ports
 from tests.strategies.oracle import refused
 
 FOUR = {"worker": ["w0:1", "w1:1"], "ps": ["p0:1"], "chief": ["c:1"]}

@@ -116,7 +116,7 @@ def test_nothing_is_predicted_to_beat_xla_between_cpu_devices(name: str, n: int,
 
 
 def _shared(name: str, n: int) -> cost.Links:
-    from jaxdist.cost._links_of import for_devices
+    from jaxdist.cost import for_devices
 
     link = for_devices(cost.TABLE[name], n)
     return cost.Links(link, link if name == "cpu-processes" else None)

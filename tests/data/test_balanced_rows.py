@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxdist
-import jaxdist._mesh
-from jaxdist._values import PerReplica
+from jaxdist import PerReplica
 from jaxdist.data import (
     InputOptions,
     PartialBatch,
@@ -19,6 +18,7 @@ from jaxdist.data import (
     distribute_datasets_from_function,
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError, NoRowsError
+from tests.layouts import make_layout
 from tests.tables import examples
 
 UNEVEN = InputOptions(balance_rows=True)
@@ -27,10 +27,6 @@ PAD = UNEVEN._replace(partial_batch=PartialBatch.PAD)
 
 def _parts(value: Any) -> list[np.ndarray]:
     return [np.asarray(v) for v in (value.values if isinstance(value, PerReplica) else [value])]
-
-
-def _layout(count: int) -> Any:
-    return jaxdist._mesh.build(jax.devices()[:count])
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -45,13 +41,13 @@ def test_rows_are_divided_as_numpy_divides_them(
     whole: Any = batches(x, size) if ahead else list(batches(x, size))
     whole = [jax.numpy.asarray(b) for b in whole] if on_device else whole
     options = UNEVEN._replace(experimental_fetch_to_device=fetch)
-    found = [_parts(b) for b in distribute_dataset(whole, _layout(count), options)]
+    found = [_parts(b) for b in distribute_dataset(whole, make_layout(count), options)]
     wanted = [np.array_split(b, count) for b in batches(x, size)]
     assert [[p.tolist() for p in b] for b in found] == [[p.tolist() for p in b] for b in wanted]
     rows = -(-min(size, num) // count)
     pad = PAD._replace(experimental_fetch_to_device=fetch)
     for (batch, mask), parts in zip(
-        distribute_dataset(whole, _layout(count), pad), wanted, strict=True
+        distribute_dataset(whole, make_layout(count), pad), wanted, strict=True
     ):
         for value, real, part in zip(_parts(batch), _parts(mask), parts, strict=True):
             assert value.tolist() == [*part.tolist(), *[0] * (rows - len(part))]
@@ -60,9 +56,9 @@ def test_rows_are_divided_as_numpy_divides_them(
 
 def test_the_division_of_tensorflow_stays_the_default() -> None:
     assert InputOptions().balance_rows is False
-    (batch,) = distribute_dataset([np.arange(28)], _layout(8))
+    (batch,) = distribute_dataset([np.arange(28)], make_layout(8))
     assert [len(v) for v in batch.values] == [4, 4, 4, 4, 4, 4, 4, 0]
-    (batch,) = distribute_dataset([np.arange(28)], _layout(8), UNEVEN)
+    (batch,) = distribute_dataset([np.arange(28)], make_layout(8), UNEVEN)
     assert [len(v) for v in batch.values] == [4, 4, 4, 4, 3, 3, 3, 3]
 
 
@@ -94,4 +90,4 @@ def test_the_option_is_a_flag_and_for_global_batches_only() -> None:
     with pytest.raises(ArgumentTypeError, match="balance_rows"):
         InputOptions(balance_rows=1)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="balance_rows=True"):
-        distribute_datasets_from_function(lambda _: [np.ones(2)], _layout(2), UNEVEN)
+        distribute_datasets_from_function(lambda _: [np.ones(2)], make_layout(2), UNEVEN)

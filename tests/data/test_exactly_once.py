@@ -4,13 +4,11 @@ import itertools
 import json
 from typing import Any
 
-import jax
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import jaxdist._mesh
-from jaxdist._values import PerReplica
+from jaxdist import PerReplica
 from jaxdist.data import (
     InputContext,
     InputOptions,
@@ -21,14 +19,11 @@ from jaxdist.data import (
     distribute_datasets_from_function,
 )
 from jaxdist.errors import ShapeError
+from tests.layouts import make_layout
 from tests.tables import examples
 
 replicas = st.sampled_from([1, 2, 3, 5, 8])
 keeping = st.sampled_from([PartialBatch.UNEVEN, PartialBatch.PAD])
-
-
-def _layout(num_replicas: int) -> jaxdist._mesh.ReplicaMesh:
-    return jaxdist._mesh.build(jax.devices()[:num_replicas])
 
 
 def _rows(leaf: Any) -> np.ndarray:
@@ -70,7 +65,7 @@ def test_uneven_and_padded_batches_give_each_example_once_in_an_order_of_the_see
         return batches(np.arange(num_examples), batch_size, shuffle=shuffle)
 
     options = _options(policy, fetch=fetch)
-    data = distribute_dataset(source(), _layout(num_replicas), options)
+    data = distribute_dataset(source(), make_layout(num_replicas), options)
     alone = source()
     for _ in range(2):
         given_ids = [_ids(element, policy) for element in data]
@@ -91,7 +86,7 @@ def test_dropping_leaves_out_just_the_batches_that_are_uneven_and_an_error_names
     source = [b.tolist() for b in batches(np.arange(num_examples), batch_size)]
     is_even = [len(b) % num_replicas == 0 for b in source]
     data = distribute_dataset(
-        batches(np.arange(num_examples), batch_size), _layout(num_replicas), _options(policy)
+        batches(np.arange(num_examples), batch_size), make_layout(num_replicas), _options(policy)
     )
     given_ids, error = [], None
     try:
@@ -129,7 +124,7 @@ def test_resuming_on_other_replicas_with_another_batch_size_goes_on_at_the_next_
 ) -> None:
     def make(size: int, num_replicas: int) -> Any:
         source = batches(np.arange(num_examples), size, shuffle=True, repeat=2)
-        return iter(distribute_dataset(source, _layout(num_replicas), _options(policy, depth)))
+        return iter(distribute_dataset(source, make_layout(num_replicas), _options(policy, depth)))
 
     whole = batches(np.arange(num_examples), num_examples, shuffle=True, repeat=2)
     expected = [int(i) for batch in whole for i in batch]
@@ -157,7 +152,7 @@ def test_lists_of_batches_of_any_sizes_resume_under_every_policy(
     elements = [np.arange(a, b) for a, b in itertools.pairwise(ends)]
 
     def make(num_replicas: int) -> Any:
-        layout = _layout(num_replicas)
+        layout = make_layout(num_replicas)
         return iter(distribute_dataset(elements, layout, _options(policy, depth)))
 
     def kept(given: list[np.ndarray], num_replicas: int) -> list[list[int]]:
@@ -196,7 +191,7 @@ def test_a_padded_pass_that_resumes_keeps_its_shape(
     options = _options(PartialBatch.PAD, depth)
 
     def make() -> Any:
-        return iter(distribute_dataset(elements, _layout(num_replicas), options))
+        return iter(distribute_dataset(elements, make_layout(num_replicas), options))
 
     with make() as first, make() as resumed:
         shapes = {len(_rows(b)) for _, (b, _) in zip(range(taken), first, strict=False)}
@@ -225,7 +220,7 @@ def test_datasets_of_a_function_give_each_example_once_and_resume_on_other_repli
         source = batches(np.arange(num_examples), batch_size, shuffle=True)
         return iter(
             distribute_datasets_from_function(
-                lambda _: source, _layout(num_replicas), _options(policy)
+                lambda _: source, make_layout(num_replicas), _options(policy)
             )
         )
 
@@ -255,7 +250,9 @@ def test_one_dataset_for_each_replica_gives_each_of_its_examples_once_and_resume
     )
 
     def make() -> Any:
-        return iter(distribute_datasets_from_function(dataset_fn, _layout(len(lengths)), options))
+        return iter(
+            distribute_datasets_from_function(dataset_fn, make_layout(len(lengths)), options)
+        )
 
     with make() as first, make() as resumed:
         before = [i for _, e in zip(range(taken), first, strict=False) for i in _ids(e, policy)]

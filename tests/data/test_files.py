@@ -5,23 +5,18 @@ import json
 import pathlib
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxdist import _mesh as meshes
 from jaxdist.data import InputOptions, PartialBatch, batches, distribute_dataset, from_files
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from tests.layouts import make_layout
 from tests.strategies.oracle import refused
 from tests.tables import examples
 
 HOST = InputOptions(False)
-
-
-def _layout(num_replicas: int = 2) -> meshes.ReplicaMesh:
-    return meshes.build(jax.devices()[:num_replicas])
 
 
 def _files(sizes: list[int], size: int, **how: Any) -> Any:
@@ -51,7 +46,7 @@ def test_batches_cross_files_and_hold_each_example_in_order(sizes: list[int], si
 def test_a_pass_continues_at_the_next_example_also_with_another_batch_size(
     sizes: list[int], size: tuple[int, int], taken: int, shuffle: bool
 ) -> None:
-    make = lambda n: distribute_dataset(_files(sizes, n, shuffle=shuffle), _layout(), HOST)  # noqa: E731
+    make = lambda n: distribute_dataset(_files(sizes, n, shuffle=shuffle), make_layout(2), HOST)  # noqa: E731
     with iter(make(size[0])) as iterator:
         first = _ids(itertools.islice(iterator, taken))
         state = json.loads(json.dumps(iterator.get_state()))
@@ -62,12 +57,16 @@ def test_a_pass_continues_at_the_next_example_also_with_another_batch_size(
 
 
 def test_each_epoch_has_an_order_of_files_of_its_own_that_depends_on_the_seed() -> None:
-    data = distribute_dataset(_files([2] * 9, 4, shuffle=True, seed=1), _layout(), HOST)
+    data = distribute_dataset(_files([2] * 9, 4, shuffle=True, seed=1), make_layout(2), HOST)
     first, second = _ids(data), _ids(data)
     assert sorted(first) == sorted(second) == list(range(18))
     assert first != second
-    assert first == _ids(distribute_dataset(_files([2] * 9, 5, shuffle=True, seed=1), _layout()))
-    assert first != _ids(distribute_dataset(_files([2] * 9, 4, shuffle=True, seed=2), _layout()))
+    assert first == _ids(
+        distribute_dataset(_files([2] * 9, 5, shuffle=True, seed=1), make_layout(2))
+    )
+    assert first != _ids(
+        distribute_dataset(_files([2] * 9, 4, shuffle=True, seed=2), make_layout(2))
+    )
 
 
 def test_a_file_may_give_an_array_a_generator_or_nested_examples(tmp_path: pathlib.Path) -> None:
@@ -83,7 +82,7 @@ def test_a_file_may_give_an_array_a_generator_or_nested_examples(tmp_path: pathl
 
 def test_padded_batches_have_the_batch_size_in_every_step() -> None:
     options = InputOptions(False, partial_batch=PartialBatch.PAD)
-    steps = list(distribute_dataset(_files([3], 4), _layout(), options))
+    steps = list(distribute_dataset(_files([3], 4), make_layout(2), options))
     assert [[v.tolist() for v in mask.values] for _, mask in steps] == [[[True] * 2, [True, False]]]
 
 
@@ -160,5 +159,5 @@ def test_a_state_of_other_files_is_refused(change: dict[str, Any], part: str) ->
 def test_the_dataset_describes_itself() -> None:
     data = _files([2, 2], 2)
     assert repr(data) == "from_files(2 files, batch_size=2, shuffle=False, seed=0)"
-    assert "from_files(2 files" in repr(distribute_dataset(data, _layout()))
+    assert "from_files(2 files" in repr(distribute_dataset(data, make_layout(2)))
     assert data.cardinality == -2

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import jaxdist._mesh
 from jaxdist.data import (
     DistributedIterator,
     InputOptions,
@@ -26,11 +25,8 @@ from jaxdist.errors import (
     JaxdistError,
     OutOfRangeError,
 )
+from tests.layouts import make_layout
 from tests.tables import examples
-
-
-def _layout(num_replicas: int) -> jaxdist._mesh.ReplicaMesh:
-    return jaxdist._mesh.build(jax.devices()[:num_replicas])
 
 
 def _ids(batch: Any) -> list[int]:
@@ -40,7 +36,7 @@ def _ids(batch: Any) -> list[int]:
 
 def _three_batches(depth: int = 1) -> Any:
     options = InputOptions(experimental_per_replica_buffer_size=depth)
-    return distribute_dataset(batches(np.arange(12), 4), _layout(2), options)
+    return distribute_dataset(batches(np.arange(12), 4), make_layout(2), options)
 
 
 @pytest.mark.parametrize("depth", [-1, 0, 1, 2, 7])
@@ -144,7 +140,7 @@ def test_a_resumed_pass_gives_what_was_not_given_whatever_was_read_ahead(
 
     def make(replicas: int) -> Any:
         source = batches(np.arange(12), 4, shuffle=True, repeat=3)
-        return iter(distribute_dataset(source, _layout(replicas), options))
+        return iter(distribute_dataset(source, make_layout(replicas), options))
 
     def ids(batch: Any) -> list[int]:
         return [int(i) for i in np.asarray(jax.tree.leaves(batch)[0])]
@@ -170,7 +166,7 @@ def test_set_state_goes_back_in_an_iterator_that_is_running() -> None:
 
 def test_epochs_go_on_after_a_resumed_pass() -> None:
     def make() -> Any:
-        return distribute_dataset(batches(np.arange(8), 4, shuffle=True), _layout(2))
+        return distribute_dataset(batches(np.arange(8), 4, shuffle=True), make_layout(2))
 
     data = make()
     passes = [[_ids(b) for b in data] for _ in range(3)]
@@ -187,7 +183,7 @@ def test_epochs_go_on_after_a_resumed_pass() -> None:
 
 
 def test_a_position_of_a_function_dataset_counts_elements_of_all_replicas() -> None:
-    data = distribute_datasets_from_function(lambda _: batches(np.arange(8), 1), _layout(2))
+    data = distribute_datasets_from_function(lambda _: batches(np.arange(8), 1), make_layout(2))
     iterator = iter(data)
     next(iterator)
     state = iterator.get_state()
@@ -201,7 +197,7 @@ def test_positions_of_one_dataset_for_each_replica_are_kept_apart() -> None:
 
     def make() -> Any:
         return distribute_datasets_from_function(
-            lambda c: batches(np.arange(4) + 10 * c.input_pipeline_id, 1), _layout(2), options
+            lambda c: batches(np.arange(4) + 10 * c.input_pipeline_id, 1), make_layout(2), options
         )
 
     iterator = iter(make())
@@ -215,7 +211,7 @@ def test_a_dataset_without_positions_says_what_it_lacks() -> None:
     def source() -> Iterator[np.ndarray]:
         yield from (np.zeros(2), np.ones(2))
 
-    iterator = iter(distribute_dataset(source, _layout(2)))
+    iterator = iter(distribute_dataset(source, make_layout(2)))
     with pytest.raises(ArgumentTypeError, match="no get_state"):
         iterator.get_state()
     with pytest.raises(ArgumentTypeError, match="no set_state"):
@@ -246,7 +242,7 @@ def test_what_is_no_state_is_refused_and_changes_nothing(state: Any) -> None:
 
 
 def test_a_state_of_another_dataset_is_refused_and_changes_nothing() -> None:
-    other = iter(distribute_dataset(batches(np.arange(20), 4), _layout(2))).get_state()
+    other = iter(distribute_dataset(batches(np.arange(20), 4), make_layout(2))).get_state()
     iterator = iter(_three_batches(2))
     next(iterator)
     with pytest.raises(ArgumentError, match=r"num_examples=20[^$]*num_examples=12"):

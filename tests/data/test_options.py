@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
-import jaxdist._mesh
 from jaxdist.data import (
     InputOptions,
     InputReplicationMode,
@@ -15,6 +13,7 @@ from jaxdist.data import (
     distribute_datasets_from_function,
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError
+from tests.layouts import make_layout
 
 PER_REPLICA = InputReplicationMode.PER_REPLICA
 
@@ -69,7 +68,7 @@ def test_a_flag_that_is_no_bool_is_refused() -> None:
 
 
 def test_one_dataset_cannot_be_replicated_per_replica() -> None:
-    layout = jaxdist._mesh.build(jax.devices()[:2])
+    layout = make_layout(2)
     options = InputOptions(experimental_replication_mode=PER_REPLICA)
     with pytest.raises(NotImplementedError, match="distribute_datasets_from_function"):
         distribute_dataset([np.zeros(2)], layout, options)
@@ -77,14 +76,14 @@ def test_one_dataset_cannot_be_replicated_per_replica() -> None:
 
 @pytest.mark.parametrize("distribute", [distribute_dataset, distribute_datasets_from_function])
 def test_a_dataset_on_the_device_must_be_per_replica(distribute: Any) -> None:
-    layout = jaxdist._mesh.build(jax.devices()[:2])
+    layout = make_layout(2)
     options = InputOptions(False, experimental_place_dataset_on_device=True)
     with pytest.raises(ArgumentError, match="Leave experimental_place_dataset_on_device out"):
         distribute(lambda *_: [np.zeros(2)], layout, options)
 
 
 def test_a_dataset_on_the_device_must_not_be_fetched_to_it() -> None:
-    layout = jaxdist._mesh.build(jax.devices()[:2])
+    layout = make_layout(2)
     options = InputOptions(True, PER_REPLICA, True)
     with pytest.raises(ArgumentError, match="experimental_fetch_to_device=False"):
         distribute_datasets_from_function(lambda _: [np.zeros(2)], layout, options)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import jaxdist
-import jaxdist._mesh
-from jaxdist._values import PerReplica
+from jaxdist import PerReplica
 from jaxdist.data import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -23,14 +22,11 @@ from jaxdist.data import (
     distribute_datasets_from_function,
 )
 from jaxdist.errors import ShapeError
+from tests.layouts import make_layout
 
 PAD = InputOptions(partial_batch=PartialBatch.PAD)
 DROP = InputOptions(partial_batch=PartialBatch.DROP)
 PER_REPLICA = InputReplicationMode.PER_REPLICA
-
-
-def _layout(num_replicas: int) -> jaxdist._mesh.ReplicaMesh:
-    return jaxdist._mesh.build(jax.devices()[:num_replicas])
 
 
 def _locals(batch: Any) -> list[Any]:
@@ -48,7 +44,7 @@ def test_padded_batches_have_one_shape_and_a_mask_of_the_real_rows(
 ) -> None:
     x = np.arange(1, 21, dtype=np.float32).reshape(10, 2)
     options = PAD._replace(experimental_fetch_to_device=fetch)
-    data = distribute_dataset(batches(x, 4), _layout(num_replicas), options)
+    data = distribute_dataset(batches(x, 4), make_layout(num_replicas), options)
     padded = -(-4 // num_replicas) * num_replicas
     held = []
     for batch, mask in data:
@@ -68,13 +64,13 @@ def test_padded_batches_have_one_shape_and_a_mask_of_the_real_rows(
 
 
 def test_padding_goes_to_the_last_replicas() -> None:
-    ((batch, mask),) = distribute_dataset([np.arange(1, 6)], _layout(4), PAD)
+    ((batch, mask),) = distribute_dataset([np.arange(1, 6)], make_layout(4), PAD)
     assert _locals(batch) == [[1, 2], [3, 4], [5, 0], [0, 0]]
     assert _locals(mask) == [[True, True], [True, True], [True, False], [False, False]]
 
 
 def test_batches_and_masks_are_laid_out_over_the_replicas_full_or_not() -> None:
-    layout = _layout(4)
+    layout = make_layout(4)
     for batch, mask in distribute_dataset(batches({"x": np.zeros((10, 3))}, 8), layout, PAD):
         assert batch["x"].array.sharding == mask.array.sharding == layout.per_replica
         assert batch["x"].array.shape == (8, 3)
@@ -100,7 +96,7 @@ def test_a_step_over_padded_batches_is_compiled_once() -> None:
 
 def test_a_later_batch_that_is_larger_is_refused_with_both_numbers() -> None:
     elements = [{"x": np.zeros((4, 2), np.float32)}, {"x": np.zeros((9, 2), np.float32)}]
-    data = iter(distribute_dataset(elements, _layout(4), PAD))
+    data = iter(distribute_dataset(elements, make_layout(4), PAD))
     next(data)
     with pytest.raises(ShapeError) as caught:
         next(data)
@@ -109,20 +105,20 @@ def test_a_later_batch_that_is_larger_is_refused_with_both_numbers() -> None:
 
 
 def test_a_larger_batch_that_fits_into_the_padding_is_taken() -> None:
-    data = distribute_dataset([np.arange(5), np.arange(8)], _layout(4), PAD)
+    data = distribute_dataset([np.arange(5), np.arange(8)], make_layout(4), PAD)
     assert [int(np.sum(mask.array)) for _, mask in data] == [5, 8]
 
 
 def test_leaves_with_different_rows_cannot_have_one_mask() -> None:
     elements = [{"x": np.zeros(4), "y": np.zeros(5)}]
     with pytest.raises(ShapeError, match=r"batch\['x'\][^$]*4 rows[^$]*batch\['y'\][^$]*5 rows"):
-        list(distribute_dataset(elements, _layout(2), PAD))
+        list(distribute_dataset(elements, make_layout(2), PAD))
 
 
 def test_jax_arrays_and_typed_keys_are_padded() -> None:
     keys = jax.random.split(jax.random.key(0), 3)
     elements = [{"k": keys, "x": jnp.arange(1.0, 4.0)}]
-    ((batch, mask),) = distribute_dataset(elements, _layout(2), PAD)
+    ((batch, mask),) = distribute_dataset(elements, make_layout(2), PAD)
     assert batch["k"].array.shape == (4,)
     assert batch["k"].array.dtype == keys.dtype
     assert _locals(batch["x"]) == [[1, 2], [3, 0]]
@@ -131,16 +127,16 @@ def test_jax_arrays_and_typed_keys_are_padded() -> None:
 
 def test_one_replica_gets_plain_padded_arrays_and_scalars_as_they_are() -> None:
     elements = [{"x": np.arange(1, 4), "s": 7}, {"x": np.arange(1, 3), "s": 8}]
-    (_, _), (batch, mask) = distribute_dataset(elements, _layout(1), PAD)
+    (_, _), (batch, mask) = distribute_dataset(elements, make_layout(1), PAD)
     assert batch["x"].tolist() == [1, 2, 0]
     assert int(batch["s"]) == 8
     assert mask.tolist() == [True, True, False]
-    ((scalar, real),) = distribute_dataset([5], _layout(1), PAD)
+    ((scalar, real),) = distribute_dataset([5], make_layout(1), PAD)
     assert (int(scalar), bool(real)) == (5, True)
 
 
 def test_element_spec_of_padded_batches_is_that_of_the_pair() -> None:
-    data = distribute_dataset(batches(np.zeros((10, 2), np.float32), 6), _layout(4), PAD)
+    data = distribute_dataset(batches(np.zeros((10, 2), np.float32), 6), make_layout(4), PAD)
     assert data.element_spec == (
         jax.ShapeDtypeStruct((2, 2), np.float32),
         jax.ShapeDtypeStruct((2,), np.bool_),
@@ -148,7 +144,9 @@ def test_element_spec_of_padded_batches_is_that_of_the_pair() -> None:
 
 
 def test_elements_of_a_function_are_padded_for_each_replica() -> None:
-    data = distribute_datasets_from_function(lambda _: batches(np.arange(1, 8), 2), _layout(3), PAD)
+    data = distribute_datasets_from_function(
+        lambda _: batches(np.arange(1, 8), 2), make_layout(3), PAD
+    )
     (first, first_mask), (last, last_mask) = data
     assert _locals(first) == [[1, 2], [3, 4], [5, 6]]
     assert _locals(first_mask) == [[True, True]] * 3
@@ -158,7 +156,7 @@ def test_elements_of_a_function_are_padded_for_each_replica() -> None:
 
 
 def test_scalars_of_a_function_have_one_mask_for_each_replica() -> None:
-    data = distribute_datasets_from_function(lambda _: range(1, 6), _layout(3), PAD)
+    data = distribute_datasets_from_function(lambda _: range(1, 6), make_layout(3), PAD)
     assert [(_locals(b), _locals(m)) for b, m in data] == [
         ([1, 2, 3], [True, True, True]),
         ([4, 5, 0], [True, True, False]),
@@ -173,7 +171,7 @@ def test_dims_that_cannot_be_padded_are_named() -> None:
     with pytest.raises(
         ShapeError, match=r"batch\['x'\] is float32\[2, 3\] for replica 0"
     ) as caught:
-        list(distribute_datasets_from_function(lambda _: elements, _layout(2), PAD))
+        list(distribute_datasets_from_function(lambda _: elements, make_layout(2), PAD))
     assert "batch['y']" not in str(caught.value)
 
 
@@ -183,7 +181,7 @@ def test_dims_that_cannot_be_padded_are_named() -> None:
 def test_a_batch_that_cannot_be_shared_evenly_is_left_out_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    data = distribute_dataset(batches(np.arange(11), 4, repeat=2), _layout(2), DROP)
+    data = distribute_dataset(batches(np.arange(11), 4, repeat=2), make_layout(2), DROP)
     with caplog.at_level(logging.WARNING, logger="jaxdist"):
         for _ in range(2):
             assert [_locals(b) for b in data] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]] * 2
@@ -193,15 +191,15 @@ def test_a_batch_that_cannot_be_shared_evenly_is_left_out_and_logged_once(
 
 def test_a_batch_in_the_middle_is_left_out_too() -> None:
     elements = [np.arange(4), np.arange(3), np.arange(2)]
-    data = distribute_dataset(elements, _layout(2), DROP)
+    data = distribute_dataset(elements, make_layout(2), DROP)
     assert [_locals(b) for b in data] == [[[0, 1], [2, 3]], [[0], [1]]]
     assert data.cardinality == UNKNOWN_CARDINALITY
 
 
 def test_leaving_out_everything_is_an_error() -> None:
     with pytest.raises(ShapeError, match=r"whole dataset: 3 batch\(es\)"):
-        list(distribute_dataset(batches(np.arange(9), 3), _layout(2), DROP))
-    assert list(distribute_dataset([], _layout(2), DROP)) == []
+        list(distribute_dataset(batches(np.arange(9), 3), make_layout(2), DROP))
+    assert list(distribute_dataset([], make_layout(2), DROP)) == []
 
 
 def test_steps_of_a_function_that_are_not_full_or_not_alike_are_left_out(
@@ -209,14 +207,14 @@ def test_steps_of_a_function_that_are_not_full_or_not_alike_are_left_out(
 ) -> None:
     for rows, per_element in [(14, 4), (10, 4)]:  # the last element is short; one is missing
         source = batches(np.arange(rows), per_element)
-        data = distribute_datasets_from_function(lambda _, s=source: s, _layout(2), DROP)
+        data = distribute_datasets_from_function(lambda _, s=source: s, make_layout(2), DROP)
         assert [_locals(b) for b in data] == [[[0, 1, 2, 3], [4, 5, 6, 7]]]
     assert ["6 example(s)" in r.getMessage() for r in caplog.records] == [True, False]
     assert "2 example(s)" in caplog.records[1].getMessage()
 
 
 def test_an_endless_dataset_of_uneven_batches_is_an_error_and_not_read_for_ever() -> None:
-    data = iter(distribute_dataset(batches(np.arange(9), 3, repeat=None), _layout(2), DROP))
+    data = iter(distribute_dataset(batches(np.arange(9), 3, repeat=None), make_layout(2), DROP))
     with pytest.raises(ShapeError, match="1000 batches in a row"):
         next(data)
 
@@ -227,7 +225,7 @@ def test_a_pass_over_datasets_of_different_lengths_ends_with_the_shortest(longes
         return range(2 if context.input_pipeline_id == 0 else longest)
 
     options = DROP._replace(experimental_replication_mode=PER_REPLICA)
-    data = distribute_datasets_from_function(dataset_fn, _layout(3), options)
+    data = distribute_datasets_from_function(dataset_fn, make_layout(3), options)
     assert [_locals(b) for b in data] == [[0, 0, 0], [1, 1, 1]]
 
 
@@ -247,7 +245,7 @@ def test_cardinality_of_a_function_dataset_depends_on_the_policy(
     policy: PartialBatch, steps: int
 ) -> None:
     options = InputOptions(partial_batch=policy)
-    data = distribute_datasets_from_function(lambda _: range(10), _layout(4), options)
+    data = distribute_datasets_from_function(lambda _: range(10), make_layout(4), options)
     assert data.cardinality == steps
 
 
@@ -258,7 +256,7 @@ def test_cardinality_of_datasets_for_each_replica_is_that_of_the_longest() -> No
         def dataset_fn(context: InputContext) -> Any:
             return batches(np.arange(4), 1, repeat=repeats[context.input_pipeline_id])
 
-        data = distribute_datasets_from_function(dataset_fn, _layout(2), options)
+        data = distribute_datasets_from_function(dataset_fn, make_layout(2), options)
         return data.cardinality
 
     assert cardinality(PartialBatch.UNEVEN, [2, 3]) == 12

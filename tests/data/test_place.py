@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxdist._mesh
-from jaxdist._values import PerReplica
+from jaxdist import PerReplica
 from jaxdist.data import (
     InputOptions,
     InputReplicationMode,
@@ -17,15 +16,12 @@ from jaxdist.data import (
     distribute_dataset,
     distribute_datasets_from_function,
 )
-from jaxdist.data._reading.elements import allocate_aligned
+from tests.aligned import allocate_aligned
+from tests.layouts import make_layout
 
 # (8,) is one number per device; the larger shares are aligned, as JAX needs them to be to take
 # a buffer over without a copy.
 SHAPES = [(8,), (64, 16), (512, 784)]
-
-
-def _layout(num_replicas: int) -> jaxdist._mesh.ReplicaMesh:
-    return jaxdist._mesh.build(jax.devices()[:num_replicas])
 
 
 def _on_host(leaf: Any) -> np.ndarray:
@@ -40,7 +36,7 @@ def _on_host(leaf: Any) -> np.ndarray:
 def test_a_source_that_reuses_one_buffer_does_not_change_earlier_batches(
     num_replicas: int, shape: tuple[int, ...], depth: int
 ) -> None:
-    buffer = allocate_aligned(shape, np.dtype(np.float32))
+    buffer = allocate_aligned(shape)
 
     def source() -> Iterator[np.ndarray]:
         for i in range(4):
@@ -48,7 +44,7 @@ def test_a_source_that_reuses_one_buffer_does_not_change_earlier_batches(
             yield buffer
 
     options = InputOptions(experimental_per_replica_buffer_size=depth)
-    given = list(distribute_dataset(source, _layout(num_replicas), options))
+    given = list(distribute_dataset(source, make_layout(num_replicas), options))
     buffer[:] = -1
     for i, batch in enumerate(given):
         assert (_on_host(batch) == i).all()
@@ -60,7 +56,7 @@ def test_a_source_that_reuses_one_buffer_does_not_change_earlier_batches(
 def test_a_function_whose_dataset_reuses_one_buffer_gives_batches_of_their_own(
     num_replicas: int, fetch: bool, mode: InputReplicationMode
 ) -> None:
-    buffer = allocate_aligned((64, 16), np.dtype(np.float32))
+    buffer = allocate_aligned((64, 16))
 
     def source() -> Iterator[np.ndarray]:
         for i in range(2 * num_replicas):
@@ -68,7 +64,7 @@ def test_a_function_whose_dataset_reuses_one_buffer_gives_batches_of_their_own(
             yield buffer
 
     options = InputOptions(fetch, mode)
-    layout = _layout(num_replicas)
+    layout = make_layout(num_replicas)
     given = list(distribute_datasets_from_function(lambda _: source, layout, options))
     buffer[:] = -1
     held = [leaf for batch in given for leaf in getattr(batch, "values", (batch,))]
@@ -79,23 +75,23 @@ def test_a_function_whose_dataset_reuses_one_buffer_gives_batches_of_their_own(
 
 
 def test_arrays_in_memory_can_be_overwritten_after_the_batch() -> None:
-    x = allocate_aligned((512, 784), np.dtype(np.float32))
+    x = allocate_aligned((512, 784))
     x[:] = 1
-    batch = next(iter(distribute_dataset(batches(x, 512), _layout(8))))
+    batch = next(iter(distribute_dataset(batches(x, 512), make_layout(8))))
     x[:] = 2
     assert (_on_host(batch) == 1).all()
 
 
 @pytest.mark.parametrize("num_replicas", [1, 8])
 def test_batches_lie_in_the_per_replica_layout(num_replicas: int) -> None:
-    layout = _layout(num_replicas)
+    layout = make_layout(num_replicas)
     batch = next(iter(distribute_dataset([np.zeros((16, 3), np.float32)], layout)))
     array = batch.array if isinstance(batch, PerReplica) else batch
     assert array.sharding == layout.per_replica
 
 
 def test_logical_devices_of_one_replica_hold_the_same_rows() -> None:
-    layout = jaxdist._mesh.build(jax.devices(), num_logical=2)
+    layout = make_layout(4, 2)
     batch = next(iter(distribute_dataset([np.arange(8)], layout)))
     held = {s.device: s.data.tolist() for s in batch.array.addressable_shards}
     for replica in range(4):
@@ -106,7 +102,7 @@ def test_logical_devices_of_one_replica_hold_the_same_rows() -> None:
 @pytest.mark.parametrize("num_replicas", [1, 4])
 def test_jax_arrays_and_typed_keys_are_laid_out_over_the_replicas(num_replicas: int) -> None:
     keys = jax.random.split(jax.random.key(0), 4)
-    layout = _layout(num_replicas)
+    layout = make_layout(num_replicas)
     batch = next(iter(distribute_dataset([{"k": keys, "x": jnp.arange(4.0)}], layout)))
     leaves = [v.array if isinstance(v, PerReplica) else v for v in batch.values()]
     assert all(leaf.sharding == layout.per_replica for leaf in leaves)
@@ -114,7 +110,7 @@ def test_jax_arrays_and_typed_keys_are_laid_out_over_the_replicas(num_replicas: 
 
 
 def test_jax_arrays_from_a_function_go_to_their_replicas() -> None:
-    layout = jaxdist._mesh.build(jax.devices(), num_logical=2)
+    layout = make_layout(4, 2)
     elements = [{"x": jnp.full((2,), i), "s": jnp.float32(i)} for i in range(4)]
     batch = next(iter(distribute_datasets_from_function(lambda _: elements, layout)))
     assert [v.tolist() for v in batch["x"].values] == [[i, i] for i in range(4)]
@@ -127,28 +123,28 @@ def test_jax_arrays_from_a_function_go_to_their_replicas() -> None:
 )
 def test_dtypes_become_those_that_jax_gives_them(dtype: str) -> None:
     x = np.arange(8).astype(jnp.dtype(dtype))
-    batch = next(iter(distribute_dataset([x], _layout(4))))
+    batch = next(iter(distribute_dataset([x], make_layout(4))))
     assert batch.array.dtype == jnp.asarray(x).dtype
     assert (np.asarray(batch.array) == x).all()
 
 
 def test_batches_stay_on_the_host_where_the_options_say_so() -> None:
     options = InputOptions(experimental_fetch_to_device=False)
-    (batch,) = distribute_dataset([{"x": np.arange(8)}], _layout(4), options)
+    (batch,) = distribute_dataset([{"x": np.arange(8)}], make_layout(4), options)
     assert [type(v) for v in batch["x"].values] == [np.ndarray] * 4
     assert [v.tolist() for v in batch["x"].values] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    (alone,) = distribute_dataset([np.arange(8)], _layout(1), options)
+    (alone,) = distribute_dataset([np.arange(8)], make_layout(1), options)
     assert type(alone) is np.ndarray
 
 
 def test_scalars_of_a_function_stay_scalars_on_the_host() -> None:
     options = InputOptions(experimental_fetch_to_device=False)
-    (batch,) = distribute_datasets_from_function(lambda _: range(4), _layout(4), options)
+    (batch,) = distribute_datasets_from_function(lambda _: range(4), make_layout(4), options)
     assert [(v.shape, int(v)) for v in batch.values] == [((), i) for i in range(4)]
 
 
 def test_a_dataset_on_the_device_is_made_and_read_there() -> None:
-    layout = _layout(2)
+    layout = make_layout(2)
     options = InputOptions(False, InputReplicationMode.PER_REPLICA, True)
 
     def dataset_fn(_: Any) -> Any:
@@ -165,5 +161,5 @@ def test_a_dataset_on_the_device_is_made_and_read_there() -> None:
 
 def test_the_source_runs_with_the_64_bit_setting_of_the_consumer() -> None:
     with jax.enable_x64(True):
-        batch = next(iter(distribute_dataset([np.arange(8.0)], _layout(4))))
+        batch = next(iter(distribute_dataset([np.arange(8.0)], make_layout(4))))
         assert batch.array.dtype == np.float64

@@ -11,31 +11,28 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
-import jaxdist._mesh
 from jaxdist.data import InputOptions, batches, distribute_dataset
-from jaxdist.data._prefetch import THREAD_NAME
 from jaxdist.errors import ContextError, ShapeError
+from tests.layouts import make_layout
 
 PATIENCE_S = 30
 
 
 def _distribute(source: Any, depth: int = 1) -> Any:
-    layout = jaxdist._mesh.build(jax.devices()[:2])
+    layout = make_layout(2)
     options = InputOptions(experimental_per_replica_buffer_size=depth)
     return distribute_dataset(source, layout, options)
 
 
-# Those of iterators that tests of other files still hold.
+# Those that began before the test: iterators of other tests may still be held.
 _EARLIER: set[threading.Thread] = set()
 
 
 def _running() -> list[threading.Thread]:
-    named = [t for t in threading.enumerate() if t.name == THREAD_NAME]
-    return [t for t in named if t not in _EARLIER]
+    return [t for t in threading.enumerate() if t not in _EARLIER]
 
 
 def _all_end(threads: list[threading.Thread]) -> bool:
@@ -220,18 +217,19 @@ def test_an_exit_in_the_source_arrives_as_an_exit() -> None:
 
 
 def test_an_error_in_a_batch_ends_the_thread_and_closes_the_source() -> None:
-    closed = []
+    closed: list[threading.Thread] = []
 
     def source() -> Iterator[np.ndarray]:
         try:
             yield np.zeros(2)
             yield np.zeros(())
         finally:
-            closed.append(threading.current_thread().name)
+            closed.append(threading.current_thread())
 
     with pytest.raises(ShapeError, match="element 1"):
         list(_distribute(source))
-    assert closed == [THREAD_NAME]
+    (thread,) = closed
+    assert thread is not threading.main_thread()
     assert _running() == []
 
 
@@ -270,11 +268,11 @@ def test_a_program_that_ends_with_a_pass_open_ends_well() -> None:
     program = """
         import os
         os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
-        import jax, numpy as np
-        import jaxdist._mesh
-        from jaxdist.data import batches, distribute_dataset
-        data = distribute_dataset(
-            batches(np.zeros((64, 784)), 64, repeat=None), jaxdist._mesh.build(jax.devices())
+        import numpy as np
+        import jaxdist
+        from jaxdist.data import batches
+        data = jaxdist.MirroredStrategy().experimental_distribute_dataset(
+            batches(np.zeros((64, 784)), 64, repeat=None)
         )
         iterator = iter(data)
         next(iterator)

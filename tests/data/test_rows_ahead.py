@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import jaxdist._mesh
 from jaxdist import PerReplica
 from jaxdist._values import Ahead, steps_ahead
 from jaxdist.data import (
@@ -21,14 +20,11 @@ from jaxdist.data import (
     distribute_dataset,
     distribute_datasets_from_function,
 )
+from tests.layouts import make_layout
 from tests.tables import examples
 
 SEEDS = st.integers(0, 10**6)
 EXAMPLES = settings(max_examples=examples(25, long=400), deadline=None)
-
-
-def _layout(num_replicas: int) -> jaxdist._mesh.ReplicaMesh:
-    return jaxdist._mesh.build(jax.devices()[:num_replicas])
 
 
 def _rows(batch: Any) -> tuple[int, ...]:
@@ -77,7 +73,7 @@ def _source(draw: random.Random, repeat: int | None) -> Any:
 def test_the_shares_of_global_batches(seed: int) -> None:
     draw = random.Random(seed)
     repeat = draw.choice([1, 2, 3, None])
-    data = distribute_dataset(_source(draw, repeat), _layout(draw.choice([2, 3, 4])))
+    data = distribute_dataset(_source(draw, repeat), make_layout(draw.choice([2, 3, 4])))
     iterator = iter(data)
     is_taken_up = draw.random() < 0.5
     if is_taken_up:
@@ -103,7 +99,7 @@ def test_a_batch_for_each_replica(seed: int, one_for_each: bool) -> None:
     mode = InputReplicationMode.PER_REPLICA if one_for_each else InputReplicationMode.PER_WORKER
     data = distribute_datasets_from_function(
         lambda _: _source(draw, repeat),
-        _layout(draw.choice([2, 3, 4])),
+        make_layout(draw.choice([2, 3, 4])),
         InputOptions(
             experimental_replication_mode=mode,
             experimental_fetch_to_device=not one_for_each,
@@ -130,7 +126,7 @@ def test_a_batch_for_each_replica(seed: int, one_for_each: bool) -> None:
 @pytest.mark.parametrize("last", [np.arange(5), [1, 2, 3], np.float32(1)])
 def test_the_last_element_of_a_list_tells_where_it_is_an_array(last: Any) -> None:
     data = [{"x": np.arange(8)}, {"x": last}]
-    told = steps_ahead(next(iter(distribute_dataset(data, _layout(4))))["x"])
+    told = steps_ahead(next(iter(distribute_dataset(data, make_layout(4))))["x"])
     assert [(s.number, s.rows, s.is_last) for s in told] == (
         [(2, (2, 2, 1, 0), True)] if isinstance(last, np.ndarray) else []
     )
@@ -157,7 +153,7 @@ def test_nothing_is_told_where_it_is_not_known_or_all_are_even(
     source: Any, num_replicas: int, policy: PartialBatch
 ) -> None:
     options = InputOptions(partial_batch=policy)
-    data: DistributedDataset = distribute_dataset(source, _layout(num_replicas), options)
+    data: DistributedDataset = distribute_dataset(source, make_layout(num_replicas), options)
     batch = next(iter(data))
     leaves = jax.tree.leaves(batch, is_leaf=lambda x: isinstance(x, PerReplica))
     assert all(not steps_ahead(leaf) for leaf in leaves)

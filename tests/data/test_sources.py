@@ -9,8 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-import jaxdist._mesh
-from jaxdist._values import PerReplica
+from jaxdist import PerReplica
 from jaxdist.data import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -21,11 +20,8 @@ from jaxdist.data import (
     distribute_datasets_from_function,
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError
+from tests.layouts import make_layout
 from tests.strategies.oracle import refused
-
-
-def _layout(num_replicas: int = 2) -> jaxdist._mesh.ReplicaMesh:
-    return jaxdist._mesh.build(jax.devices()[:num_replicas])
 
 
 def _ids(batch: Any) -> list[int]:
@@ -38,17 +34,17 @@ def _ids(batch: Any) -> list[int]:
 
 def test_a_list_of_batches_has_positions() -> None:
     elements = [np.arange(i, i + 3) for i in (0, 3, 6)]
-    iterator = iter(distribute_dataset(elements, _layout()))
+    iterator = iter(distribute_dataset(elements, make_layout(2)))
     next(iterator)
     state = json.loads(json.dumps(iterator.get_state()))
-    resumed = iter(distribute_dataset(elements, _layout(3)))
+    resumed = iter(distribute_dataset(elements, make_layout(3)))
     resumed.set_state(state)
     assert [_ids(b) for b in resumed] == [_ids(b) for b in iterator] == [[3, 4, 5], [6, 7, 8]]
 
 
 def test_a_position_in_another_list_is_refused_with_both_lengths() -> None:
-    state = iter(distribute_dataset([np.zeros(2)] * 5, _layout())).get_state()
-    iterator = iter(distribute_dataset([np.zeros(2)] * 3, _layout()))
+    state = iter(distribute_dataset([np.zeros(2)] * 5, make_layout(2))).get_state()
+    iterator = iter(distribute_dataset([np.zeros(2)] * 3, make_layout(2)))
     with pytest.raises(ArgumentError, match=r"of 5 elements, and this one has 3"):
         iterator.set_state(state)
     assert len(list(iterator)) == 3
@@ -56,7 +52,7 @@ def test_a_position_in_another_list_is_refused_with_both_lengths() -> None:
 
 @pytest.mark.parametrize("position", [None, 1, {"elements": 3}, {"elements": 3, "state": 4}])
 def test_a_damaged_position_in_a_list_is_refused_and_changes_nothing(position: Any) -> None:
-    iterator = iter(distribute_dataset([np.zeros(2)] * 3, _layout()))
+    iterator = iter(distribute_dataset([np.zeros(2)] * 3, make_layout(2)))
     next(iterator)
     with pytest.raises(ArgumentError, match=r"The source of a state|the position 4"):
         iterator.set_state({"steps": 1, "source": position})
@@ -94,7 +90,7 @@ class Loader:
 
 
 def test_tensors_that_have_numpy_alone_are_read() -> None:
-    data = distribute_dataset(Loader(7, 3), _layout())
+    data = distribute_dataset(Loader(7, 3), make_layout(2))
     assert data.cardinality == 3
     for _ in range(2):
         assert [_ids(x) for x, _ in data] == [[0, 1, 2], [3, 4, 5], [6]]
@@ -117,13 +113,13 @@ def test_tensors_that_numpy_cannot_hold_are_exchanged() -> None:
         def __dlpack_device__(self) -> Any:
             return self._held.__dlpack_device__()
 
-    (batch,) = distribute_dataset([Bfloat16()], _layout())
+    (batch,) = distribute_dataset([Bfloat16()], make_layout(2))
     assert batch.array.dtype == jax.numpy.bfloat16
     assert _ids(batch) == [0, 1, 2, 3]
 
 
 def test_a_function_that_makes_no_dataset_is_refused_with_what_it_gave() -> None:
-    data = distribute_dataset(lambda: 5, _layout())
+    data = distribute_dataset(lambda: 5, make_layout(2))
     with refused(ArgumentTypeError, "calling it gave 5, of type int", "an iterable of batches"):
         next(iter(data))
 
@@ -139,7 +135,7 @@ def test_an_error_of_a_container_reaches_the_caller_as_it_is() -> None:
     elements = [{"x": np.ones(4), "y": Locked()}]
     for dataset in (elements, iter(elements)):
         with pytest.raises(ValueError, match="the key is lost"):
-            list(distribute_dataset(dataset, _layout()))
+            list(distribute_dataset(dataset, make_layout(2)))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +145,7 @@ def test_keys_that_cannot_be_sorted_are_named_with_their_element(make: Any) -> N
     good, bad = {"x": np.ones(4)}, {"x": np.ones(4), "y": {"a": np.ones(4), 1: np.ones(4)}}
     for elements, number in (([bad], 0), ([good, bad], 1)):
         with refused(ArgumentError, f"element {number}", "batch['y']", "'a', 1", "sorts"):
-            list(distribute_dataset(make(elements), _layout()))
+            list(distribute_dataset(make(elements), make_layout(2)))
 
 
 class _Elements:
@@ -167,7 +163,7 @@ def test_a_tensor_that_cannot_be_read_is_named() -> None:
 
     elements = [{"x": np.zeros(2), "y": OnAnotherDevice(np.zeros(2))}]
     with pytest.raises(ArgumentTypeError, match=r"batch\['y'\] is a OnAnotherDevice"):
-        list(distribute_dataset(elements, _layout()))
+        list(distribute_dataset(elements, make_layout(2)))
 
 
 # tf.data, by what its datasets have
@@ -202,7 +198,7 @@ class TfDataset:
 
 @pytest.mark.parametrize("cardinality", [2, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY])
 def test_a_tf_dataset_is_read_as_numpy_arrays_and_counted_by_its_method(cardinality: int) -> None:
-    data = distribute_dataset(TfDataset([np.arange(4), np.arange(3)], cardinality), _layout())
+    data = distribute_dataset(TfDataset([np.arange(4), np.arange(3)], cardinality), make_layout(2))
     assert data.cardinality == cardinality
     for _ in range(2):
         assert [_ids(b) for b in data] == [[0, 1, 2, 3], [0, 1, 2]]
@@ -210,14 +206,14 @@ def test_a_tf_dataset_is_read_as_numpy_arrays_and_counted_by_its_method(cardinal
 
 def test_a_tf_dataset_of_a_function_gives_elements_to_the_replicas() -> None:
     data = distribute_datasets_from_function(
-        lambda _: TfDataset([np.arange(2), np.arange(3)], 2), _layout()
+        lambda _: TfDataset([np.arange(2), np.arange(3)], 2), make_layout(2)
     )
     assert [_ids(b) for b in data] == [[0, 1, 0, 1, 2]]
     assert data.cardinality == 1
 
 
 def test_a_tf_dataset_has_no_positions_and_says_so() -> None:
-    iterator = iter(distribute_dataset(TfDataset([np.arange(4)], 1), _layout()))
+    iterator = iter(distribute_dataset(TfDataset([np.arange(4)], 1), make_layout(2)))
     with pytest.raises(ArgumentTypeError, match="no get_state"):
         iterator.get_state()
 
@@ -264,7 +260,7 @@ class PositionedDataset:
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_the_iterator_of_a_pass_is_closed_however_the_pass_ends(depth: int) -> None:
     options = InputOptions(experimental_per_replica_buffer_size=depth)
-    data = distribute_dataset(PositionedDataset(), _layout(), options)
+    data = distribute_dataset(PositionedDataset(), make_layout(2), options)
     Positioned.open_count = 0
     assert len(list(data)) == 4
     with iter(data) as iterator:
@@ -274,7 +270,7 @@ def test_the_iterator_of_a_pass_is_closed_however_the_pass_ends(depth: int) -> N
 
 
 def test_a_closed_iterator_is_made_anew_where_a_state_is_set() -> None:
-    data = distribute_dataset(PositionedDataset(), _layout())
+    data = distribute_dataset(PositionedDataset(), make_layout(2))
     iterator = iter(data)
     next(iterator)
     state = iterator.get_state()
@@ -286,7 +282,7 @@ def test_a_closed_iterator_is_made_anew_where_a_state_is_set() -> None:
 
 
 def test_a_state_that_the_dataset_refuses_is_shown_with_its_reason() -> None:
-    iterator = iter(distribute_dataset(PositionedDataset(), _layout()))
+    iterator = iter(distribute_dataset(PositionedDataset(), make_layout(2)))
     next(iterator)
     with pytest.raises(ArgumentError, match=r"Positioned refused[^$]*KeyError: 'next_index'"):
         iterator.set_state({"steps": 1, "source": {"index": 3}})
@@ -330,7 +326,7 @@ def test_grain_datasets_give_each_example_once_and_resume_from_any_state(
 
     def make(num_replicas: int) -> Any:
         dataset = _grain_datasets(grain, 11, 4)[kind]
-        return iter(distribute_dataset(dataset, _layout(num_replicas), options))
+        return iter(distribute_dataset(dataset, make_layout(num_replicas), options))
 
     def ids(element: Any) -> list[int]:
         if policy is PartialBatch.UNEVEN:
@@ -349,11 +345,13 @@ def test_grain_datasets_give_each_example_once_and_resume_from_any_state(
 
 
 def test_a_state_of_another_grain_dataset_is_refused(grain: Any) -> None:
-    state = iter(distribute_dataset(_grain_datasets(grain, 11, 4)["map"], _layout())).get_state()
-    iterator = iter(distribute_dataset(_grain_datasets(grain, 11, 2)["map"], _layout()))
+    state = iter(
+        distribute_dataset(_grain_datasets(grain, 11, 4)["map"], make_layout(2))
+    ).get_state()
+    iterator = iter(distribute_dataset(_grain_datasets(grain, 11, 2)["map"], make_layout(2)))
     with pytest.raises(ArgumentError, match="of 3 elements, and this one has 6"):
         iterator.set_state(state)
-    loader = iter(distribute_dataset(_grain_datasets(grain, 11, 2)["loader"], _layout()))
+    loader = iter(distribute_dataset(_grain_datasets(grain, 11, 2)["loader"], make_layout(2)))
     with pytest.raises(ArgumentError, match="a state that DataLoaderIterator refused"):
         loader.set_state(state)
     for open_iterator in (iterator, loader):
@@ -362,15 +360,15 @@ def test_a_state_of_another_grain_dataset_is_refused(grain: Any) -> None:
 
 def test_grain_datasets_are_counted(grain: Any) -> None:
     mapped = _grain_datasets(grain, 11, 4)["map"]
-    assert distribute_dataset(mapped, _layout()).cardinality == 3
-    assert distribute_dataset(mapped.repeat(), _layout()).cardinality == INFINITE_CARDINALITY
-    endless = distribute_datasets_from_function(lambda _: mapped.repeat(), _layout())
+    assert distribute_dataset(mapped, make_layout(2)).cardinality == 3
+    assert distribute_dataset(mapped.repeat(), make_layout(2)).cardinality == INFINITE_CARDINALITY
+    endless = distribute_datasets_from_function(lambda _: mapped.repeat(), make_layout(2))
     assert endless.cardinality == INFINITE_CARDINALITY
 
 
 def test_unbatched_grain_datasets_of_a_function_go_to_the_replicas_one_by_one(grain: Any) -> None:
     dataset = grain.MapDataset.source(np.arange(5))
-    data = distribute_datasets_from_function(lambda _: dataset, _layout())
+    data = distribute_datasets_from_function(lambda _: dataset, make_layout(2))
     assert [_ids(b) for b in data] == [[0, 1], [2, 3], [4, 0]]
 
 
@@ -380,7 +378,7 @@ def test_one_grain_dataset_for_each_replica_resumes(grain: Any) -> None:
     def make() -> Any:
         return distribute_datasets_from_function(
             lambda c: grain.MapDataset.source(np.arange(7))[c.input_pipeline_id :: 2].batch(2),
-            _layout(),
+            make_layout(2),
             options,
         )
 
@@ -393,7 +391,7 @@ def test_one_grain_dataset_for_each_replica_resumes(grain: Any) -> None:
 def test_no_thread_of_grain_outlives_the_iterator(grain: Any) -> None:
     before = set(threading.enumerate())
     dataset = _grain_datasets(grain, 100, 2)["map"]
-    with iter(distribute_dataset(dataset, _layout())) as iterator:
+    with iter(distribute_dataset(dataset, make_layout(2))) as iterator:
         next(iterator)
     for thread in set(threading.enumerate()) - before:
         thread.join(30)

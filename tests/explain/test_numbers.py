@@ -15,10 +15,9 @@ import pytest
 from flax import nnx
 
 import jaxdist
-from jaxdist import hlo, jobs
+from jaxdist import Sharded, hlo, jobs
 from jaxdist._explain.program import ProgramReport
 from jaxdist._reports import size
-from jaxdist._values import Sharded
 
 # The smallest models of the jobs, of which XLA still merges and moves collectives.
 MODELS = {

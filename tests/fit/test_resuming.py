@@ -19,7 +19,7 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import fit
-from jaxdist._checkpoints import Checkpoints, put_into, to_plain
+from jaxdist._checkpoints import put_into, to_plain
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -29,6 +29,7 @@ from jaxdist.errors import (
 from jaxdist.fit._callbacks.saving import Position
 from jaxdist.fit._loop.progress import Progress
 from jaxdist.fit._loop.resuming import Start
+from jaxdist.training import Checkpoints
 from tests.fit.models import make_data, make_model, mirrored
 from tests.parameter_server.strategy.making import make_strategy
 from tests.strategies_under_test import STRATEGIES

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from jaxdist._parameter_server import ParameterServerStrategy
+from jaxdist import ParameterServerStrategy
 from jaxdist._parameter_server.protocol import Hello
 from jaxdist.cli._train import format_interrupted_line
 from jaxdist.data import batches

@@ -16,9 +16,8 @@ from matplotlib.figure import Figure
 from jaxdist._checkpoints import replace_file
 from jaxdist._validate import Extra
 from jaxdist.errors import ArgumentError, MissingExtraError
-from jaxdist.jobs import versions
+from jaxdist.jobs import Curve, versions
 from jaxdist.jobs._run.metrics import History, draw_learning_curve, write_metrics
-from jaxdist.jobs._task import Curve
 from jaxdist.training import EXTRAS, require_extra
 
 _HISTORY = History([2.0, 1.0, 0.5], [{"step": 3, "loss": 0.6, "accuracy": 0.9}])

@@ -16,8 +16,7 @@ from jaxdist import jobs
 from jaxdist.cli import main
 from jaxdist.data import batches
 from jaxdist.errors import ArgumentTypeError, ConfigError
-from jaxdist.jobs import PARTITIONS, TASKS
-from jaxdist.jobs._config.schema import StrategyConfig
+from jaxdist.jobs import PARTITIONS, TASKS, StrategyConfig
 from jaxdist.jobs._partitions import list_like
 
 ROOT = Path(__file__).parents[2]

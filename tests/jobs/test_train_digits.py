@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 import jaxdist
-from jaxdist._program import Program
+from jaxdist import Program
 from jaxdist.data import batches
 from jaxdist.data._prefetch import THREAD_NAME
 from jaxdist.errors import (

@@ -9,16 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxdist import errors
-from jaxdist._pipeline.schedules import (
-    KINDS,
-    SCHEDULES,
-    Table,
-    gpipe,
-    kinds_of,
-    one_f_one_b,
-    zero_bubble,
-)
+from jaxdist._pipeline.schedules import KINDS, SCHEDULES, Table, kinds_of
 from jaxdist._pipeline.slots import find_slots
+from jaxdist.nn.schedules import gpipe, one_f_one_b, zero_bubble
 from tests.tables import examples
 
 Make = Callable[[int, int, int], Table]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxdist._compat import host_coordination_service
-from jaxdist._launching import find_free_ports
+from tests.ports import find_free_ports
 from tools import raises
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist import PerReplica
 from jaxdist import _mesh as meshes
 from jaxdist._called import called
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._processes import Agreement, join, leave
-from jaxdist._values import PerReplica
 from jaxdist.data import (
     InputContext,
     InputOptions,

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh
 
 import jaxdist
+from jaxdist import PerReplica, tpu
 from jaxdist import _mesh as meshes
-from jaxdist import tpu
 from jaxdist._called import called
 from jaxdist._collectives.cross_device.all_reduce import choose_hierarchical
 from jaxdist._devices import chips
@@ -23,7 +23,7 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._processes import Process
 from jaxdist._strategies.across.local import list_results, make_from_function
 from jaxdist._strategies.over_processes import check_one_process
-from jaxdist._values import PerReplica, find_shapes
+from jaxdist._values import find_shapes
 from jaxdist._values.replicas.placement import placement_of_sharding
 from jaxdist.data import ValueContext
 from jaxdist.errors import ArgumentError, ContextError, SeveralProcessesError

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from jaxdist import PerReplica
 from jaxdist import _mesh as meshes
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._processes import Agreement, LocalStore, Process
-from jaxdist._values import PerReplica
 from jaxdist.data import AutoShardPolicy, InputOptions, PartialBatch
 from tests.processes.views import view_from
 

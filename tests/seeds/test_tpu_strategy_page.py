@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import jaxdist
-from jaxdist._launching import find_free_ports
 from jaxdist.cluster_resolver import TPUClusterResolver
+from tests.ports import find_free_ports
 from tests.processes.job import results_of_job
 from tests.seeds.programs import find_own_task, make_tf_config
 

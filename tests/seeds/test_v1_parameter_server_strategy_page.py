@@ -14,7 +14,6 @@ import pytest
 
 import jaxdist
 from jaxdist import PerReplica, Variable, VariableAggregation
-from jaxdist._launching import find_free_ports
 from jaxdist.cluster_resolver import TFConfigClusterResolver
 from tests.launching.launcher import start_launcher
 from tests.parameter_server.strategy.version_1 import (
@@ -23,6 +22,7 @@ from tests.parameter_server.strategy.version_1 import (
     make_worker,
     run_workers,
 )
+from tests.ports import find_free_ports
 from tests.processes.job import results_of_job
 from tests.seeds import parameter_server_job
 from tests.seeds.programs import find_own_task, make_tf_config

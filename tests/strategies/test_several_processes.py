@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jaxdist._launching import find_free_ports
+from tests.ports import find_free_ports
 
 PROGRAM = """
 import json, logging, sys, warnings

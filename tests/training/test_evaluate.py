@@ -13,8 +13,9 @@ from flax import nnx
 import jaxdist
 from jaxdist.data import batches
 from jaxdist.errors import ContextError, ShapeError
-from jaxdist.jobs._task import Data
-from jaxdist.jobs.digits._model import DigitsNet, ModelConfig, evaluation_step
+from jaxdist.jobs import Data
+from jaxdist.jobs.digits import ModelConfig
+from jaxdist.jobs.digits._model import DigitsNet, evaluation_step
 from jaxdist.jobs.digits._task import load_digits
 from jaxdist.training import evaluate, weighted_sums
 

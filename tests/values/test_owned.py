@@ -486,3 +486,7 @@ def test_what_nobody_can_write_to_is_not_copied() -> None:
 @pytest.mark.parametrize("array", [np.ma.masked_array([1.0]), np.array([None]), np.array(["a"])])
 def test_what_jax_refuses_stays_what_it_is(array: np.ndarray) -> None:
     assert copy_if_writable(array) is array
+
+
+def test_room_for_objects_is_made_of_references_not_of_raw_bytes() -> None:
+    assert allocate_aligned((2,), np.dtype(object)).tolist() == [None, None]

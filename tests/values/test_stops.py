@@ -13,10 +13,10 @@ from jax.experimental import sparse
 
 import jaxdist
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
-from jaxdist._parameter_server.variables.sharded import ShardedVariable
 from jaxdist._values import Handle, HeldPieces, PiecesOfResult, Stop, stops
 from jaxdist._values.sharded.containers import Opened
 from jaxdist._values.variable.blocks import VariableSlice
+from jaxdist.coordinator import ShardedVariable
 
 ROOT = pathlib.Path(jaxdist.__file__).parent
 

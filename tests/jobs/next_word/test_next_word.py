@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 from jaxdist import jobs
-from jaxdist._parameter_server import ShardedVariable
 from jaxdist._parameter_server.protocol import Read
 from jaxdist._parameter_server.server import VariableServer
+from jaxdist.coordinator import ShardedVariable
 from jaxdist.errors import CheckpointError, UnsupportedError
 from jaxdist.jobs._run import run_state
 from jaxdist.jobs._run.run_state import TableFiles

@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import Any
 
-from jaxdist.cli._main import main
+from jaxdist.cli import main
 from jaxdist.jobs._run.run import Run
 
 _collect = Run._collect

@@ -23,7 +23,7 @@ from jaxdist.data import batches
 from jaxdist.errors import CheckpointError, ConfigError
 from jaxdist.jobs import _strategy, _tables, topics_lm
 from jaxdist.jobs._tables import make_optimizer
-from jaxdist.training._evaluate import evaluate
+from jaxdist.training import evaluate
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("topics_lm_*.toml"))
 DATA_PARALLEL = next(path for path in CONFIGS if "data_parallel" in path.name)

@@ -8,7 +8,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from jaxdist._launching import find_free_ports
 from tests.launching.files.printed import (
     ROOT,
     SCRIPT,
@@ -20,6 +19,7 @@ from tests.launching.files.printed import (
     read_documents,
     start_bash,
 )
+from tests.ports import find_free_ports
 
 PATH = os.path.relpath(SCRIPT, ROOT)
 

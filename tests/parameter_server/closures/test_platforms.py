@@ -10,8 +10,8 @@ from jax import export
 
 import jaxdist
 from jaxdist import _mesh
-from jaxdist._parameter_server.coordinator import ClusterCoordinator
 from jaxdist._parameter_server.worker.devices import check_platform, find_platform
+from jaxdist.coordinator import ClusterCoordinator
 from jaxdist.errors import ClusterError
 from tests.parameter_server.strategy.making import make_strategy
 

@@ -6,13 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxdist._parameter_server.coordinator import (
-    ClusterCoordinator,
-    Fence,
-    IteratorOf,
-    PerWorkerValues,
-    ServerReport,
-)
+from jaxdist._parameter_server.coordinator import Fence, IteratorOf, ServerReport
+from jaxdist.coordinator import ClusterCoordinator, PerWorkerValues
 from jaxdist.errors import CancelledError
 
 SECONDS = 30.0

@@ -12,13 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdist._parameter_server.coordinator import (
+from jaxdist._parameter_server.coordinator import ServerReport, on_worker
+from jaxdist.coordinator import (
     ClusterCoordinator,
     PerWorkerValues,
     RemoteValue,
-    ServerReport,
     experimental_get_current_worker_index,
-    on_worker,
 )
 from jaxdist.errors import (
     ArgumentError,

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from jaxdist._parameter_server.coordinator import ClusterCoordinator, Fence, WorkerLink
+from jaxdist._parameter_server.coordinator import Fence, WorkerLink
 from jaxdist._parameter_server.coordinator.closure_queue import ClosureQueue
 from jaxdist._parameter_server.coordinator.retries import Backoff, WaitSettings, note_server
 from jaxdist._parameter_server.coordinator.scheduled import Scheduled
 from jaxdist._parameter_server.coordinator.workers import WorkerThread
+from jaxdist.coordinator import ClusterCoordinator
 from jaxdist.errors import (
     ArgumentError,
     CancelledError,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxdist._parameter_server.coordinator import ClusterCoordinator
+from jaxdist.coordinator import ClusterCoordinator
 from jaxdist.errors import CancelledError, ContextError, WorkerUnavailableError
 from tests.parameter_server.coordinator.fakes import FakeStrategy, wait_for
 
@@ -130,7 +130,7 @@ def test_a_stopped_worker_thread_does_not_wait_for_a_server_or_a_worker(
 
 _PROGRAM = """
     import threading
-    from jaxdist._parameter_server.coordinator import ClusterCoordinator
+    from jaxdist.coordinator import ClusterCoordinator
     from tests.parameter_server.coordinator.fakes import FakeStrategy
     strategy = FakeStrategy(2)
     coordinator = ClusterCoordinator(strategy)

@@ -17,13 +17,14 @@ import jaxdist
 from jaxdist._parameter_server.protocol import ChangeVariables, GetStatistics, WriteSnapshot
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.server.changing import StagedRequest
-from jaxdist._parameter_server.server.snapshots import Checkpoints, SnapshotKeeper
+from jaxdist._parameter_server.server.snapshots import SnapshotKeeper
 from jaxdist._parameter_server.strategy.links import RemoteWorkerLink
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist._parameter_server.worker.worker import Worker
 from jaxdist.cluster_resolver import TFConfigClusterResolver
 from jaxdist.coordinator import ClusterCoordinator
 from jaxdist.errors import JaxdistError
+from jaxdist.training import Checkpoints
 
 # Pytest imports the file to look for doctests, without these variables.
 FOLDER = pathlib.Path(os.environ.get("FAULT_FOLDER", "."))

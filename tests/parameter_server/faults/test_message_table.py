@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from jaxdist._launching import find_free_ports
 from tests.parameter_server.faults.message_proxy import KINDS, Wire, start_proxies
 from tests.parameter_server.tasks.cluster import ROOT, SECRET, Task, start_command
+from tests.ports import find_free_ports
 from tests.tables import sampled
 
 RPC_SECONDS = 1.5

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxdist._parameter_server.strategy.parameter_server import ParameterServerStrategy
+from jaxdist import ParameterServerStrategy
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
 
 

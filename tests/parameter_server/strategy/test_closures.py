@@ -15,9 +15,9 @@ from jax import lax
 
 import jaxdist
 from jaxdist import IndexedSlices
-from jaxdist._parameter_server.coordinator import ClusterCoordinator
 from jaxdist._parameter_server.protocol import ChangeVariables, Read
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
+from jaxdist.coordinator import ClusterCoordinator
 from jaxdist.errors import (
     ArgumentError,
     ContextError,

@@ -15,7 +15,7 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import MirroredStrategy, Variable
-from jaxdist._parameter_server import ClusterCoordinator
+from jaxdist.coordinator import ClusterCoordinator
 from jaxdist.errors import UnsupportedError
 from jaxdist.experimental.partitioners import FixedShardsPartitioner
 from tests.parameter_server.strategy.making import make_strategy

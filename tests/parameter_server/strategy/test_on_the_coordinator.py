@@ -13,8 +13,8 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import MirroredStrategy
-from jaxdist._parameter_server import ClusterCoordinator
 from jaxdist._parameter_server.variables.servers import Servers
+from jaxdist.coordinator import ClusterCoordinator
 from jaxdist.errors import ContextError
 from tests.parameter_server.strategy.making import make_strategy
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import jaxdist
-from jaxdist._launching import find_free_ports
 from jaxdist._parameter_server.protocol import (
     Change,
     ChangeVariables,
@@ -27,6 +26,7 @@ from jaxdist._parameter_server.transport import Channel, Message, connect
 from jaxdist.cluster_resolver import ClusterSpec
 from jaxdist.errors import DeadlineExceededError, PSUnavailableError, UnavailableError
 from tests.parameter_server.transport.task import poll
+from tests.ports import find_free_ports
 
 
 class _Channel:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import jaxdist
-from jaxdist._parameter_server.variables import ShardedVariable
-from jaxdist.coordinator import ClusterCoordinator
+from jaxdist.coordinator import ClusterCoordinator, ShardedVariable
 from jaxdist.errors import ContextError
 from jaxdist.experimental.partitioners import FixedShardsPartitioner
 from tests.parameter_server.strategy.making import make_strategy

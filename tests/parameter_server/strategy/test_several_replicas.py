@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 import jaxdist
-from jaxdist import VariableAggregation
-from jaxdist._parameter_server.coordinator import ClusterCoordinator
-from jaxdist._parameter_server.strategy.parameter_server import ParameterServerStrategy
+from jaxdist import ParameterServerStrategy, VariableAggregation
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
+from jaxdist.coordinator import ClusterCoordinator
 from jaxdist.errors import DeviceError, UnsupportedError
 from tests.parameter_server.strategy.making import make_resolver
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import jaxdist
-from jaxdist._launching import find_free_ports
 from jaxdist._parameter_server.protocol import ChangeVariables
 from jaxdist._parameter_server.strategy.worker_strategy import WorkerStrategy
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
@@ -16,6 +15,7 @@ from jaxdist.errors import ClusterError, DeadlineExceededError, PSUnavailableErr
 from tests.parameter_server.strategy.version_1 import ParameterServerStrategy, make_worker
 from tests.parameter_server.transport.task import poll
 from tests.parameter_server.wrapping import wrap
+from tests.ports import find_free_ports
 
 
 def _lose(strategy: WorkerStrategy, when: Callable[[int], bool], *, is_reply: bool) -> list[int]:

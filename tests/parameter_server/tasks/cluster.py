@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxdist._launching import find_free_ports
+from tests.ports import find_free_ports
 from tests.processes.forked_script import ForkedScript
 
 ROOT = pathlib.Path(__file__).parents[3]

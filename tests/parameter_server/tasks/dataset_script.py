@@ -3,9 +3,9 @@
 import sys
 
 import jaxdist
-from jaxdist._parameter_server.coordinator import ClusterCoordinator
-from jaxdist._parameter_server.strategy.parameter_server import ParameterServerStrategy
+from jaxdist import ParameterServerStrategy
 from jaxdist.cluster_resolver import TFConfigClusterResolver
+from jaxdist.coordinator import ClusterCoordinator
 from tests.parameter_server.tasks import datasets
 
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxdist
-from jaxdist._parameter_server.coordinator import ClusterCoordinator
-from jaxdist._parameter_server.strategy.parameter_server import ParameterServerStrategy
+from jaxdist import ParameterServerStrategy
 from jaxdist.cluster_resolver import TFConfigClusterResolver
+from jaxdist.coordinator import ClusterCoordinator
 
 X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
 Y = X @ np.arange(8, dtype=np.float32).reshape(4, 2)

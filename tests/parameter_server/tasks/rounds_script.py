@@ -14,9 +14,9 @@ import optax
 from flax import nnx
 
 import jaxdist
-from jaxdist._parameter_server.coordinator import ClusterCoordinator
-from jaxdist._parameter_server.strategy.parameter_server import ParameterServerStrategy
+from jaxdist import ParameterServerStrategy
 from jaxdist.cluster_resolver import TFConfigClusterResolver
+from jaxdist.coordinator import ClusterCoordinator
 
 ROWS = 64
 

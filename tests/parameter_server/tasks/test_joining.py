@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import jaxdist
-from jaxdist._launching import find_free_ports
 from jaxdist._parameter_server.server.handlers import Announcements
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
 from jaxdist.coordinator import ClusterCoordinator, experimental_get_current_worker_index
@@ -23,6 +22,7 @@ from jaxdist.errors import (
     UnsupportedError,
 )
 from tests.parameter_server.tasks.cluster import Cluster, Task, make_cluster
+from tests.ports import find_free_ports
 
 SCRIPT = pathlib.Path(__file__).with_name("joining_script.py")
 

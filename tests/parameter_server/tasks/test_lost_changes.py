@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from jaxdist._launching import find_free_ports
 from jaxdist._parameter_server.protocol import (
     Change,
     ChangeVariables,
@@ -27,6 +26,7 @@ from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist.errors import NotFoundError, UnavailableError
 from tests.parameter_server.tasks.cluster import make_cluster
 from tests.parameter_server.transport.task import poll
+from tests.ports import find_free_ports
 
 SCRIPT = pathlib.Path(__file__).with_name("lost_changes_script.py")
 

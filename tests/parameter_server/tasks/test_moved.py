@@ -5,8 +5,8 @@ import pathlib
 
 import pytest
 
-from jaxdist._launching import find_free_ports
 from tests.parameter_server.tasks.cluster import make_cluster
+from tests.ports import find_free_ports
 
 pytestmark = pytest.mark.slow
 

@@ -16,11 +16,7 @@ import pytest
 from flax import nnx
 
 import jaxdist
-from jaxdist._launching import find_free_ports
-from jaxdist._parameter_server.coordinator import (
-    ClusterCoordinator,
-    experimental_get_current_worker_index,
-)
+from jaxdist import ParameterServerStrategy
 from jaxdist._parameter_server.protocol import (
     Configure,
     Create,
@@ -33,7 +29,6 @@ from jaxdist._parameter_server.protocol import (
     WriteSnapshot,
     as_array,
 )
-from jaxdist._parameter_server.strategy.parameter_server import ParameterServerStrategy
 from jaxdist._parameter_server.transport import Message, connect
 from jaxdist._parameter_server.transport.requests import call, make_message
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
@@ -48,6 +43,7 @@ from jaxdist._parameter_server.worker_protocol import (
     WaitForAttempt,
 )
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
+from jaxdist.coordinator import ClusterCoordinator, experimental_get_current_worker_index
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -67,6 +63,7 @@ from jaxdist.errors import (
 )
 from jaxdist.experimental import partitioners
 from tests.parameter_server.transport.task import poll
+from tests.ports import find_free_ports
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
 Y = X @ np.arange(8, dtype=np.float32).reshape(4, 2)

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jaxdist._launching import find_free_ports
 from jaxdist._parameter_server.transport import Message, connect, serve
 from jaxdist.errors import ClusterError, DeadlineExceededError, UnavailableError
+from tests.ports import find_free_ports
 from tests.strategies.oracle import refused
 
 NAME = "10.255.255.1:5000"  # Nobody is there.

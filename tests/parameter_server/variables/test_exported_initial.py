@@ -11,8 +11,9 @@ import pytest
 from jaxdist import Variable
 from jaxdist._parameter_server.protocol import Create
 from jaxdist._parameter_server.server import VariableServer
-from jaxdist._parameter_server.variables import FixedShardsPartitioner, make_shards
+from jaxdist._parameter_server.variables import make_shards
 from jaxdist.errors import ShapeError
+from jaxdist.experimental.partitioners import FixedShardsPartitioner
 from tests.parameter_server.strategy.making import make_strategy
 from tests.parameter_server.wrapping import wrap
 

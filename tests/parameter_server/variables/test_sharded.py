@@ -13,7 +13,7 @@ from jax.experimental import sparse
 
 import jaxdist
 from jaxdist import IndexedSlices, PerReplica, Variable, VariableAggregation
-from jaxdist._parameter_server.variables import ShardedVariable
+from jaxdist.coordinator import ShardedVariable
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,

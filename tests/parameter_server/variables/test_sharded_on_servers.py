@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 
 import jaxdist
-from jaxdist import IndexedSlices, Variable
-from jaxdist._parameter_server.coordinator import ClusterCoordinator
+from jaxdist import IndexedSlices, ParameterServerStrategy, Variable
 from jaxdist._parameter_server.protocol import Read, ReadRows
 from jaxdist._parameter_server.server import VariableServer
-from jaxdist._parameter_server.strategy.parameter_server import ParameterServerStrategy
-from jaxdist._parameter_server.variables import ShardedVariable
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
+from jaxdist.coordinator import ClusterCoordinator, ShardedVariable
 from jaxdist.errors import RowIndexError
 from tests.parameter_server.wrapping import wrap
 

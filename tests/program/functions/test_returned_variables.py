@@ -9,7 +9,7 @@ import pytest
 
 import jaxdist
 from jaxdist import partition
-from jaxdist._parameter_server.variables import ShardedVariable
+from jaxdist.coordinator import ShardedVariable
 
 _WHOLE = np.arange(8, dtype="float32").reshape(4, 2)
 

@@ -12,7 +12,7 @@ import pytest
 from flax import linen, nnx
 
 import jaxdist
-from jaxdist._values import PerReplica
+from jaxdist import PerReplica
 from tests.tables import sampled
 
 SHAPE = (4, 3, 2)  # of a row
