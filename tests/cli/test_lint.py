@@ -1,15 +1,11 @@
 """`jaxdist lint` as a command: what it prints, and its exit codes."""
 
-import argparse
-import io
 import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from jaxdist.cli import main
-from jaxdist.cli._lint import lint
 
 PROGRAM = "import jax\nstep = jax.pmap(f)\n"
 
@@ -96,13 +92,20 @@ def test_help_lists_the_rules_and_how_to_switch_one_off(
     assert "# jaxdist: ignore[JD001]" in printed
 
 
-def test_on_a_terminal_the_same_words_are_coloured(tmp_path: Path) -> None:
+def test_on_a_terminal_the_same_words_are_coloured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "[red]train.py"
     path.write_text(PROGRAM)
-    arguments = argparse.Namespace(paths=[path], format="text")
-    shown = [Console(file=io.StringIO(), force_terminal=t, soft_wrap=True) for t in (True, False)]
-    assert [lint(arguments, console) for console in shown] == [1, 1]
-    coloured, plain = (console.file.getvalue() for console in shown)  # type: ignore[attr-defined]
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    shown = []
+    # rich takes the output for a terminal then.
+    for is_forced in ("1", ""):
+        monkeypatch.setenv("FORCE_COLOR", is_forced)
+        assert main(["lint", str(path)]) == 1
+        shown.append(capsys.readouterr().out)
+    coloured, plain = shown
     assert "\x1b[" in coloured
     assert "\x1b[" not in plain
     assert f"{path}:2:8: JD004 pmap" in plain

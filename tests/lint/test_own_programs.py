@@ -1,11 +1,12 @@
 """The repository's own programs have no findings, except those that are there on purpose."""
 
 import pathlib
+import re
 
 import pytest
 
-from jaxdist._lint import Located, lint_paths, lint_text
-from jaxdist.cli._lint import spell
+from jaxdist.cli import main
+from tests.lint.command import Finding, lint_paths, lint_text
 from tests.test_documentation import PAGES, as_program, read_blocks
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -25,21 +26,28 @@ ON_PURPOSE = {
 }
 
 
-def _record(one: Located) -> tuple[str, str]:
-    return str(one.path.relative_to(ROOT)), one.finding.rule.code
+def _record(one: Finding) -> tuple[str, str]:
+    return str(pathlib.Path(one.path).relative_to(ROOT)), one.code
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_a_folder_has_the_findings_that_are_there_on_purpose(folder: str) -> None:
-    found, files = lint_paths([ROOT / folder], spell)
-    assert files >= len(list((ROOT / folder).glob("*.py")))
+def test_a_folder_has_the_findings_that_are_there_on_purpose(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Lines of any length, so that each finding begins with its place and its code.
+    monkeypatch.setenv("COLUMNS", "10000")
+    main(["lint", str(ROOT / folder)])
+    printed = capsys.readouterr().out
+    files = re.findall(r"(?:of|found in) (\d+) files\.$", printed)
+    assert int(files[-1]) >= len(list((ROOT / folder).glob("*.py")))
+    found = re.findall(rf"^{ROOT}/(\S+?):(?:cell \d+:)?\d+:\d+: (JD\d+)", printed, re.M)
     has_others = folder in {"benchmarks", "tests"}
-    own = {_record(one) for one in found if not (has_others and one.finding.rule.code in OF_OTHERS)}
+    own = {(path, code) for path, code in found if not (has_others and code in OF_OTHERS)}
     assert own == {one for one in ON_PURPOSE if one[0].startswith(f"{folder}/")}
 
 
 def test_programs_of_other_libraries_have_findings() -> None:
-    found, _ = lint_paths([ROOT / "benchmarks"], spell)
+    found = lint_paths(ROOT / "benchmarks")
     assert {
         ("benchmarks/_tensorflow.py", "JD006"),
         ("benchmarks/row_07_step_vs_gspmd_and_pmap.py", "JD004"),
@@ -51,6 +59,6 @@ def test_pages_have_the_findings_that_are_there_on_purpose() -> None:
     for page in PAGES:
         blocks = read_blocks(page.read_text())
         if any(block.language == "python" for block in blocks):
-            findings = lint_text(as_program(blocks), spell)
-            found |= {(str(page.relative_to(ROOT)), f.rule.code) for f in findings}
+            findings = lint_text(as_program(blocks))
+            found |= {(str(page.relative_to(ROOT)), f.code) for f in findings}
     assert found == {one for one in ON_PURPOSE if one[0].endswith(".md")}

@@ -4,13 +4,13 @@ import re
 
 import pytest
 
-from jaxdist._lint import RULES, lint_text
-from jaxdist.cli._lint import spell
+from jaxdist.cli import main
+from tests.lint.command import lint_text
 from tests.lint.programs import FOUND, NOT_FOUND
 
 
 def _lint(text: str) -> list[tuple[int, str]]:
-    return [(f.line, f.rule.code) for f in lint_text(text, spell)]
+    return [(f.line, f.code) for f in lint_text(text)]
 
 
 def _marked(text: str) -> list[tuple[int, str]]:
@@ -36,10 +36,15 @@ def test_a_near_miss_is_left_alone(code: str, name: str) -> None:
     assert _lint(NOT_FOUND[code][name]) == []
 
 
-def test_every_rule_has_programs_that_it_finds_something_in() -> None:
-    codes = {rule.code for rule in RULES}
+def test_every_rule_has_programs_that_it_finds_something_in(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["lint", "--help"])
+    rules = re.findall(r"^ +(JD\d+) (\S+)", capsys.readouterr().out, re.M)
+    codes = {code for code, _ in rules}
     assert {"JD006", *FOUND} == codes == {"JD006", *NOT_FOUND}
-    assert len({rule.name for rule in RULES}) == len(codes)
+    assert len({name for _, name in rules}) == len(rules) == len(codes)
 
 
 def test_a_comment_switches_a_rule_off_in_its_line() -> None:

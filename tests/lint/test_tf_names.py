@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from jaxdist._lint import Finding, lint_text
-from jaxdist.cli._lint import spell
 from tests import tf_names
+from tests.lint.command import Finding, lint_text, lint_texts
 
 _LINES = re.sub(r"\n +", " ", tf_names.HERE).splitlines()
 NAMES = sorted({line.partition("(")[0] for line in _LINES if line})
@@ -32,10 +31,6 @@ _OF_TF = {
 }
 
 
-def _lint(text: str) -> list[Finding]:
-    return lint_text(text, spell)
-
-
 def _tf_name(name: str) -> str:
     for ours, place in _OF_TF.items():
         if name == ours or name.startswith(f"{ours}."):
@@ -46,11 +41,23 @@ def _tf_name(name: str) -> str:
     return f"tf.distribute.{name}"
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if not n.startswith(("errors.", "PerReplica"))])
-def test_a_name_that_jaxdist_has_is_found_with_its_spelling(name: str) -> None:
-    text = f"import tensorflow as tf\ntf.distribute.Strategy\nx = [{_tf_name(name)}]\n"
-    [_, finding] = _lint(text)
-    assert (finding.line, finding.column, finding.rule.code) == (3, 6, "JD006")
+_OF_BOTH = [n for n in NAMES if not n.startswith(("errors.", "PerReplica"))]
+
+
+@pytest.fixture(scope="module")
+def findings() -> dict[str, list[Finding]]:
+    """What is found in a program for each name that jaxdist has."""
+    head = "import tensorflow as tf\ntf.distribute.Strategy\n"
+    texts = [f"{head}x = [{_tf_name(name)}]\n" for name in _OF_BOTH]
+    return dict(zip(_OF_BOTH, lint_texts(texts), strict=True))
+
+
+@pytest.mark.parametrize("name", _OF_BOTH)
+def test_a_name_that_jaxdist_has_is_found_with_its_spelling(
+    name: str, findings: dict[str, list[Finding]]
+) -> None:
+    [_, finding] = findings[name]
+    assert (finding.line, finding.column, finding.code) == (3, 6, "JD006")
     assert finding.fix == f"write jaxdist.{name}."
     assert _tf_name(name) in finding.found
 
@@ -65,7 +72,7 @@ def test_a_name_that_jaxdist_has_is_found_with_its_spelling(name: str) -> None:
 )
 def test_a_name_that_jaxdist_does_not_have_is_found_with_what_replaces_it(name: str) -> None:
     text = f"import tensorflow as tf\n{_tf_name(name)}()\n"
-    [finding] = _lint(text)
+    [finding] = lint_text(text)
     assert finding.line == 2
     assert tf_names.REPLACED[name] in finding.fix
 
@@ -82,13 +89,13 @@ def test_a_name_that_jaxdist_does_not_have_is_found_with_what_replaces_it(name: 
     ],
 )
 def test_a_name_is_found_however_it_is_imported(text: str, spelling: str | None) -> None:
-    found = _lint(text)
+    found = lint_text(text)
     assert found[-1].line == 2
     assert found[-1].fix == f"write jaxdist.{spelling or 'experimental.TPUStrategy'}."
 
 
 def test_a_name_that_nobody_documents_is_found_as_well() -> None:
-    [finding] = _lint("import tensorflow as tf\ntf.distribute.NoSuchStrategy()\n")
+    [finding] = lint_text("import tensorflow as tf\ntf.distribute.NoSuchStrategy()\n")
     assert "nothing has this name in jaxdist" in finding.fix
 
 
@@ -103,4 +110,4 @@ def test_a_name_that_nobody_documents_is_found_as_well() -> None:
     ],
 )
 def test_other_names_are_left_alone(text: str) -> None:
-    assert _lint(text) == []
+    assert lint_text(text) == []
