@@ -14,8 +14,7 @@ from rich.console import Console
 
 from jaxdist.errors import ArgumentError
 from jaxdist.jobs import DigitsConfig, load_config, make_strategy, train
-from jaxdist.jobs._tables import make_optimizer
-from jaxdist.jobs.digits._model import DigitsNet
+from jaxdist.jobs.digits import DigitsTask
 from jaxdist.training import Checkpoints
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "digits_mirrored.toml"
@@ -43,8 +42,7 @@ def _train(folder: Path, devices: int, steps: int) -> tuple[list[float], list[An
     metrics = json.loads((folder / "metrics.json").read_text())
 
     config = loaded.values
-    net = DigitsNet(config.model, rngs=nnx.Rngs(1))
-    optimizer = make_optimizer(net, config.optimizer, num_steps=steps)
+    net, optimizer = DigitsTask(config).build(strategy)
     modules = {"model": net, "optimizer": optimizer}
     like = {name: nnx.to_pure_dict(nnx.state(module)) for name, module in modules.items()}
     with Checkpoints(config.checkpoint.directory) as checkpoints:

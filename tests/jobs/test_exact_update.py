@@ -12,18 +12,15 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import PerReplica
-from jaxdist.jobs import DigitsConfig, load_config
-from jaxdist.jobs._tables import make_optimizer
-from jaxdist.jobs.digits._model import DigitsNet
-from jaxdist.jobs.digits._model import train_step as digits_step
-from jaxdist.jobs.topics_lm import TopicsConfig, Transformer
-from jaxdist.jobs.topics_lm._model import train_step as topics_step
+from jaxdist.jobs import DigitsConfig, Task, load_config
+from jaxdist.jobs.digits import DigitsTask
+from jaxdist.jobs.topics_lm import TopicsConfig, TopicsTask
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 ROWS = (3, 2, 3, 0)
 
 
-def _digits(update: str) -> tuple[Callable[..., Any], Callable[[], Any], Any, Any]:
+def _digits(update: str) -> tuple[Task[Any], Any]:
     chosen = ["model.channels=[4]", "model.hidden=8", f"optimizer.update={update}"]
     config = load_config(DigitsConfig, CONFIGS / "digits_mirrored.toml", chosen).values
     rng = np.random.default_rng(0)
@@ -31,16 +28,16 @@ def _digits(update: str) -> tuple[Callable[..., Any], Callable[[], Any], Any, An
         "image": rng.normal(size=(8, 8, 8, 1)).astype(np.float32),
         "label": rng.integers(0, 10, 8).astype(np.int32),
     }
-    return digits_step, lambda: DigitsNet(config.model, rngs=nnx.Rngs(0)), config.optimizer, batch
+    return DigitsTask(config), batch
 
 
-def _topics(update: str) -> tuple[Callable[..., Any], Callable[[], Any], Any, Any]:
+def _topics(update: str) -> tuple[Task[Any], Any]:
     chosen = ["model.layers=1", "model.width=16", "model.heads=2", "model.hidden=16"]
     chosen.append(f"optimizer.update={update}")
     config = load_config(TopicsConfig, CONFIGS / "topics_lm_data_parallel.toml", chosen).values
     tokens = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.uint8)
     batch = {"tokens": tokens}
-    return topics_step, lambda: Transformer(config.model, rngs=nnx.Rngs(0)), config.optimizer, batch
+    return TopicsTask(config), batch
 
 
 def _split(x: np.ndarray) -> PerReplica:
@@ -49,7 +46,7 @@ def _split(x: np.ndarray) -> PerReplica:
 
 
 @pytest.mark.parametrize(
-    ("task", "update"),
+    ("make_task", "update"),
     [
         (_digits, "replicated"),
         (_digits, "sharded"),
@@ -57,16 +54,14 @@ def _split(x: np.ndarray) -> PerReplica:
         (_topics, "replicated"),
     ],
 )
-def test_uneven_rows_train_as_on_one_device(task: Callable[..., Any], update: str) -> None:
+def test_uneven_rows_train_as_on_one_device(make_task: Callable[..., Any], update: str) -> None:
     found: list[Any] = []
     for devices in (["cpu:0"], [f"cpu:{i}" for i in range(4)]):
-        step, make, config, batch = task(update)
+        task, batch = make_task(update)
         strategy = jaxdist.MirroredStrategy(devices)
-        with strategy.scope():
-            model = make()
-            optimizer = make_optimizer(model, config, num_steps=10)
+        model, optimizer = task.build(strategy)
         given = batch if len(devices) == 1 else jax.tree.map(_split, batch)
-        losses = [float(strategy.run(step, (model, optimizer, given))) for _ in range(2)]
+        losses = [float(strategy.run(task.train_step, (model, optimizer, given))) for _ in range(2)]
         found.append((losses, nnx.state(model, nnx.Param)))
     # In few bits gradients are rounded, and Adam makes steps of one size of them.
     rtol, atol = (0.05, 0.02) if update == "compressed" else (1e-4, 1e-5)

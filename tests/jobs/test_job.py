@@ -1,13 +1,9 @@
 """A configuration as a job without data: the planned step is the trained step."""
 
 import pytest
-from flax import nnx
 
 import jaxdist
 from jaxdist import jobs
-from jaxdist.jobs._tables import make_optimizer
-from jaxdist.jobs.digits._model import DigitsNet, train_step
-from jaxdist.jobs.digits._task import load_digits
 
 CONFIG = "configs/digits_mirrored.toml"
 
@@ -18,13 +14,9 @@ def test_the_step_of_a_job_is_the_step_that_training_runs(rules: str) -> None:
     update = {"replicated": "replicated", "sharded_update": "sharded"}[rules]
     job = jobs.load_job(CONFIG, [f"optimizer.update={update}"])
     assert job.rules[0] == rules
-    config = jobs.load_config(jobs.DigitsConfig, CONFIG, [f"optimizer.update={update}"]).values
-    with strategy.scope():
-        net = DigitsNet(config.model, rngs=nnx.Rngs(0))
-        optimizer = make_optimizer(net, config.optimizer, num_steps=config.training.steps)
-    rows = {k: x[:16] for k, x in load_digits(0.2, 0).train.items()}
+    rows = {k: x[:16] for k, x in job.load().train.items()}
     batch = next(iter(strategy.experimental_distribute_dataset([rows])))
-    real = strategy.lower(train_step, (net, optimizer, batch))
+    real = strategy.lower(job.train_step, (*job.build(strategy), batch))
     abstract = job.lower(strategy, rows=2, rules=rules)
     assert abstract.inputs == real.inputs
     assert abstract.results == real.results

@@ -8,7 +8,7 @@ import pytest
 
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ConfigError, JaxdistError
 from jaxdist.jobs import DigitsConfig, load_config
-from jaxdist.jobs.topics_lm import _schema, _task
+from jaxdist.jobs.topics_lm import TopicsConfig, TopicsTask
 from tests.strategies.oracle import refused
 
 Row = tuple[Callable[[Any], Any], type[JaxdistError], tuple[str, ...]]
@@ -16,7 +16,7 @@ Row = tuple[Callable[[Any], Any], type[JaxdistError], tuple[str, ...]]
 
 def load_topics(file: pathlib.Path, *overrides: str) -> Any:
     """Check the sizes of a language model."""
-    _task.check_sizes(load_config(_schema.TopicsConfig, file, overrides))
+    TopicsTask.check(load_config(TopicsConfig, file, overrides))
 
 
 ROWS: dict[str, Row] = {

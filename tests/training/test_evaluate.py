@@ -1,5 +1,6 @@
 """Evaluation counts every row once."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,10 +14,8 @@ from flax import nnx
 import jaxdist
 from jaxdist.data import batches
 from jaxdist.errors import ContextError, ShapeError
-from jaxdist.jobs import Data
-from jaxdist.jobs.digits import ModelConfig
-from jaxdist.jobs.digits._model import DigitsNet, evaluation_step
-from jaxdist.jobs.digits._task import load_digits
+from jaxdist.jobs import Data, DigitsConfig
+from jaxdist.jobs.digits import DigitsTask, ModelConfig
 from jaxdist.training import evaluate, weighted_sums
 
 Batch = dict[str, jax.Array]
@@ -111,10 +110,12 @@ def test_a_batch_that_is_larger_than_the_first_is_refused() -> None:
 @pytest.fixture(scope="module")
 def digits() -> Data:
     """Half of them held out: more than any test counts."""
-    return load_digits(0.5, seed=3)
+    config = DigitsConfig()
+    halves = dataclasses.replace(config.data, test_fraction=0.5, seed=3)
+    return DigitsTask(dataclasses.replace(config, data=halves)).load()
 
 
-def _one_device_means(net: DigitsNet, rows: dict[str, np.ndarray]) -> tuple[float, float]:
+def _one_device_means(net: Any, rows: dict[str, np.ndarray]) -> tuple[float, float]:
     """Loss and accuracy with nothing of ours: the whole data as one batch."""
     logits = np.asarray(net(jnp.asarray(rows["image"])))
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, rows["label"])
@@ -127,15 +128,14 @@ def test_the_digits_have_the_same_accuracy_and_loss_on_1_3_and_8_replicas(
     digits: Data, held_out: int
 ) -> None:
     rows = {name: array[:held_out] for name, array in digits.held_out.items()}
+    task = DigitsTask(DigitsConfig(model=ModelConfig(channels=(4,), hidden=8)))
     means: dict[int, Any] = {}
     for replicas in 1, 3, 8:
         strategy = _strategy(replicas)
         with strategy.scope():
-            net = DigitsNet(ModelConfig(channels=(4,), hidden=8), rngs=nnx.Rngs(0))
-        means[replicas] = evaluate(strategy, evaluation_step, net, batches(rows, 32))
-    loss, accuracy = _one_device_means(
-        DigitsNet(ModelConfig(channels=(4,), hidden=8), rngs=nnx.Rngs(0)), rows
-    )
+            net = task.make_model(nnx.Rngs(0))
+        means[replicas] = evaluate(strategy, task.evaluation_step, net, batches(rows, 32))
+    loss, accuracy = _one_device_means(task.make_model(nnx.Rngs(0)), rows)
     for found in means.values():
         assert found["weight"] == held_out
         assert found["accuracy"] == pytest.approx(accuracy, abs=1e-12)
