@@ -19,6 +19,7 @@ import pytest
 
 import jaxdist
 from jaxdist._checkpoints import save as save_module
+from jaxdist._checkpoints.interrupts import Interrupts, delay_interrupts
 from jaxdist._checkpoints.local_storage import LocalStorage
 from jaxdist.errors import (
     ArgumentError,
@@ -529,3 +530,31 @@ def test_the_manifest_is_json_with_the_size_of_every_file(saved: Path) -> None:
     assert {name: size for name, (size, _) in files.items()} == {
         str(p.relative_to(saved / "3")): p.stat().st_size for p in _files(saved / "3")
     }
+
+
+def test_ctrl_c_waits_for_what_must_not_be_cut_in_two() -> None:
+    done: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def body() -> None:
+        with delay_interrupts():
+            signal.raise_signal(signal.SIGINT)
+            done.append("all of it")
+        done.append("never")
+
+    with pytest.raises(KeyboardInterrupt):
+        body()
+    assert done == ["all of it"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_first_ctrl_c_waits_for_a_check_and_the_second_does_not() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupts() as interrupts:
+        interrupts.check()
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before

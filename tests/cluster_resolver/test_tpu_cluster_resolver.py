@@ -1,5 +1,6 @@
 """The resolver of TPUs: names, what the environment says, and what cannot be found."""
 
+import importlib.util
 import logging
 from typing import Any
 
@@ -233,3 +234,10 @@ def test_arrays_stay_valid_when_a_system_is_initialized_again(
 def test_a_cluster_of_one_task_needs_no_meeting(connected: list[dict[str, Any]]) -> None:
     experimental_connect_to_cluster(TPUClusterResolver(""))
     assert connected == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu describes slices")
+def test_a_slice_that_libtpu_does_not_know_is_an_error_with_the_version_of_libtpu() -> None:
+    with pytest.raises(chips.NotDescribedError) as caught:
+        chips.describe_slice("v5e:3x5", 1)
+    assert "\n" not in caught.value.args[0]

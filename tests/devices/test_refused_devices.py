@@ -6,7 +6,6 @@ import jax
 import pytest
 
 import jaxdist
-from jaxdist._devices import chips
 from jaxdist.errors import BackendStartedError, DeviceError
 from tests.strategies.oracle import refused
 
@@ -16,13 +15,6 @@ def test_another_number_of_devices_after_the_start_names_both_numbers() -> None:
     with refused(BackendStartedError, f"virtual_devices({before + 3})", f"{before} CPU device(s)"):
         jaxdist.testing.virtual_devices(before + 3)
     assert len(jax.devices("cpu")) == before
-
-
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu describes slices")
-def test_a_slice_that_libtpu_does_not_know_is_an_error_with_the_version_of_libtpu() -> None:
-    with pytest.raises(chips.NotDescribedError) as caught:
-        chips.describe_slice("v5e:3x5", 1)
-    assert "\n" not in caught.value.args[0]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu describes slices")

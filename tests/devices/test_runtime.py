@@ -164,3 +164,13 @@ def test_steps_of_two_threads_do_not_disturb_each_other() -> None:
     for thread in threads:
         thread.join(60)
     assert totals == {0: 3.0, 1: 4.0}
+
+
+def test_devices_of_different_kinds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fake:
+        def __init__(self, platform: str) -> None:
+            self.platform = platform
+
+    monkeypatch.setattr(runtime, "device_from_name", lambda n, *_: Fake(n.split(":")[0]))
+    with refused(DeviceError, "different kinds", "['cpu', 'gpu']", "cpu:0", "gpu:1"):
+        MirroredStrategy(["cpu:0", "gpu:1"])

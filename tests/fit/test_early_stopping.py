@@ -1,17 +1,13 @@
 """What an early stop prints, and what the history says of it."""
 
-import io
 import math
 import pathlib
-import re
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from jaxdist import fit
 from jaxdist.errors import ArgumentError
-from jaxdist.fit._loop.progress import Progress
 from tests.fit.models import make_data, make_model, mirrored
 
 
@@ -108,28 +104,3 @@ def test_verbose_decides_whether_an_early_stop_prints(
     assert ("Early stop after epoch 2" in capsys.readouterr().out) == says
     with pytest.raises(ArgumentError, match="verbose=3"):
         fit.EarlyStopping(verbose=3)
-
-
-def test_an_early_stop_does_not_break_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    out = io.StringIO()
-    progress = Progress(1, 5, 1)
-    progress._console = Console(file=out, width=60, force_terminal=True, no_color=True)
-    stopping = fit.EarlyStopping("loss", patience=1)
-    model = make_model(mirrored(1))
-    model.history.add(0, {"loss": 1.0})
-    stopping.set_model(model)
-    with progress:
-        stopping.on_train_begin({})
-        for epoch, loss in enumerate((1.0, 2.0)):
-            progress.begin(epoch)
-            progress.end({"loss": loss})
-            stopping.on_epoch_end(epoch, {"loss": loss})
-        stopping.on_train_end({})
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", out.getvalue()).replace("\r", "\n")
-    lines = [line.rstrip() for line in shown.split("\n") if line.strip()]
-    assert max(map(len, lines)) <= 60
-    assert lines[-2:] == [
-        "Early stop after epoch 2: the best is loss 1 of epoch 1. The",
-        "weights of epoch 2 stay (restore_best_weights=False).",
-    ]

@@ -7,8 +7,11 @@ import keras
 import numpy as np
 import pytest
 
-from jaxdist._keras.place import read_batches
+from jaxdist._keras.place import count_rows, read_batches
+from jaxdist.errors import JaxdistError, ShapeError, UnsupportedError
+from tests.strategies.oracle import refused
 
+_X, _Y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
 adapters: Any = importlib.import_module("keras.src.trainers.data_adapters.array_data_adapter")
 
 
@@ -61,3 +64,18 @@ def test_a_subclass_of_the_adapter_reads_in_its_own_way() -> None:
             return iter([("own",)])
 
     assert list(read_batches(Adapter(np.arange(4), np.arange(4)))) == [("own",)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "kind", "part"),
+    [
+        ((_X, _Y[:3]), ShapeError, "data[1]': 3"),
+        ((_X, np.float32(1)), ShapeError, "data[1], a scalar"),
+        ((_X, "text"), UnsupportedError, "data[1] of type str"),
+    ],
+)
+def test_a_batch_that_has_no_rows_to_split_is_refused(
+    batch: Any, kind: type[JaxdistError], part: str
+) -> None:
+    with refused(kind, part):
+        count_rows(batch)

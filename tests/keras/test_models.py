@@ -4,14 +4,10 @@ from typing import Any
 
 import keras
 import numpy as np
-import pytest
 
 import jaxdist
-from jaxdist._keras.place import count_rows
 from jaxdist.errors import (
-    JaxdistError,
     MixedStrategyError,
-    ShapeError,
     StateDivergenceError,
     UnsupportedError,
 )
@@ -61,21 +57,6 @@ def test_datasets_of_jaxdist_are_refused_with_what_to_pass() -> None:
     given = (batch for batch in batches)
     history = model.fit(given, steps_per_epoch=2, shuffle=False, verbose=0).history
     assert np.isfinite(history["loss"][0])
-
-
-@pytest.mark.parametrize(
-    ("batch", "kind", "part"),
-    [
-        ((X, Y[:3]), ShapeError, "data[1]': 3"),
-        ((X, np.float32(1)), ShapeError, "data[1], a scalar"),
-        ((X, "text"), UnsupportedError, "data[1] of type str"),
-    ],
-)
-def test_a_batch_that_has_no_rows_to_split_is_refused(
-    batch: Any, kind: type[JaxdistError], part: str
-) -> None:
-    with refused(kind, part):
-        count_rows(batch)
 
 
 def test_logs_that_differ_between_replicas_are_refused() -> None:

@@ -2,7 +2,9 @@
 
 import os
 import pathlib
+import signal
 import sys
+import threading
 import time
 
 import pytest
@@ -58,3 +60,32 @@ def test_when_the_launcher_itself_fails_no_process_is_left(tmp_path: pathlib.Pat
         run_attempt(job, (write, write), signals)
     (pid,) = find_pids(b"".join(written).decode())
     assert is_gone(pid)
+
+
+def test_handlers_are_put_back_and_ignored_signals_stay_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        term = signal.getsignal(signal.SIGTERM)
+        with collect_signals() as signals:
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            signal.raise_signal(signal.SIGTERM)
+            assert signals.received == [signal.SIGTERM]
+            signals.clear()
+            signals.clear()
+        assert signal.getsignal(signal.SIGTERM) is term
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_in_another_thread_no_signal_is_collected() -> None:
+    term = signal.getsignal(signal.SIGTERM)
+    seen: list[bool] = []
+
+    def collect() -> None:
+        with collect_signals():
+            seen.append(signal.getsignal(signal.SIGTERM) is term)
+
+    thread = threading.Thread(target=collect)
+    thread.start()
+    thread.join()
+    assert seen == [True]

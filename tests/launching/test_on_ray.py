@@ -9,9 +9,7 @@ import sys
 
 import pytest
 
-from jaxdist._launching.on_ray.actor import ProcessOnNode
 from jaxdist.cli import main
-from jaxdist.errors import LaunchError
 from tests.launching.launcher import (
     QUICK,
     check_nobody_is_left,
@@ -23,7 +21,6 @@ from tests.launching.launcher import (
 )
 from tests.launching.stand_in_ray import StandIn
 from tests.processes.job import Outcome
-from tests.strategies.oracle import refused
 
 FOLDER = pathlib.Path(__file__).parent
 STEPS = str(FOLDER / "steps_script.py")
@@ -204,14 +201,3 @@ def test_a_cluster_that_cannot_be_reached_is_an_error_that_says_why(
     assert "cannot connect to the Ray cluster at head:6379" in said
     for part in parts:
         assert part in said
-
-
-def test_a_node_whose_python_has_gone_is_an_error_of_the_actor(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    actor = ProcessOnNode()
-    actor.start(0, [STEPS], dict(os.environ), os.getcwd(), has_gpus=False)
-    with refused(LaunchError, "could not start process 0", str(tmp_path / "python")):
-        while actor.read()[2] is None:
-            pass

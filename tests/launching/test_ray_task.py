@@ -222,3 +222,14 @@ def test_an_actor_runs_one_process_after_another_and_keeps_the_newest_addresses(
             more, _, end = actor.read()
             out += more
         assert (out, end.code) == (b'[ps 0] {"a:1": "c:3"}\n', 0)
+
+
+def test_a_node_whose_python_has_gone_is_an_error_of_the_actor(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    actor = ProcessOnNode()
+    actor.start(0, ["train.py"], dict(os.environ), os.getcwd(), has_gpus=False)
+    with refused(LaunchError, "could not start process 0", str(tmp_path / "python")):
+        while actor.read()[2] is None:
+            pass

@@ -2,11 +2,9 @@
 
 import pathlib
 import signal
-import threading
 
 import pytest
 
-from jaxdist._launching import collect_signals
 from tests.launching.launcher import check_nobody_is_left, start_launcher, write_script
 
 READY = "print('ready', flush=True)\ntime.sleep(100)"
@@ -73,32 +71,3 @@ def test_a_second_ctrl_c_kills(tmp_path: pathlib.Path) -> None:
         (outcome,) = job.wait(20)
     assert outcome.exit_code == 130
     check_nobody_is_left(outcome, 2)
-
-
-def test_handlers_are_put_back_and_ignored_signals_stay_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        term = signal.getsignal(signal.SIGTERM)
-        with collect_signals() as signals:
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-            signal.raise_signal(signal.SIGTERM)
-            assert signals.received == [signal.SIGTERM]
-            signals.clear()
-            signals.clear()
-        assert signal.getsignal(signal.SIGTERM) is term
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_in_another_thread_no_signal_is_collected() -> None:
-    term = signal.getsignal(signal.SIGTERM)
-    seen: list[bool] = []
-
-    def collect() -> None:
-        with collect_signals():
-            seen.append(signal.getsignal(signal.SIGTERM) is term)
-
-    thread = threading.Thread(target=collect)
-    thread.start()
-    thread.join()
-    assert seen == [True]

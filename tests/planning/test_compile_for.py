@@ -22,10 +22,11 @@ from hypothesis import strategies as st
 import jaxdist
 from jaxdist import _mesh, _reports, cost, errors, partition, tpu
 from jaxdist._planning import planner
-from jaxdist._planning.slice_axes import Axes
+from jaxdist._planning.slice_axes import Axes, assign_slices
 from jaxdist._planning.slices import find_logical_shape, list_counts
 from jaxdist._program.report.compiled_program import CompiledProgram
 from jaxdist.cluster_resolver import TPUClusterResolver
+from jaxdist.tpu.experimental import DeviceAssignment
 
 pytest.importorskip("libtpu")
 
@@ -520,3 +521,21 @@ def test_a_plan_says_which_collectives_became_all_reduces_and_what_it_costs(
     lowered = described.lower(_gather_and_scatter, (jaxdist.PerReplica.of_global(whole),))
     became = {row.kind: row.became for row in lowered.explain().asked}
     assert became == {"all_gather": "1 all-gather", "reduce_scatter": made}
+
+
+@pytest.mark.parametrize("slices", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    ("name", "box"),
+    [("v5e:2x2", (1, 1, 1, 1)), ("v5e:2x4", (2, 1, 1, 1)), ("v4:2x2x2", (1, 2, 1, 2))],
+)
+def test_each_slice_has_the_replicas_of_one_slice_and_no_ring_is_missed(
+    name: str, box: tuple[int, ...], slices: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = tpu.slice_of(name).topology
+    count = int(np.prod(one.mesh_shape) // np.prod(box))
+    alone = DeviceAssignment.build(one, list(box), num_replicas=count).core_assignment
+    topology = tpu.slice_of(f"{name}*{slices}").topology
+    found = assign_slices(topology, box, slices).core_assignment
+    for index, mine in enumerate(np.split(found, slices)):
+        np.testing.assert_array_equal(mine - [0, 0, index * one.mesh_shape[2], 0], alone)
+    assert "ring" not in caplog.text

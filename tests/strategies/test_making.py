@@ -12,7 +12,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxdist
 from jaxdist import MirroredStrategy, OneDeviceStrategy, PerReplica, Strategy, TPUStrategy
-from jaxdist._devices import runtime
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, DeviceError
 from tests.strategies.oracle import assert_each, is_plain, refused
 from tests.strategies_under_test import STRATEGIES, Row
@@ -172,16 +171,6 @@ def test_an_accelerator_that_is_not_there_is_refused() -> None:
 def test_a_device_that_is_listed_twice_is_refused_by_name(twice: list[str]) -> None:
     with refused(DeviceError, "same device twice", "List each device once", *twice[:2]):
         MirroredStrategy(twice)
-
-
-def test_devices_of_different_kinds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Fake:
-        def __init__(self, platform: str) -> None:
-            self.platform = platform
-
-    monkeypatch.setattr(runtime, "device_from_name", lambda n, *_: Fake(n.split(":")[0]))
-    with refused(DeviceError, "different kinds", "['cpu', 'gpu']", "cpu:0", "gpu:1"):
-        MirroredStrategy(["cpu:0", "gpu:1"])
 
 
 @pytest.mark.parametrize("ops", ["nccl", 3, jaxdist.NcclAllReduce], ids=["str", "int", "class"])

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdist.errors import TopologyError
-from jaxdist.tpu._build import make_ring
 from jaxdist.tpu.experimental import DeviceAssignment, DeviceOrderMode, Topology
 
 TABLE = pathlib.Path(__file__).parent / "tensorflow_assignments.txt"
@@ -112,21 +111,3 @@ def test_every_core_belongs_to_one_replica_at_most(mesh: list[int], data: st.Dat
     # All replicas have the same form: the set of distances from their lowest core.
     forms = [{tuple(c) for c in (r - r.min(0)).tolist()} for r in built.core_assignment]
     assert all(form == forms[0] for form in forms)
-
-
-@given(st.lists(st.sampled_from([1, 2, 4, 6]), min_size=3, max_size=3))
-def test_ring_visits_every_chip_once_and_comes_back_over_single_wires(sizes: list[int]) -> None:
-    path = make_ring(*sizes)
-    assert sorted(path) == sorted(itertools.product(*map(range, sizes)))
-    assume(sum(size > 1 for size in sizes) >= 2)
-    steps = np.abs(np.diff(np.array([*path, path[0]]), axis=0))
-    # Around the torus the last chip of a dim is next to the first.
-    steps = np.minimum(steps, np.array(sizes) - steps)
-    assert (steps.sum(1) == 1).all()
-
-
-def test_ring_with_an_odd_size_is_a_plain_order_and_says_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    assert make_ring(3, 2, 1) == [(0, 0, 0), (1, 0, 0), (2, 0, 0), (0, 1, 0), (1, 1, 0), (2, 1, 0)]
-    assert "3x2x1" in caplog.text

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxdist
@@ -20,6 +22,7 @@ from jaxdist import tpu
 from jaxdist._devices import chips
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.errors import ArgumentTypeError, TopologyError
+from jaxdist.tpu._build import make_ring
 from tests.strategies.oracle import refused
 from tests.tables import sampled
 
@@ -220,3 +223,21 @@ def test_a_torus_keeps_the_all_gather_in_no_other_order_and_not_without_its_link
     found = json.loads(done.stdout.splitlines()[-1])
     assert found.pop("rows") == ["all-gather"]
     assert found == {key: ["all-reduce"] for key in ("hosts", "ring", "without links")}
+
+
+@given(st.lists(st.sampled_from([1, 2, 4, 6]), min_size=3, max_size=3))
+def test_ring_visits_every_chip_once_and_comes_back_over_single_wires(sizes: list[int]) -> None:
+    path = make_ring(*sizes)
+    assert sorted(path) == sorted(itertools.product(*map(range, sizes)))
+    assume(sum(size > 1 for size in sizes) >= 2)
+    steps = np.abs(np.diff(np.array([*path, path[0]]), axis=0))
+    # Around the torus the last chip of a dim is next to the first.
+    steps = np.minimum(steps, np.array(sizes) - steps)
+    assert (steps.sum(1) == 1).all()
+
+
+def test_ring_with_an_odd_size_is_a_plain_order_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert make_ring(3, 2, 1) == [(0, 0, 0), (1, 0, 0), (2, 0, 0), (0, 1, 0), (1, 1, 0), (2, 1, 0)]
+    assert "3x2x1" in caplog.text

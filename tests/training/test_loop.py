@@ -4,7 +4,6 @@ import signal
 
 import pytest
 
-from jaxdist._checkpoints.interrupts import Interrupts, delay_interrupts
 from jaxdist.errors import ArgumentError
 from jaxdist.training import Every, run_loop
 
@@ -74,31 +73,3 @@ def test_an_error_of_the_step_is_not_caught() -> None:
 
     with pytest.raises(ZeroDivisionError):
         run_loop(0, step, [1])
-
-
-def test_ctrl_c_waits_for_what_must_not_be_cut_in_two() -> None:
-    done: list[str] = []
-    before = signal.getsignal(signal.SIGINT)
-
-    def body() -> None:
-        with delay_interrupts():
-            signal.raise_signal(signal.SIGINT)
-            done.append("all of it")
-        done.append("never")
-
-    with pytest.raises(KeyboardInterrupt):
-        body()
-    assert done == ["all of it"]
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_the_first_ctrl_c_waits_for_a_check_and_the_second_does_not() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with Interrupts() as interrupts:
-        interrupts.check()
-        signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            interrupts.check()
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before

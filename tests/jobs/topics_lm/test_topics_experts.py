@@ -205,3 +205,13 @@ def test_a_sweep_tries_devices_for_experts_and_says_which_do_not_divide_them(
     assert found[4].plan is None
     assert "needs 4 logical devices to divide dim 0, which has 6 elements" in found[4].reason
     assert "experts" in str(sweep)
+
+
+@pytest.mark.parametrize(
+    ("rows", "stages", "asked", "found"),
+    [(16, 1, 0, 4), (16, 4, 0, 16), (96, 4, 0, 16), (30, 2, 0, 10), (7, 4, 0, 7), (16, 4, 2, 2)],
+)
+def test_micro_batches_are_enough_for_short_waits(
+    rows: int, stages: int, asked: int, found: int
+) -> None:
+    assert Pipeline(stages, "1f1b", asked).choose_micro_batches(rows) == found

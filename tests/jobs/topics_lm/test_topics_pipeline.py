@@ -15,7 +15,6 @@ from jaxdist import jobs
 from jaxdist.data import batches
 from jaxdist.errors import ArgumentError, ConfigError, ShapeError
 from jaxdist.jobs.topics_lm import TopicsTask, generate
-from jaxdist.jobs.topics_lm._model import Pipeline
 from jaxdist.training import evaluate
 from tests.jobs.topics_lm.layouts import TINY
 
@@ -133,16 +132,6 @@ def test_without_stages_and_micro_batches_the_model_has_no_pipeline() -> None:
     job = jobs.load_job(CONFIG, [*TINY, "strategy.stages=1", "strategy.schedule=gpipe"])
     model, _ = job.build(jobs.make_strategy(job.config), abstract=True)
     assert model.pipeline is None
-
-
-@pytest.mark.parametrize(
-    ("rows", "stages", "asked", "found"),
-    [(16, 1, 0, 4), (16, 4, 0, 16), (96, 4, 0, 16), (30, 2, 0, 10), (7, 4, 0, 7), (16, 4, 2, 2)],
-)
-def test_micro_batches_are_enough_for_short_waits(
-    rows: int, stages: int, asked: int, found: int
-) -> None:
-    assert Pipeline(stages, "1f1b", asked).choose_micro_batches(rows) == found
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from jaxdist._parameter_server.protocol import (
     as_array,
 )
 from jaxdist._parameter_server.server import VariableServer, make_handlers
+from jaxdist._parameter_server.server.handlers import Announcements
 from jaxdist._parameter_server.transport import Message
 from jaxdist._parameter_server.transport.requests import (
     R,
@@ -240,3 +241,25 @@ def test_readers_never_see_a_part_of_a_change() -> None:
         for thread in threads:
             thread.join()
     assert errors == []
+
+
+def test_a_server_forgets_workers_that_are_silent() -> None:
+    now = [0.0]
+    announced = Announcements(lambda: now[0])
+    announced.note(1, "a:1")
+    now[0] = 6.0
+    announced.note(2, "b:1")
+    assert announced.list_present() == {1: "a:1", 2: "b:1"}
+    now[0] = 11.0
+    assert announced.list_present() == {2: "b:1"}
+    announced.note(1, "c:1")
+    assert announced.list_present() == {2: "b:1", 1: "c:1"}
+
+
+def test_announcements_have_a_bound() -> None:
+    announced = Announcements(lambda: 0.0)
+    for index in range(5000):
+        announced.note(index, "a:1")
+    found = announced.list_present()
+    assert len(found) == 1024
+    assert max(found) == 4999

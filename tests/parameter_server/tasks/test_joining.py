@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import jaxdist
-from jaxdist._parameter_server.server.handlers import Announcements
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
 from jaxdist.coordinator import ClusterCoordinator, experimental_get_current_worker_index
 from jaxdist.errors import (
@@ -297,25 +296,3 @@ def test_only_workers_with_servers_announce_themselves() -> None:
         jaxdist.Server(cluster, "ps", 0, announce=True)
     with pytest.raises(ArgumentError, match=r"a cluster without the task 0 of the job 'ps'"):
         jaxdist.Server({"worker": ["127.0.0.1:0"]}, announce=True)
-
-
-def test_a_server_forgets_workers_that_are_silent() -> None:
-    now = [0.0]
-    announced = Announcements(lambda: now[0])
-    announced.note(1, "a:1")
-    now[0] = 6.0
-    announced.note(2, "b:1")
-    assert announced.list_present() == {1: "a:1", 2: "b:1"}
-    now[0] = 11.0
-    assert announced.list_present() == {2: "b:1"}
-    announced.note(1, "c:1")
-    assert announced.list_present() == {2: "b:1", 1: "c:1"}
-
-
-def test_announcements_have_a_bound() -> None:
-    announced = Announcements(lambda: 0.0)
-    for index in range(5000):
-        announced.note(index, "a:1")
-    found = announced.list_present()
-    assert len(found) == 1024
-    assert max(found) == 4999

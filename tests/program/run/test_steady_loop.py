@@ -488,3 +488,39 @@ def test_batches_of_several_shapes_take_the_fast_path_once_each_is_known(
             assert float(total) == x.size
     # Python reads the arguments of a call only where C++ does not know its program.
     assert reads == []
+
+
+@pytest.mark.compiled
+def test_variables_go_the_fast_way_with_static_arguments_and_modules_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    with two.scope():
+        v = jaxdist.Variable(0.0)
+    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    read = Step._read
+    reads: list[int] = []
+
+    def counted(self: Any, *args: Any) -> Any:
+        reads.append(1)
+        return read(self, *args)
+
+    monkeypatch.setattr(Step, "_read", counted)
+
+    def step(model: Any, x: Any, mode: str, *, twice: bool = False) -> Any:
+        v.assign_add(2.0 if twice else 1.0)
+        model.bias[...] = model.bias[...] + 1.0
+        return v * x, mode
+
+    found = []
+    for number in range(12):
+        if number == 6:
+            reads.clear()
+        twice = bool(number % 2)
+        result, mode = two.run(step, (model, 1.0, "a" if twice else "b"), {"twice": twice})
+        found.append(float(result))
+        assert mode == ("a" if twice else "b")
+    assert found == [1.0, 3.0, 4.0, 6.0, 7.0, 9.0, 10.0, 12.0, 13.0, 15.0, 16.0, 18.0]
+    assert model.bias is not None
+    assert float(model.bias[...][0]) == 12.0
+    assert not reads, "arguments were read in Python at every step"

@@ -20,7 +20,6 @@ from jaxdist import (
     VariableSynchronization,
     get_replica_context,
 )
-from jaxdist._program.run.step import Step
 from jaxdist.errors import (
     ArgumentError,
     ContextError,
@@ -887,37 +886,3 @@ def test_rows_without_aggregation_have_to_be_equal(two: jaxdist.Strategy) -> Non
         two.run(lambda x: v.scatter_add(IndexedSlices(x, jnp.array([1]))), (_ROWS,))
     two.run(lambda: v.scatter_add(IndexedSlices([5.0], [2])))
     assert _copies(v) == [[1.0, 2.0, 8.0]] * 2
-
-
-@pytest.mark.compiled
-def test_variables_go_the_fast_way_with_static_arguments_and_modules_too(
-    two: jaxdist.Strategy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    v = _made(two, 0.0)
-    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
-    read = Step._read
-    reads: list[int] = []
-
-    def counted(self: Any, *args: Any) -> Any:
-        reads.append(1)
-        return read(self, *args)
-
-    monkeypatch.setattr(Step, "_read", counted)
-
-    def step(model: Any, x: Any, mode: str, *, twice: bool = False) -> Any:
-        v.assign_add(2.0 if twice else 1.0)
-        model.bias[...] = model.bias[...] + 1.0
-        return v * x, mode
-
-    found = []
-    for number in range(12):
-        if number == 6:
-            reads.clear()
-        twice = bool(number % 2)
-        result, mode = two.run(step, (model, 1.0, "a" if twice else "b"), {"twice": twice})
-        found.append(float(result))
-        assert mode == ("a" if twice else "b")
-    assert found == [1.0, 3.0, 4.0, 6.0, 7.0, 9.0, 10.0, 12.0, 13.0, 15.0, 16.0, 18.0]
-    assert model.bias is not None
-    assert float(model.bias[...][0]) == 12.0
-    assert not reads, "arguments were read in Python at every step"
