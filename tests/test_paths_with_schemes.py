@@ -1,5 +1,6 @@
 """A path with a scheme is an error where it is given, and never a local folder of that name."""
 
+import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,6 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import cost, estimator, fit, jobs, training
-from jaxdist._validate import as_local_path
 from jaxdist.cli import main
 from jaxdist.errors import ArgumentError, ConfigError
 from jaxdist.training import Checkpoints
@@ -49,6 +49,12 @@ CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "digits_mirrored.toml"
 
 def _load(entry: str) -> Callable[[Any], Any]:
     return lambda path: jobs.load_job_config(CONFIG, [f"{entry}={path}"])
+
+
+def _read_back(path: str) -> str:
+    """Return the local path that a job understands."""
+    given = f"output.metrics={json.dumps(path)}"
+    return jobs.load_job_config(CONFIG, [given]).values.output.metrics
 
 
 WAYS: dict[str, Callable[[Any], Any]] = {
@@ -180,7 +186,7 @@ def test_a_file_address_is_the_local_folder(
     ],
 )
 def test_the_whole_name_of_a_file_address_is_kept(given: str, found: str) -> None:
-    assert as_local_path("It is given", given) == found
+    assert _read_back(given) == found
 
 
 @pytest.mark.parametrize(
@@ -204,11 +210,11 @@ def test_a_mistyped_address_makes_no_local_folder(
         f"Write {meant}, or './{path}' for a local file of this name."
     )
     assert _list_made(tmp_path) == []
-    assert as_local_path("It is given", f"./{path}") == f"./{path}"
+    assert _read_back(f"./{path}") == f"./{path}"
 
 
 @pytest.mark.parametrize(
     "path", ["a:b", " a b", "files:x", "gs", "runs/gs://x", "C:/runs", "x:y/z", "2://x"]
 )
 def test_other_paths_are_local(path: str) -> None:
-    assert as_local_path("It is given", path) == path
+    assert _read_back(path) == path

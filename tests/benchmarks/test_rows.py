@@ -7,12 +7,13 @@ import re
 import pytest
 
 import benchmarks
+import jaxdist
 from benchmarks import table_collectives
 from benchmarks.__main__ import main
 from benchmarks._bench import Race
 from benchmarks._lines import CountLine, Need
 from benchmarks._rows import MODULES, ROWS
-from jaxdist._collectives.algorithms.by_name import NAMES
+from jaxdist.errors import ArgumentError
 from tests.tables import sampled
 
 FOLDER = pathlib.Path(benchmarks.__file__).parent
@@ -67,7 +68,10 @@ def test_table_of_collectives_has_every_algorithm_and_no_row_that_differs(tmp_pa
     lines = [line for line in json.loads(file.read_text())["lines"] if "found" in line]
     assert code == 0, printed
     on_cpu = [line["arm"] for line in lines if line["size"].startswith("cpu 6")]
-    assert on_cpu == [f"{name} x {shards}" for name in NAMES for shards in (1, 2)]
+    with pytest.raises(ArgumentError, match="The algorithms are") as caught:
+        jaxdist.contrib.MultiWorkerAllReduce(["cpu:0"], 1, all_reduce_spec="none of them")
+    names = re.findall("'([^']+)'", str(caught.value).split("\n\n")[1])
+    assert on_cpu == [f"{name} x {shards}" for name in names for shards in (1, 2)]
     assert all(line["met"] for line in lines)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxdist.cluster_resolver import GCEClusterResolver, _gce
+from jaxdist.cluster_resolver import GCEClusterResolver
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -123,14 +123,16 @@ def test_the_metadata_server_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:
-        url = f"http://127.0.0.1:{server.server_port}/computeMetadata/v1/"
-        monkeypatch.setattr(_gce, "_METADATA", url)
-        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        # Requests of the metadata server of Google go to the server of the test.
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_port}")
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
         assert _resolver(task_id=None).task_id == 2
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+    url = "http://metadata.google.internal/computeMetadata/v1/"
     with refused(ClusterError, "task_id=None", url, "Pass task_id"):
         _ = _resolver(task_id=None).task_id
 

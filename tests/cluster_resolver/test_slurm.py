@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 
 from jaxdist.cluster_resolver import SlurmClusterResolver
-from jaxdist.cluster_resolver._slurm import resolver as _slurm_resolver
-from jaxdist.cluster_resolver._slurm.step import expand_counts, expand_hosts
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ClusterError, JaxdistError
 from tests.cluster_resolver.answers.record import answer, is_same, read
 from tests.strategies.oracle import refused
@@ -107,7 +105,12 @@ def test_without_arguments_all_tasks_are_workers(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_lists_of_hosts_are_expanded_in_order(text: str, hosts: list[str]) -> None:
-    assert expand_hosts("SLURM_STEP_NODELIST", text) == hosts
+    count = str(len(hosts))
+    own = {"SLURM_GTIDS": "0", "SLURM_PROCID": "0", "SLURMD_NODENAME": hosts[0]}
+    of_step = {"SLURM_STEP_NODELIST": text, "SLURM_STEP_TASKS_PER_NODE": f"1(x{count})"}
+    counts = {"SLURM_STEP_NUM_TASKS": count, "SLURM_STEP_NUM_NODES": count}
+    found = _resolver(environ=SRUN | own | of_step | counts).cluster_spec()
+    assert found == {"worker": [f"{host}:8888" for host in hosts]}
 
 
 @pytest.mark.parametrize(
@@ -115,13 +118,13 @@ def test_lists_of_hosts_are_expanded_in_order(text: str, hosts: list[str]) -> No
 )
 def test_what_is_no_list_of_hosts_is_quoted(text: str) -> None:
     with refused(ClusterError, f"SLURM_STEP_NODELIST={text!r}", "node[01-03,7]"):
-        expand_hosts("SLURM_STEP_NODELIST", text)
+        _resolver(environ=SRUN | {"SLURM_STEP_NODELIST": text}).cluster_spec()
 
 
 @pytest.mark.parametrize("text", ["", "x", "2(x)", "2(x3", "2(x99999999999)", "-1"])
 def test_what_is_no_list_of_numbers_is_quoted(text: str) -> None:
     with refused(ClusterError, f"SLURM_STEP_TASKS_PER_NODE={text!r}", "3(x2),1"):
-        expand_counts("SLURM_STEP_TASKS_PER_NODE", text)
+        _resolver(environ=SRUN | {"SLURM_STEP_TASKS_PER_NODE": text}).cluster_spec()
 
 
 def test_hosts_have_the_order_of_slurm_so_that_task_0_is_where_process_0_runs() -> None:
@@ -194,9 +197,13 @@ def test_how_tasks_are_dealt_to_cores_does_not_matter(kind: str) -> None:
     [(["0", "1", "2", "3", "4", "5"], "0,1"), (["0", "1"], None), ([], None)],
 )
 def test_gpus_that_slurm_has_not_bound_are_divided(
-    monkeypatch: pytest.MonkeyPatch, listed: list[str], visible: str | None
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+    listed: list[str],
+    visible: str | None,
 ) -> None:
-    monkeypatch.setattr(_slurm_resolver, "list_gpus", lambda environ: listed)
+    lines = "".join(f"GPU {n}: NVIDIA H100 (UUID: GPU-{n})\\n" for n in listed)
+    _put_nvidia_smi(tmp_path, monkeypatch, f"printf '{lines}'")
     environ = SRUN | {"SLURM_GPUS_PER_TASK": "h100:2"}
     resolver = SlurmClusterResolver(environ=environ)
     resolver.cluster_spec()

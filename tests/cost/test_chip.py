@@ -5,11 +5,14 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxdist import cost
-from jaxdist._devices import chips
-from jaxdist._mesh import build
+from jaxdist import TPUStrategy, cost
+from jaxdist.cluster_resolver import TPUClusterResolver
 
 GENERATIONS = {"v2": 1, "v3": 1, "v4": 1, "v5e": 1, "v5p": 1, "v6e": 1, "7x": 1}
+
+
+def _describe(name: str) -> TPUStrategy:
+    return TPUStrategy(TPUClusterResolver(f"described:{name}"))
 
 
 @pytest.mark.parametrize("name", GENERATIONS)
@@ -30,7 +33,7 @@ def test_every_chip_names_its_sources_and_gives_the_links_of_its_devices(name: s
 def test_memory_of_the_table_is_what_libtpu_refuses_to_go_beyond(
     shape: str, generation: str
 ) -> None:
-    devices = chips.describe_slice(shape, 1)
+    devices = _describe(shape).layout.devices
     assert cost.chip_of(devices[0]).name == generation
     share = cost.chip_of(devices[0]).per_device(cost.devices_per_chip(devices))
     everywhere = NamedSharding(Mesh(np.array(devices), ("x",)), PartitionSpec())
@@ -45,7 +48,5 @@ def test_memory_of_the_table_is_what_libtpu_refuses_to_go_beyond(
 
 
 def test_two_devices_on_a_described_v4_chip_share_its_links() -> None:
-    shared = cost.links_of(
-        build(chips.describe_slice("v4:2x2x1", 1), described="described:v4:2x2x1")
-    )
+    shared = cost.links_of(_describe("v4:2x2x1").layout)
     assert shared.inner.bytes_per_second == cost.CHIPS["v4"].inner_bytes_per_second / 2

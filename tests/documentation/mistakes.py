@@ -21,7 +21,6 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import partition
-from jaxdist._planning.needs import read_memory_fraction
 from jaxdist.cluster_resolver import TFConfigClusterResolver
 from jaxdist.jobs import load_job_config
 from jaxdist.training import Checkpoints
@@ -228,8 +227,9 @@ def run_on_a_description(strategy: jaxdist.Strategy, _: pathlib.Path) -> None:
     strategy._on(layout).run(lambda: 1.0)
 
 
-def misspell_the_memory_fraction(_: jaxdist.Strategy, __: pathlib.Path) -> None:
-    read_memory_fraction({"XLA_PYTHON_CLIENT_MEM_FRACTION": "90%"})
+def misspell_the_memory_fraction(strategy: jaxdist.Strategy, _: pathlib.Path) -> None:
+    with mock.patch.dict(os.environ, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "90%"}):
+        strategy.lower(lambda x: x + 1, (1.0,)).compile_for("h100:1x8")
 
 
 def restore_another_model(_: jaxdist.Strategy, folder: pathlib.Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
-from jaxdist._projects import write_project
+from jaxdist.cli import main
 from tests.test_documentation import PAGES
 from tools import notebooks
 
@@ -75,7 +75,7 @@ def test_a_notebook_starts_programs_with_its_own_python(name: str) -> None:
 def test_the_notebook_of_a_new_project_starts_programs_with_its_own_python(
     tmp_path: pathlib.Path,
 ) -> None:
-    write_project(tmp_path / "flowers")
+    assert main(["new", str(tmp_path / "flowers")]) == 0
     notebook = json.loads((tmp_path / "flowers" / "flowers.ipynb").read_text())
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":

@@ -1,5 +1,7 @@
 """What `explain` recommends, and its numbers against what the remedy does."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,25 +12,19 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import jaxdist
 from jaxdist import partition
-from jaxdist._explain.findings import Finding
-from jaxdist._explain.program import ProgramReport
-from jaxdist._reports import size
 
 
-def only(report: object, kind: str) -> Finding:
+def only(report: Any, kind: str) -> Any:
     """The one finding of a report, which shows it."""
-    findings: tuple[Finding, ...] = report.findings  # pyrefly: ignore[missing-attribute]
-    [found] = [f for f in findings if f.kind == kind]
+    [found] = [f for f in report.findings if f.kind == kind]
     assert found.what in str(report)
     assert found.remedy in str(report)
     return found
 
 
-def of_step(
-    strategy: jaxdist.Strategy, step: object, *args: object, **more: object
-) -> ProgramReport:
+def of_step(strategy: jaxdist.Strategy, step: object, *args: object, **more: object) -> Any:
     report = jaxdist.explain(strategy.lower(step, args, **more))  # pyrefly: ignore
-    assert isinstance(report, ProgramReport)
+    assert type(report).__name__ == "ProgramReport"
     return report
 
 
@@ -50,7 +46,7 @@ def test_a_replicated_parameter_among_cut_ones_is_found_with_what_a_rule_leaves(
     after = jaxdist.explain(model, strategy)
     one = jax.devices()[0]
     assert report.bytes_on(one) - after.bytes_on(one) == found.num_bytes
-    assert f"leaves {size(1024 * 512 * 4 // 8)} on each device" in found.remedy
+    assert "leaves 256 KiB on each device" in found.remedy
     assert after.findings == ()
 
 
@@ -87,7 +83,7 @@ def test_an_array_on_other_devices_is_found_with_what_each_call_moves() -> None:
     x = jax.device_put(jnp.ones((1024, 512)), SingleDeviceSharding(jax.devices()[3]))
     found = only(jaxdist.explain(x, strategy), "resharding")
     assert found.num_bytes == 7 * x.nbytes
-    assert f"Place it once, {size(x.nbytes)} on each device" in found.remedy
+    assert f"Place it once, {x.nbytes >> 20} MiB on each device" in found.remedy
     placed = jax.device_put(x, strategy.replicated_sharding)
     assert jaxdist.explain(placed, strategy).findings == ()
     # A device that has a piece already needs the others.

@@ -16,8 +16,6 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import Sharded, hlo, jobs
-from jaxdist._explain.program import ProgramReport
-from jaxdist._reports import size
 
 # The smallest models of the jobs, of which XLA still merges and moves collectives.
 MODELS = {
@@ -39,6 +37,15 @@ ROWS = [(model, topology) for model in MODELS for topology in TOPOLOGIES]
 HLO_SIZES = {"f32": 4, "s32": 4, "u32": 4, "f64": 8, "pred": 1, "u8": 1, "s8": 1, "bf16": 2}
 
 
+def _in_words(num_bytes: int) -> str:
+    """Write a size with three digits, in the largest unit of which it has at least one."""
+    for power, unit in (30, "GiB"), (20, "MiB"), (10, "KiB"):
+        if num_bytes >= 1 << power:
+            value = num_bytes / (1 << power)
+            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+    return f"{num_bytes} B"
+
+
 class Case(NamedTuple):
     """A step of a job, its compiled text, and what `explain` says of it."""
 
@@ -47,7 +54,7 @@ class Case(NamedTuple):
     rules: str
     executable: Any
     text: str
-    report: ProgramReport
+    report: Any
 
 
 def make_strategy(topology: str) -> jaxdist.Strategy:
@@ -69,7 +76,7 @@ def make_case(model: str, topology: str) -> Case:
     program = job.lower(strategy, 4, rules)
     compiled = program.compile()
     report = jaxdist.explain(program)
-    assert isinstance(report, ProgramReport)
+    assert type(report).__name__ == "ProgramReport"
     return Case(job, strategy, rules, compiled.executable, compiled.as_text(), report)
 
 
@@ -182,12 +189,11 @@ def test_memory_of_arrays_is_that_of_the_arrays_that_exist(model: str, topology:
         assert leaf.device_bytes == max(s.data.nbytes for s in array.addressable_shards)
     text = report.text()
     total = max(measured.values())
-    assert re.search(rf"\n  cpu:0.* {re.escape(size(total))}\n", text)
+    assert re.search(rf"\n  cpu:0.* {re.escape(_in_words(total))}\n", text)
     for leaf in report.leaves:
         if f"  {leaf.name} " in text:
-            cells = (
-                rf"{re.escape(leaf.array)} .* {size(leaf.num_bytes)} +{size(leaf.device_bytes)} "
-            )
+            sizes = f"{_in_words(leaf.num_bytes)} +{_in_words(leaf.device_bytes)}"
+            cells = rf"{re.escape(leaf.array)} .* {sizes} "
             assert re.search(rf"  {re.escape(leaf.name)} +{cells}", text)
 
 

@@ -157,3 +157,11 @@ def test_arrays_on_the_host_are_drawn_as_no_memory(
 def test_a_picture_goes_to_a_folder_that_exists(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ArgumentError, match="does not exist"):
         jaxdist.explain(jnp.ones(2)).save_png(tmp_path / "no" / "x.png")
+
+
+def test_the_text_of_a_pod_has_only_its_first_chips() -> None:
+    at = {(x, y, z, 0): (x, 0) for x in range(16) for y in range(20) for z in range(3)}
+    lines = list(Chips((16, 20, 3, 1), at).lines())
+    assert lines[-1] == "  and 1 plane more of 16 x 20 chips"
+    assert lines.count("    and 2 rows more") == 2
+    assert all(len(line) < 100 for line in lines)

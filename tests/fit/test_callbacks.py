@@ -1,6 +1,7 @@
 """Callbacks: when they are called, what they change, and what happens when one raises."""
 
 import csv
+import glob
 import json
 import os
 import pathlib
@@ -15,8 +16,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxdist import fit
-from jaxdist._devices import chips
+from jaxdist import fit, tpu
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -313,7 +313,7 @@ def test_a_second_training_in_the_same_second_keeps_the_files_of_the_first(
 
 _PROFILE = """
 import sys
-from jaxdist import fit
+from jaxdist import fit, tpu
 from tests.fit.models import make_data, make_model, mirrored
 import jaxdist
 jaxdist.testing.virtual_devices(2)
@@ -332,11 +332,10 @@ def test_a_profile_of_some_steps_is_recorded(tmp_path: pathlib.Path) -> None:
     assert list(tmp_path.rglob("*.xplane.pb"))
 
 
-def test_a_profile_is_refused_where_it_would_end_the_process(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chips, "has_loaded_libtpu", lambda: True)
-    monkeypatch.setattr(chips, "chips_of_this_machine", list)
+@pytest.mark.skipif(bool(glob.glob("/dev/accel*")), reason="the profiler works with a TPU")
+def test_a_profile_is_refused_where_it_would_end_the_process(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("libtpu")
+    tpu.system_of("described:v5e:2x2")  # loads libtpu
     model = make_model(mirrored(2))
     before = model.get_weights()
     with pytest.raises(BackendStartedError, match="JAX_PLATFORMS=cpu"):

@@ -15,7 +15,6 @@ from flax.training.dynamic_scale import DynamicScale
 
 import jaxdist
 from jaxdist import fit, partition, training
-from jaxdist._checkpoints import to_plain
 from jaxdist.errors import ArgumentError, NonFiniteLossError, UnsupportedError
 from tests.fit.models import LOSS, Net, make_data, make_model, mirrored
 from tests.parameter_server.strategy.making import make_strategy
@@ -34,7 +33,8 @@ class _Record(fit.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any) -> None:
         self.scales.append(self.model.loss_scale)
-        state = to_plain(self.model.objects())
+        objects = self.model.objects().items()
+        state = {name: nnx.to_pure_dict(nnx.state(value)) for name, value in objects}
         leaves = jax.tree_util.tree_flatten_with_path(state)[0]
         self.states.append({jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves})
 

@@ -1,5 +1,7 @@
 """What `explain` says of models of Keras."""
 
+from typing import Any
+
 import jax
 import keras
 import numpy as np
@@ -8,7 +10,6 @@ from keras import layers
 
 import jaxdist
 from jaxdist import partition
-from jaxdist._explain.arrays import ArraysReport
 from jaxdist.errors import ArgumentTypeError
 from tests.keras.models import FEATURES, make_data, make_strategy
 
@@ -27,9 +28,9 @@ def _make_model(strategy: jaxdist.Strategy) -> keras.Model:
     return model
 
 
-def _explain(value: object) -> ArraysReport:
+def _explain(value: object) -> Any:
     report = jaxdist.explain(value)
-    assert isinstance(report, ArraysReport)
+    assert type(report).__name__ == "ArraysReport"
     return report
 
 

@@ -1,5 +1,6 @@
 """Models whose variables partition rules split over the logical devices of each replica."""
 
+import dataclasses
 import logging
 import pathlib
 from collections.abc import Callable
@@ -13,7 +14,6 @@ from keras import layers
 
 import jaxdist
 from jaxdist import partition
-from jaxdist._mesh import ReplicaMesh
 from jaxdist.errors import (
     ArgumentError,
     ShapeError,
@@ -297,7 +297,7 @@ def _train_in_a_job() -> dict[str, Any]:
     # As a `TPUStrategy` on several hosts: replicas of two devices in each process.
     strategy = jaxdist.MultiWorkerMirroredStrategy()
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    strategy._set_up(ReplicaMesh(mesh, ("data",)))
+    strategy._set_up(dataclasses.replace(strategy.layout, mesh=mesh, replica_axes=("data",)))
 
     def make() -> Any:
         # Other weights in each process, as without a seed.

@@ -10,7 +10,6 @@ from keras import layers
 
 import jaxdist
 from jaxdist import partition
-from jaxdist._processes import Process
 from jaxdist.errors import (
     ArgumentError,
     ContextError,
@@ -97,7 +96,8 @@ def test_strategies_with_parameter_servers_are_refused() -> None:
 
 def test_replicas_with_devices_of_several_processes_are_refused() -> None:
     layout = make_strategy().layout
-    shared = dataclasses.replace(layout, owners=(0, 1) * 4, process=Process(0, 2))
+    process = dataclasses.replace(layout.process, count=2)
+    shared = dataclasses.replace(layout, owners=(0, 1) * 4, process=process)
     strategy: Any = types.SimpleNamespace(_has_servers=False, layout=shared)
     with refused(UnsupportedError, "replicas span processes", "[0, 1]", "of one process"):
         partition.place(strategy, make_model(), partition.tensor_parallel())

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import jaxdist
-from jaxdist import PerReplica, partition
+from jaxdist import PerReplica, cost, partition
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.partition import ByNames, Replicate, Rules, Shard, Split
-from jaxdist.partition._placements import find_nearest, is_match
 from tests.tables import examples
 
 PATH = "layers/0/mlp/up/kernel"
@@ -42,6 +41,21 @@ def shapes() -> dict[str, Any]:
         "norm": {"scale": leaf(8)},
         "temperature": leaf(),
     }
+
+
+def is_match(pattern: str, path: str) -> bool:
+    """Whether a rule with the pattern is about a parameter with the path."""
+    tree: Any = jax.ShapeDtypeStruct((2,), "float32")
+    for name in reversed(path.split("/")):
+        tree = {name: tree}
+    rules = Rules([(pattern, Replicate())])
+    try:
+        partition.place(jaxdist.OneDeviceStrategy("cpu:0"), tree, rules)
+    except ArgumentError as error:
+        if f"{pattern!r}; the nearest path is {path}" not in str(error):
+            raise
+        return False
+    return True
 
 
 @pytest.mark.parametrize(
@@ -84,10 +98,16 @@ def test_pattern_without_double_stars_is_file_name_matching_of_the_last_segments
 
 
 def test_nearest_path_is_the_one_that_differs_by_a_slip() -> None:
-    known = ["layers/0/mlp/up/kernel", "layers/0/attention/query/kernel", "norm/scale"]
-    assert find_nearest("mlp/upp/kernel", known) == known[0]
-    assert find_nearest("attn/query/kernel", known) == known[1]
-    assert find_nearest("x", []) is None
+    leaf = jax.ShapeDtypeStruct((2,), "float32")
+    layer = {"mlp": {"up": {"kernel": leaf}}, "attention": {"query": {"kernel": leaf}}}
+    tree = {"layers": [layer], "norm": {"scale": leaf}}
+    for pattern, nearest in {
+        "mlp/upp/kernel": "layers/0/mlp/up/kernel",
+        "attn/query/kernel": "layers/0/attention/query/kernel",
+    }.items():
+        with pytest.raises(ArgumentError, match=f"'{pattern}'; the nearest path is {nearest}\n"):
+            partition.place(grid(1, 1), tree, Rules([(pattern, Replicate())]))
+    assert partition.place(grid(1, 1), {}, Rules([("x", Replicate())])) == {}
 
 
 @pytest.mark.parametrize(
@@ -227,10 +247,8 @@ def test_largest_dim_that_the_replicas_divide_is_cut_and_else_the_least_padding(
 
 
 def test_small_leaves_stay_whole_as_for_the_sharded_update() -> None:
-    from jaxdist._update.leaves import min_bytes_to_cut
-
     strategy = grid(4, 1)
-    least = min_bytes_to_cut(strategy.layout)
+    least = cost.pack_below(cost.links_of(strategy.layout).inner)
     size = 4 * (int(least / 4 / 4) + 4)
     found = specs(strategy, partition.fsdp(), large=(size,), small=(size - 8 * 4,))
     assert found["large"][0] == PartitionSpec("replica")

@@ -9,7 +9,6 @@ import jax
 import pytest
 
 import jaxdist
-from jaxdist import _reports
 from jaxdist.errors import ArgumentError, MissingExtraError
 from tests.strategies.oracle import refused
 
@@ -40,7 +39,7 @@ def test_a_picture_needs_matplotlib(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with refused(MissingExtraError, "matplotlib is needed", "pip install matplotlib"):
-        _reports.picture_path(tmp_path / "plan.png")
+        jaxdist.explain(jaxdist.MirroredStrategy()).save_png(tmp_path / "plan.png")
 
 
 def test_a_picture_in_a_folder_of_somebody_else_is_refused(
@@ -50,4 +49,4 @@ def test_a_picture_in_a_folder_of_somebody_else_is_refused(
     monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))
     target = tmp_path / "plan.png"
     with refused(ArgumentError, str(target), "may not write", "another folder"):
-        _reports.picture_path(target)
+        jaxdist.explain(jaxdist.MirroredStrategy()).save_png(target)

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxdist._projects import write_project
 from jaxdist.cli import main
-from jaxdist.errors import ArgumentError
 
 SMALL = ["data.examples=200", "training.epochs=2"]
 
@@ -33,7 +31,7 @@ def _run(folder: pathlib.Path, *command: str) -> str:
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("projects") / "flowers"
-    write_project(folder)
+    assert main(["new", str(folder)]) == 0
     return folder
 
 
@@ -99,23 +97,23 @@ def test_the_command_lists_the_files(
     ],
 )
 def test_a_name_that_python_cannot_import_is_named(
-    tmp_path: pathlib.Path, name: str, advice: str
+    tmp_path: pathlib.Path, name: str, advice: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ArgumentError, match=advice):
-        write_project(tmp_path / name)
+    assert main(["new", str(tmp_path / name)]) == 2
+    assert advice in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_file_is_replaced(tmp_path: pathlib.Path) -> None:
+def test_no_file_is_replaced(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
-    write_project(tmp_path / "mine")
+    assert main(["new", str(tmp_path / "mine")]) == 0
     (tmp_path / "mine" / "model.py").write_text("mine")
-    with pytest.raises(ArgumentError, match="which has files already"):
-        write_project(tmp_path / "mine")
+    assert main(["new", str(tmp_path / "mine")]) == 2
+    assert "which has files already" in capsys.readouterr().err
     assert (tmp_path / "mine" / "model.py").read_text() == "mine"
     (tmp_path / "file").write_text("")
-    with pytest.raises(ArgumentError, match="which has files already"):
-        write_project(tmp_path / "file")
+    assert main(["new", str(tmp_path / "file")]) == 2
+    assert "which has files already" in capsys.readouterr().err
 
 
 def test_an_empty_name_is_refused_and_writes_nothing(
@@ -130,10 +128,12 @@ def test_an_empty_name_is_refused_and_writes_nothing(
     assert not list(folder.iterdir())
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: pathlib.Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ArgumentError, match="cannot write"):
-        write_project(tmp_path / "file" / "flowers")
+    assert main(["new", str(tmp_path / "file" / "flowers")]) == 2
+    assert "cannot write" in capsys.readouterr().err
 
 
 def test_a_project_at_a_file_address_is_printed_as_a_path(

@@ -13,7 +13,6 @@ from jax.sharding import AxisType, Mesh
 
 import jaxdist
 from jaxdist import MirroredStrategy, PerReplica, Sharded, compressed_update, sharded_update
-from jaxdist._values import as_held
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -121,7 +120,7 @@ def pieces(state: Any) -> list[Sharded]:
 
 
 def bytes_on_a_device(state: Any) -> int:
-    arrays = jax.tree.leaves(as_held(state))
+    arrays = jax.tree.leaves(state)
     return sum(x.addressable_shards[0].data.nbytes for x in arrays)
 
 

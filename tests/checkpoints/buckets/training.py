@@ -10,8 +10,8 @@ import optax
 from flax import nnx
 
 import jaxdist
-from jaxdist._values import put
 from jaxdist.training import Checkpoints
+from tests.checkpoints.rows import put_rows
 
 STEPS = 12
 
@@ -37,14 +37,14 @@ def train(folder: str, kill_after: int | None) -> dict[str, Any]:
         return replica.all_reduce("mean", loss)
 
     losses = {}
-    whole = put(np.zeros((8, 3), np.float32), strategy.per_replica_sharding)
+    whole = put_rows(np.zeros((8, 3), np.float32), strategy.per_replica_sharding)
     with Checkpoints(folder, keep=2) as checkpoints:
         restored = checkpoints.restore({"model": model, "optimizer": optimizer, "whole": whole})
         first = 0
         if restored is not None:
             first, whole = restored.step, restored.state["whole"]
         for number in range(first, STEPS):
-            x, y = (put(a[number], strategy.per_replica_sharding) for a in (xs, ys))
+            x, y = (put_rows(a[number], strategy.per_replica_sharding) for a in (xs, ys))
             losses[number] = float(strategy.run(step, (model, optimizer, x, y)))
             whole = whole + number
             if (number + 1) % 3 == 0:

@@ -10,9 +10,9 @@ import optax
 from flax import nnx
 
 import jaxdist
-from jaxdist._values import put
 from jaxdist.errors import OtherProcessError
 from jaxdist.training import Checkpoints
+from tests.checkpoints.rows import put_rows
 
 _SIZE = 64
 
@@ -61,7 +61,7 @@ def train_until_killed(folder: str, victim: int, at: int, how: str) -> dict[str,
         checkpoints.save(done, (model, optimizer))
         state: Any = (model, optimizer)
         if how == "rows":
-            state = put(np.ones((8, 2)), strategy.per_replica_sharding)
+            state = put_rows(np.ones((8, 2)), strategy.per_replica_sharding)
         checkpoints.on_failure(lambda: (done, state, {"how": how}))
         try:
             for _ in range(60):

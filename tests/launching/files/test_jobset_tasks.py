@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-from jaxdist._called import called
-from jaxdist._parameter_server.strategy.cluster import read_cluster
 from jaxdist.cli import main
 from jaxdist.cluster_resolver import TFConfigClusterResolver
 from tests.launching.files.printed import ROOT, SCRIPT, check_schema, print_file, read_documents
@@ -46,7 +44,6 @@ def _fill_in(container: Any, index: int) -> dict[str, str]:
     return known
 
 
-@called("a test")
 def test_each_pod_finds_all_tasks_and_itself(capsys: pytest.CaptureFixture[str]) -> None:
     jobset, jobs = _read(print_file(capsys, *TASKS, SCRIPT))
     name = jobset["metadata"]["name"]
@@ -59,8 +56,8 @@ def test_each_pod_finds_all_tasks_and_itself(capsys: pytest.CaptureFixture[str])
             variables = _fill_in(_get_pod(spec)[1], index)
             resolver = TFConfigClusterResolver(environ=variables)
             assert (resolver.task_type, resolver.task_id) == (job, index)
-            cluster = read_cluster(resolver)
-            found.add((tuple(cluster.servers), tuple(cluster.workers)))
+            cluster = resolver.cluster_spec()
+            found.add((tuple(cluster.job_tasks("ps")), tuple(cluster.job_tasks("worker"))))
     # Names of pods of a JobSet, in the domain of its service.
     assert found == {
         (

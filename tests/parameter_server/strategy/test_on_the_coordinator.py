@@ -13,7 +13,6 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import MirroredStrategy
-from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist.coordinator import ClusterCoordinator
 from jaxdist.errors import ContextError
 from tests.parameter_server.strategy.making import make_strategy
@@ -205,14 +204,14 @@ def test_transformations_in_scheduled_functions_use_the_models_of_the_servers() 
 
 def test_only_what_looks_at_a_value_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     reads: Counter[str] = Counter()
-    read = Servers.read
-
-    def count(servers: Servers, name: str) -> Any:
-        reads[name] += 1
-        return read(servers, name)
-
-    monkeypatch.setattr(Servers, "read", count)
     strategy = make_strategy()
+    read = strategy.storage.read
+
+    def count(name: str) -> Any:
+        reads[name] += 1
+        return read(name)
+
+    monkeypatch.setattr(strategy.storage, "read", count)
     coordinator = ClusterCoordinator(strategy)
     model = _Net(1)
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)

@@ -1,7 +1,5 @@
 """Names and methods that `tf.distribute` has from version 1."""
 
-import logging
-import warnings
 from typing import Any
 
 import jax
@@ -11,7 +9,6 @@ import pytest
 
 import jaxdist
 from jaxdist import DistributedIterator, InputReplicationMode, PerReplica, Variable
-from jaxdist._program.arguments import options as _options
 from jaxdist.compat import v1
 from jaxdist.errors import (
     ArgumentError,
@@ -401,19 +398,6 @@ def test_older_names_are_the_same_objects() -> None:
     assert contrib.get_distribution_strategy is jaxdist.get_strategy
     implementation = jaxdist.experimental.CommunicationImplementation
     assert jaxdist.experimental.CollectiveCommunication is implementation
-
-
-def test_options_of_xla_are_taken_and_logged_as_without_effect(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # It is said once in a process.
-    monkeypatch.setattr(_options, "_LOGGED", set())
-    options = jaxdist.RunOptions(
-        experimental_xla_options=jaxdist.tpu.XLAOptions(use_shardy_partitioner=True)
-    )
-    with caplog.at_level(logging.INFO, "jaxdist"), warnings.catch_warnings():
-        _two().run(lambda: 1, options=options)
-    assert "no effect" in caplog.text
 
 
 def test_an_update_of_a_plain_array_is_no_whole_batch(caplog: pytest.LogCaptureFixture) -> None:
