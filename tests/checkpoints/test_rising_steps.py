@@ -8,15 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxdist._checkpoints.local_storage import LocalStorage
-from jaxdist._checkpoints.survivors import Survivor
-from jaxdist._values import put
-from jaxdist.errors import CheckpointError, UnavailableError
+from jaxdist.errors import CheckpointError
 from jaxdist.training import Checkpoints
 from tests.checkpoints.test_background import Gate
 from tests.strategies.oracle import refused
@@ -209,19 +205,3 @@ def test_a_discard_that_ends_at_any_deletion_leaves_a_folder_that_restores(
         assert _restore(checkpoints) == (5, 50.0)
     names = sorted(p.name for p in folder.iterdir() if p.name[0] != ".")
     assert names == ["4", "5", "manifests"]
-
-
-def test_a_survivor_of_a_training_that_went_back_says_that_a_later_checkpoint_exists(
-    folder: Path,
-) -> None:
-    step, storage = 4, LocalStorage(folder)
-    survivor = Survivor(storage, 3, lambda: None, lambda: (step, {"w": put(np.ones(2), None)}))
-    survivor.snapshots.take()
-    said = survivor.act(UnavailableError("process 1 has ended", (1,)))
-    assert said.startswith("Nothing was saved now: the last complete step is 4, and checkpoint 6 ")
-    assert said.endswith(f"The last checkpoint counts: {folder / '6'}.")
-    step = 6
-    survivor = Survivor(storage, 3, lambda: None, lambda: (step, {"w": put(np.ones(2), None)}))
-    survivor.snapshots.take()
-    said = survivor.act(UnavailableError("process 1 has ended", (1,)))
-    assert said == f"The last complete step is saved: {folder / '6'}."

@@ -8,16 +8,12 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import jaxdist
 from jaxdist import Sharded, partition
-from jaxdist._values.sharded.node import from_state
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.partition import ByNames, Replicate, Rules, Shard, Split, Stage
-from tests.tables import examples
 
 AUTO = AxisType.Auto
 
@@ -283,23 +279,6 @@ def test_a_scan_of_layers_has_the_numbers_of_one_device(placement: Any, kind: Ax
     after, losses = train(strategy, params, jax.device_put(x, strategy.per_replica_sharding))
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     assert spec_of(after["w"])[: len(spec_of(params["w"]))] == spec_of(params["w"])
-
-
-@settings(deadline=None, max_examples=examples(30))
-@given(
-    split=st.none()
-    | st.integers(0, 5)
-    | st.lists(
-        st.tuples(st.integers(0, 5), st.sampled_from(["stage", "a_over_b", "model", "x@y"])),
-        min_size=1,
-        max_size=3,
-    ).map(tuple),
-    axes=st.none() | st.lists(st.sampled_from(["data", "slice_over"]), min_size=1).map(tuple),
-)
-def test_a_key_of_nnx_has_the_whole_cut(split: Any, axes: Any) -> None:
-    value = Sharded(np.ones((4, 4)), 1, 4, axes, split)
-    [(path, child)], _ = jax.tree_util.tree_flatten_with_path(value)
-    assert from_state({path[0].name: child}).cut == value.cut
 
 
 def test_a_step_keeps_the_layout_of_stages_for_the_next_call() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxdist
-from jaxdist import _compat, partition, training
+from jaxdist import partition, training
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from tests.fit.models import mirrored
 
@@ -203,33 +203,6 @@ def test_an_optimizer_that_is_updated_in_the_block_is_an_error() -> None:
         train()
     # Nothing is deleted.
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(nnx.state(model)))
-
-
-@pytest.mark.parametrize("stop", [1, 2, 3, 4])
-def test_ctrl_c_in_an_exchange_gives_both_back(stop: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, optimizer = _make(training.moving_average(optax.sgd(0.1), 0.5))
-    _step(model, optimizer, jnp.ones((4, 2)))
-    before = jax.tree.map(np.array, (nnx.state(model), nnx.state(optimizer)))
-    hold, calls = _compat.set_held, 0
-
-    def interrupt(variable: Any, value: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == stop:
-            raise KeyboardInterrupt
-        hold(variable, value)
-
-    def show() -> None:
-        with training.use_average(model, optimizer):
-            pass
-
-    monkeypatch.setattr(_compat, "set_held", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        show()
-    monkeypatch.undo()
-    after = jax.tree.map(np.array, (nnx.state(model), nnx.state(optimizer)))
-    pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
-    assert all(np.array_equal(a, b) for a, b in pairs)
 
 
 def test_parameters_that_are_not_trained_stay_as_they_are_in_the_block() -> None:

@@ -161,3 +161,20 @@ def test_virtual_replicas_refuse_pieces_by_name() -> None:
         jaxdist.errors.ReplicaValueError, match=r"deterministic=True[\s\S]*value\.whole\(\)"
     ):
         strategy.run(lambda x: x, (Sharded(np.arange(8.0, dtype="float32"), 0, 8),))
+
+
+@settings(deadline=None, max_examples=examples(30))
+@given(
+    split=st.none()
+    | st.integers(0, 5)
+    | st.lists(
+        st.tuples(st.integers(0, 5), st.sampled_from(["stage", "a_over_b", "model", "x@y"])),
+        min_size=1,
+        max_size=3,
+    ).map(tuple),
+    axes=st.none() | st.lists(st.sampled_from(["data", "slice_over"]), min_size=1).map(tuple),
+)
+def test_a_key_of_nnx_has_the_whole_cut(split: Any, axes: Any) -> None:
+    value = Sharded(np.ones((4, 4)), 1, 4, axes, split)
+    [(path, child)], _ = jax.tree_util.tree_flatten_with_path(value)
+    assert from_state({path[0].name: child}).cut == value.cut

@@ -11,10 +11,8 @@ from jax.sharding import AxisType
 
 import jaxdist
 from jaxdist import fit, partition
-from jaxdist._buckets import BucketPath
 from jaxdist.cli import main
-from jaxdist.errors import CheckpointError, ConfigError
-from jaxdist.jobs._run.run_state import TableFiles
+from jaxdist.errors import CheckpointError
 from jaxdist.training import Checkpoints
 from tests.checkpoints.buckets.stores import BUCKET, SCHEMES, use_store
 
@@ -117,9 +115,3 @@ def test_a_configured_job_resumes_from_a_bucket(
     assert train(12, "checkpoint.resume=false") != 0
     assert f"{url} holds checkpoints" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["runs"]
-
-
-def test_tables_on_servers_need_a_folder() -> None:
-    with pytest.raises(ConfigError, match=r"the tables 'items' are on parameter servers"):
-        TableFiles(BucketPath("gs", "bucket", "run"), {"items": None})
-    assert not TableFiles(BucketPath("gs", "bucket", "run"), {}).save(1)

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdist._checkpoints.survivors import Snapshots
-from jaxdist.errors import ArgumentTypeError
+from jaxdist._checkpoints.local_storage import LocalStorage
+from jaxdist._checkpoints.survivors import Snapshots, Survivor
+from jaxdist.errors import ArgumentTypeError, UnavailableError
 from jaxdist.training import Checkpoints
 from tests.checkpoints.processes import surviving
 from tests.processes.job import run_job
@@ -80,3 +81,22 @@ def test_a_state_with_random_keys_is_kept() -> None:
     jax.block_until_ready(state)
     found, leaves, _ = snapshots.find_newest()
     assert (found, sorted(leaves)) == (0, ["key", "w"])
+
+
+def test_a_survivor_of_a_training_that_went_back_says_that_a_later_checkpoint_exists(
+    tmp_path: pathlib.Path,
+) -> None:
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        for saved in 4, 5, 6:
+            checkpoints.save(saved, {"w": jnp.full(3, float(saved))})
+    step, storage = 4, LocalStorage(tmp_path)
+    survivor = Survivor(storage, 3, lambda: None, lambda: (step, {"w": jnp.ones(2)}))
+    survivor.snapshots.take()
+    said = survivor.act(UnavailableError("process 1 has ended", (1,)))
+    assert said.startswith("Nothing was saved now: the last complete step is 4, and checkpoint 6 ")
+    assert said.endswith(f"The last checkpoint counts: {tmp_path / '6'}.")
+    step = 6
+    survivor = Survivor(storage, 3, lambda: None, lambda: (step, {"w": jnp.ones(2)}))
+    survivor.snapshots.take()
+    said = survivor.act(UnavailableError("process 1 has ended", (1,)))
+    assert said == f"The last complete step is saved: {tmp_path / '6'}."

@@ -12,10 +12,11 @@ import pytest
 from rich.console import Console
 
 from jaxdist import jobs
+from jaxdist._buckets import BucketPath
 from jaxdist._parameter_server.protocol import Read
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist.coordinator import ShardedVariable
-from jaxdist.errors import CheckpointError, UnsupportedError
+from jaxdist.errors import CheckpointError, ConfigError, UnsupportedError
 from jaxdist.jobs._run import run_state
 from jaxdist.jobs._run.run_state import TableFiles
 from jaxdist.jobs.next_word import NextWordTask
@@ -174,3 +175,9 @@ def test_the_task_says_what_its_measures_are() -> None:
     task = NextWordTask(jobs.load_job_config(CONFIG).values)
     assert task.units_per_example == 1
     assert task.measures({"loss": 1.0, "accuracy": 0.5, "weight": 8.0})["words"] == 8.0
+
+
+def test_tables_on_servers_need_a_folder() -> None:
+    with pytest.raises(ConfigError, match=r"the tables 'items' are on parameter servers"):
+        TableFiles(BucketPath("gs", "bucket", "run"), {"items": None})
+    assert not TableFiles(BucketPath("gs", "bucket", "run"), {}).save(1)

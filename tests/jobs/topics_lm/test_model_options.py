@@ -18,7 +18,7 @@ import jaxdist
 from jaxdist import jobs
 from jaxdist.errors import ConfigError
 from jaxdist.jobs.topics_lm import ModelConfig, Transformer, byte_losses, generate
-from jaxdist.jobs.topics_lm._attention import KERNELS, attend
+from jaxdist.jobs.topics_lm._attention import KERNELS, Attention, attend, rotate
 from jaxdist.jobs.topics_lm._layers import Mlp
 
 CONFIG = Path(__file__).parents[3] / "configs" / "topics_lm_data_parallel.toml"
@@ -293,3 +293,28 @@ def test_sizes_that_do_not_fit_are_refused(overrides: list[str], found: str, rem
     with pytest.raises(ConfigError, match=found) as caught:
         jobs.load_job_config(CONFIG, overrides)
     assert remedy in str(caught.value)
+
+
+def test_attention_is_that_of_numpy() -> None:
+    linear = {"use_bias": False}
+    init = nnx.initializers.normal(0.5)
+    attention = Attention(
+        ModelConfig(width=8, heads=2), out_init=init, linear=linear, rngs=nnx.Rngs(0)
+    )
+    x = jax.random.normal(jax.random.key(0), (3, 5, 8))
+    found = jax.jit(lambda x: attention(x))(x)
+
+    def projected(linear: nnx.Linear) -> np.ndarray:
+        return (np.asarray(x) @ np.asarray(linear.kernel[...])).reshape(3, 5, 2, 4)
+
+    query, key = (
+        np.asarray(rotate(jnp.asarray(projected(linear)), jnp.arange(5)))
+        for linear in (attention.query, attention.key)
+    )
+    value, seen = projected(attention.value), np.zeros((3, 5, 2, 4))
+    for row, at, head in np.ndindex(3, 5, 2):
+        scores = key[row, : at + 1, head] @ query[row, at, head] / 2.0  # sqrt(4 dims)
+        weights = np.exp(scores - scores.max())
+        seen[row, at, head] = weights @ value[row, : at + 1, head] / weights.sum()
+    expected = seen.reshape(3, 5, 8) @ np.asarray(attention.out.kernel[...])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -12,10 +12,8 @@ from flax import nnx
 
 import jaxdist
 from jaxdist.jobs.topics_lm import ModelConfig, Transformer, byte_losses, generate
-from jaxdist.jobs.topics_lm._attention import Attention, rotate
 
 _SMALL = ModelConfig(layers=2, width=16, heads=2, hidden=32)
-_SMALL_ATTENTION = ModelConfig(width=8, heads=2)
 
 
 def _model(config: ModelConfig = _SMALL) -> Transformer:
@@ -40,29 +38,6 @@ def test_parameters_have_the_names_that_partition_rules_are_written_for() -> Non
     layer += ["mlp/up/kernel", "mlp/down/kernel", "attention_norm/scale", "mlp_norm/scale"]
     layers = {f"layers/{i}/{name}" for i in range(2) for name in layer}
     assert paths == {"embed/embedding", "norm/scale", "unembed/kernel", *layers}
-
-
-def test_attention_is_that_of_numpy() -> None:
-    linear = {"use_bias": False}
-    init = nnx.initializers.normal(0.5)
-    attention = Attention(_SMALL_ATTENTION, out_init=init, linear=linear, rngs=nnx.Rngs(0))
-    x = jax.random.normal(jax.random.key(0), (3, 5, 8))
-    found = jax.jit(lambda x: attention(x))(x)
-
-    def projected(linear: nnx.Linear) -> np.ndarray:
-        return (np.asarray(x) @ np.asarray(linear.kernel[...])).reshape(3, 5, 2, 4)
-
-    query, key = (
-        np.asarray(rotate(jnp.asarray(projected(linear)), jnp.arange(5)))
-        for linear in (attention.query, attention.key)
-    )
-    value, seen = projected(attention.value), np.zeros((3, 5, 2, 4))
-    for row, at, head in np.ndindex(3, 5, 2):
-        scores = key[row, : at + 1, head] @ query[row, at, head] / 2.0  # sqrt(4 dims)
-        weights = np.exp(scores - scores.max())
-        seen[row, at, head] = weights @ value[row, : at + 1, head] / weights.sum()
-    expected = seen.reshape(3, 5, 8) @ np.asarray(attention.out.kernel[...])
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_losses_are_those_of_optax_and_no_logit_sees_a_later_byte() -> None:
