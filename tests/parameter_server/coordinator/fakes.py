@@ -152,6 +152,10 @@ class FakeStrategy:
         """Return the dataset function."""
         return dataset_or_fn if callable(dataset_or_fn) else lambda: dataset_or_fn
 
+    def report_changes(self, staleness: dict[int, int], *, lost: int) -> None:
+        """Let the servers report changes by their staleness, and how many were lost."""
+        self.report = ServerReport(staleness, lost=lost)
+
     def report_of_servers(self) -> ServerReport:
         """What the test has set."""
         return self.report

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdist._parameter_server.coordinator import ServerReport, on_worker
 from jaxdist.coordinator import (
     ClusterCoordinator,
     PerWorkerValues,
@@ -114,7 +113,7 @@ def test_statistics_have_what_the_servers_report(
     for _ in range(3):
         coordinator.schedule(lambda: None)
     coordinator.join()
-    strategy.report = ServerReport({0: 2, 1: 1}, lost=1)
+    strategy.report_changes({0: 2, 1: 1}, lost=1)
     found = coordinator.statistics()
     assert (found.applied, found.lost, found.staleness) == (2, 1, {0: 2, 1: 1})
 
@@ -310,8 +309,9 @@ def test_a_function_on_a_worker_cannot_call(coordinator: ClusterCoordinator, met
     coordinator.schedule(lambda: getattr(coordinator, method)(*arguments))
     with pytest.raises(ContextError, match=rf"{method} was called in a function that runs on a w"):
         coordinator.join()
-    with on_worker(0), pytest.raises(ContextError):
-        coordinator.create_per_worker_dataset(lambda: [1])
+    coordinator.schedule(lambda: coordinator.create_per_worker_dataset(lambda: [1]))
+    with pytest.raises(ContextError, match="create_per_worker_dataset was called in a function"):
+        coordinator.join()
 
 
 def test_a_function_knows_the_index_of_its_worker(coordinator: ClusterCoordinator) -> None:
