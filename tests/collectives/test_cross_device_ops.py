@@ -639,7 +639,8 @@ def test_explain_shows_the_hints_that_ops_do_not_follow(rows: PerReplica) -> Non
     )
     text = str(strategy.lower(_five, (rows,)).explain())
     assert "HierarchicalCopyAllReduce(num_packs=1): 2 groups of 2 replicas" in text
-    assert "bytes_per_pack: HierarchicalCopyAllReduce(num_packs=1) packs as its own arguments say" in text
+    found = "bytes_per_pack: HierarchicalCopyAllReduce(num_packs=1) packs as its own arguments say"
+    assert found in text
 
 
 def test_an_option_of_the_strategy_is_told_once_however_many_calls_ignore_it(
