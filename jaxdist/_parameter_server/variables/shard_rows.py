@@ -43,6 +43,7 @@ def select_rows(shards: Sequence[Any], starts: np.ndarray, ids: Any) -> Any:
     For the ids of other shards a shard is read at its row 0. As in JAX, an index out of bounds
     gives nan (or the smallest integer).
     """
+    ids = _as_row_numbers(ids)
     if hasattr(shards[0], "read_rows"):
         return _select_remote_rows(shards, starts, ids)
     dtype = shards[0].dtype
@@ -70,6 +71,18 @@ def _select_remote_rows(shards: Sequence[Any], starts: np.ndarray, ids: Any) -> 
         place = is_own.reshape(is_own.shape + (1,) * (rows.ndim - is_own.ndim))
         found = rows if found is None else jnp.where(place, rows, found)
     return found
+
+
+def _as_row_numbers(ids: Any) -> Any:
+    """Return traced ids as int32, in which the first row of any shard can be subtracted.
+
+    An int8 cannot hold the first row of a shard, and a comparison of both would wrap around. A
+    larger integer that an int32 cannot hold becomes one that is out of bounds as well.
+    """
+    known = jnp.iinfo(ids.dtype)
+    # `NO_ROW` itself is no id of a user.
+    low, high = max(known.min, NO_ROW + 1), min(known.max, int(np.iinfo(np.int32).max))
+    return jnp.clip(ids, low, high).astype(jnp.int32)
 
 
 def _is_own(ids: Any, number: int, shards: Sequence[Any], start: int) -> Any:
@@ -139,7 +152,7 @@ def split_slices(
 
 def _local_ids(ids: Any, number: int, shards: Sequence[Any], start: int) -> Any:
     """Return traced ids as those of a shard, with an id that drops the change for other shards."""
-    ids = ids.astype(jnp.int32)
+    ids = _as_row_numbers(ids)
     if hasattr(shards[number], "read_rows"):
         # The worker that sends the change drops rows with this id.
         return jnp.where(_is_own(ids, number, shards, start), ids - start, NO_ROW)
@@ -150,7 +163,7 @@ def _local_ids(ids: Any, number: int, shards: Sequence[Any], start: int) -> Any:
 
 def _find_own(shard: Any, start: int, ids: Any) -> tuple[Any, Any]:
     """Return which traced ids are rows of a shard, and all of them counted from its first row."""
-    own = ids.astype(jnp.int32) - start
+    own = ids - start
     return (own >= 0) & (own < int(shard.shape[0])), own
 
 

@@ -142,3 +142,37 @@ def test_a_table_that_is_an_argument_moves_only_rows_and_changes_as_a_captured_o
     coordinator.schedule(lambda v: v.assign_add(np.ones_like(WHOLE)), (table,)).fetch()
     np.testing.assert_array_equal(table.numpy()[ids], WHOLE[ids] + 3)
     np.testing.assert_array_equal(table.numpy()[0], WHOLE[0] + 1)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "uint32"])
+def test_ids_of_a_small_dtype_find_rows_of_a_table_that_has_more(dtype: str) -> None:
+    strategy = _strategy()
+    whole = np.arange(600, dtype=np.float32)[:, None]
+    with strategy.scope():
+        shards = [Variable(part, name=f"part_{n}") for n, part in enumerate(np.split(whole, 2))]
+    table = ShardedVariable(shards, name="table")
+
+    def change(ids: Any) -> Any:
+        rows = jaxdist.nn.embedding_lookup(table, ids)
+        table.scatter_add(IndexedSlices(jnp.ones_like(rows), ids))
+        return rows
+
+    ids = np.array([5, 100, 7], dtype)
+    found = ClusterCoordinator(strategy).schedule(change, (ids,)).fetch()
+    np.testing.assert_array_equal(found[:, 0], [5, 100, 7])
+    want = whole[:, 0].copy()
+    want[[5, 100, 7]] += 1
+    np.testing.assert_array_equal(table.numpy()[:, 0], want)
+
+
+@pytest.mark.parametrize("ids", [np.array([2**32 - 1], "uint32"), np.array([-(2**31)], "int32")])
+def test_an_id_at_the_end_of_its_dtype_is_out_of_bounds(ids: Any) -> None:
+    strategy = _strategy()
+    table = _table(strategy)
+
+    def change(ids: Any) -> None:
+        table.scatter_add(IndexedSlices(jnp.ones((1, 2)), ids))
+
+    with pytest.raises(RowIndexError, match="scatter_add of row"):
+        ClusterCoordinator(strategy).schedule(change, (ids,)).fetch()
+    np.testing.assert_array_equal(table.numpy(), WHOLE)
