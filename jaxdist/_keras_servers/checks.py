@@ -17,7 +17,7 @@ from jaxdist._keras import (
     name_of,
     use_rows,
 )
-from jaxdist._program import Dependence, DependenceAnalysis, growth
+from jaxdist._program import Dependence, growth, is_weighted_sum
 from jaxdist.errors import UnsupportedError
 
 
@@ -210,19 +210,4 @@ def _adds_up(jaxpr: Any, number: int, aggregation: str) -> bool:
     grown = growth(jaxpr, jaxpr.invars[number], number)
     if grown is not Dependence.OTHER or aggregation != "mean":
         return grown is not Dependence.OTHER
-    given = [Dependence.SAME if n == number else Dependence.FREE for n in range(len(jaxpr.invars))]
-    return WeightedSums().run(jaxpr, given)[number] is not Dependence.OTHER
-
-
-class WeightedSums(DependenceAnalysis):
-    """Dependence analysis in which a sum may scale the variable, as an average does."""
-
-    def operation(self, eqn: Any, inputs: list[Dependence]) -> list[Dependence]:
-        name, free = eqn.primitive.name, inputs.count(Dependence.FREE)
-        is_known = Dependence.OTHER not in inputs
-        is_sum = name in ("add", "add_any", "sub", "neg")
-        is_scaled = name == "mul" and free == 1
-        is_divided = name == "div" and inputs[1] is Dependence.FREE
-        if is_known and (is_sum or is_scaled or is_divided):
-            return [Dependence.SUM]
-        return super().operation(eqn, inputs)
+    return is_weighted_sum(jaxpr, number, number)

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from jaxdist._program.proof.dependence import Dependence as Dependence
     from jaxdist._program.proof.dependence import DependenceAnalysis as DependenceAnalysis
     from jaxdist._program.proof.dependence import growth as growth
+    from jaxdist._program.proof.dependence import is_weighted_sum as is_weighted_sum
     from jaxdist._program.proof.replication import ReplicationAnalysis as ReplicationAnalysis
     from jaxdist._program.proof.replication import TracedCollective as TracedCollective
     from jaxdist._program.report import CompiledProgram as CompiledProgram

@@ -29,6 +29,7 @@ does not: the function may branch on a number, and servers hold no keys. So thes
 the program, and a function that has other ones when it is scheduled again is traced again.
 """
 
+import dataclasses
 import inspect
 import itertools
 import re
@@ -128,12 +129,13 @@ def adopt(call: WholeCall, strategy: Any) -> list[StateLeaf]:
     graph = call.graph
     if graph is None:
         return []
-    of_optimizers = _find_optimizer_state(call.flat.nodes)
+    of_optimizers, moments = _find_optimizer_state(call.flat.nodes), _find_moments(call.flat.nodes)
     parameters = _list_parameters(call.fn)
     leaves = []
     for number, variable in enumerate(graph.variables):
         name = _name_by_parameter(graph.shape.name(number), parameters)
-        leaves.append(adopt_one(variable, name, strategy, is_state=id(variable) in of_optimizers))
+        leaf = adopt_one(variable, name, strategy, is_state=id(variable) in of_optimizers)
+        leaves.append(dataclasses.replace(leaf, is_moment=id(variable) in moments))
     return leaves
 
 
@@ -202,6 +204,17 @@ def _find_optimizer_state(nodes: Sequence[Any]) -> set[int]:
         id(x)
         for optimizer in list_optimizers(list(nodes))
         for _, x in nnx.iter_graph(optimizer.opt_state)
+        if isinstance(x, nnx.Variable)
+    }
+
+
+def _find_moments(nodes: Sequence[Any]) -> set[int]:
+    """Return the variables, by `id`, of the metrics whose variables change together."""
+    return {
+        id(x)
+        for _, metric in nnx.iter_graph(list(nodes))
+        if isinstance(metric, nnx.metrics.Welford)
+        for _, x in nnx.iter_graph(metric)
         if isinstance(x, nnx.Variable)
     }
 

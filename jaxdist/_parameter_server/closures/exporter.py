@@ -90,13 +90,13 @@ class ClosureExporter:
             for n, impl in impls.items():
                 known[n] = jax.random.wrap_key_data(known[n], impl=impl)
             for n in folded & impls.keys():
-                known[n] = jax.random.fold_in(known[n], number)
+                known[n] = _fold_in(known[n], number)
             for n, port in zeros.items():
                 known[n] = jnp.zeros(port.home.global_shape, port.dtype)
             # NumPy has no dtype for the indices of slices either; they are read as integers.
             results = list(map(_compat.unwrap_row_numbers, body(*(known[n] for n in used))))
             return [
-                results[place[r]] if minus is None else results[place[r]] - known[minus]
+                results[place[r]] if minus is None else _subtract(results[place[r]], known[minus])
                 for r, minus in outputs
             ]
 
@@ -106,6 +106,19 @@ class ClosureExporter:
         program.__name__ = self._inputs.name
         exported = export.export(jax.jit(program), platforms=self._platforms)(*avals)
         return inputs, bytes(exported.serialize())
+
+
+def _fold_in(keys: Any, number: Any) -> Any:
+    # The layers of an `nnx.vmap` have an array of keys, and `fold_in` takes one.
+    fold = jax.random.fold_in
+    for _ in range(keys.ndim):
+        fold = jax.vmap(fold, in_axes=(0, None))
+    return fold(keys, number)
+
+
+def _subtract(new: Any, old: Any) -> Any:
+    # An infinite value that stays as it is changes by 0, and not by nan.
+    return jnp.where(new == old, jnp.zeros_like(new), new - old)
 
 
 def _check_no_callback(function: str, program: Any) -> None:

@@ -55,12 +55,14 @@ class StateLeaf:
             servers hold beside the parameters, and for random keys.
         key: The random key, for an `nnx.RngKey`.
         name: Its name in messages.
+        is_moment: Whether it belongs to an `nnx.metrics.Welford`, whose variables change together.
     """
 
     variable: ServerVariable | None
     name: str
     template: Any
     key: Any = None
+    is_moment: bool = False
 
 
 class TraceInputs:

@@ -3,9 +3,12 @@
 Note [Changes of a closure]
 A variable that a function changes by `assign_add` is sent as what is added, so that the changes of
 several workers all count; see Note [Ports]. The variables of an NNX object have no such methods: a
-new value that is computed from the old one is sent as the difference, and one that is not is
-assigned. What `nnx.Optimizer.update` changes is sent as gradients, and the servers run the
-transformation (`optimizer`). A parameter has no value in the closure after that.
+new value that is the old one plus something, or a moving average, is sent as the difference, and
+another one is assigned. Differences of other values would not add up: those of two maxima, from the
+same old value, give a value that nobody has computed, and the difference to an infinite or much
+larger old value cannot be represented. What `nnx.Optimizer.update` changes is sent as gradients,
+and the servers run the transformation (`optimizer`). A parameter has no value in the closure after
+that.
 """
 
 import dataclasses
@@ -42,6 +45,7 @@ from jaxdist._program import (
     ForwardAnalysis,
     FunctionTrace,
     WholeCall,
+    is_weighted_sum,
     log_options_without_effect,
 )
 from jaxdist.errors import ContextError, UnsupportedError
@@ -310,11 +314,17 @@ class _Builder:
                     continue
                 raise make_state_error(self._name, leaf.name)
             name = leaf.variable.remote_name
-            is_sum = place in sources and leaf.variable.dtype != np.bool_
+            is_sum = self._adds_up(leaf, place, result)
             operand = self._output(result, minus=place if is_sum else None)
             op = "add" if is_sum else "assign"
             updates.append(Update(op, name, (operand,), what=leaf.name))
         return updates
+
+    def _adds_up(self, leaf: StateLeaf, place: int, result: int) -> bool:
+        """Whether the changes of a variable by several functions are added to it."""
+        if place not in self._origins[result].sources or leaf.template.dtype == np.bool_:
+            return False
+        return leaf.is_moment or is_weighted_sum(self._found.closed.jaxpr, place, result)
 
     # The program
 

@@ -4,7 +4,11 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import numpy as np
+
 from jaxdist._program.jaxprs.interpreter import ForwardAnalysis
+from jaxdist._program.jaxprs.primitives import SUMS
 
 
 class Dependence(enum.Enum):
@@ -19,7 +23,7 @@ class Dependence(enum.Enum):
 # Operations with one operand that keep its values, and change at most shape, dtype or layout.
 _VALUE_PRESERVING = frozenset(
     {"broadcast_in_dim", "copy", "mesh_cast", "pcast", "pvary", "reshape", "reshard"}
-    | {"sharding_constraint", "squeeze"}
+    | {"sharding_constraint", "squeeze", "stop_gradient"}
 )
 
 
@@ -80,8 +84,50 @@ def _classify(eqn: Any, name: str, given: list[Dependence]) -> Dependence:
     if name == "convert_element_type":
         # A conversion from float to int rounds, and rounding does not commute with sums.
         before, after = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
-        return first if before.kind == after.kind else Dependence.OTHER
+        is_like = before.kind == after.kind or _are_floats(before, after)
+        return first if is_like else Dependence.OTHER
     return Dependence.OTHER
+
+
+def _are_floats(*dtypes: Any) -> bool:
+    # The kind of bfloat16 and its like is "V".
+    return all(jax.dtypes.issubdtype(dtype, np.floating) for dtype in dtypes)
+
+
+class WeightedSums(DependenceAnalysis):
+    """Dependence analysis in which a sum may scale the variable, as an average does."""
+
+    def operation(self, eqn: Any, inputs: list[Dependence]) -> list[Dependence]:
+        name, free = eqn.primitive.name, inputs.count(Dependence.FREE)
+        if name in SUMS:
+            # The mean over the replicas, which may have several operands.
+            return [Dependence.SUM if given is Dependence.SAME else given for given in inputs]
+        is_known = Dependence.OTHER not in inputs
+        is_sum = name in ("add", "add_any", "sub", "neg")
+        is_scaled = name == "mul" and free == 1
+        is_divided = name == "div" and inputs[1] is Dependence.FREE
+        # `v.at[ids].add(rows)`, where neither the ids nor the rows depend on the variable.
+        is_scattered = (
+            name in ("scatter-add", "scatter-sub") and inputs[1:] == [Dependence.FREE] * 2
+        )
+        if is_known and (is_sum or is_scaled or is_divided or is_scattered):
+            return [Dependence.SUM]
+        return super().operation(eqn, inputs)
+
+
+def is_weighted_sum(jaxpr: Any, number: int, result: int) -> bool:
+    """Whether a result of an open jaxpr is a weighted sum of one input and of what is free of it.
+
+    Changes of a weighted sum add up: those that two workers compute from the same old value may
+    both be added to it.
+
+    Args:
+        jaxpr: The program.
+        number: The number of the input.
+        result: The number of the result.
+    """
+    given = [Dependence.SAME if n == number else Dependence.FREE for n in range(len(jaxpr.invars))]
+    return WeightedSums().run(jaxpr, given)[result] is not Dependence.OTHER
 
 
 def _join(ways: Sequence[Dependence]) -> Dependence:
