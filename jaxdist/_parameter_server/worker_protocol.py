@@ -59,7 +59,7 @@ class Update(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """Which rows of a table one shard has.
+    """Which rows of a table one shard has, or a variable that is in no shards.
 
     Args:
         table: The name of the table.
@@ -72,6 +72,11 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     start: int
     rows: int
     total: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all rows."""
+        return self.rows == self.total
 
 
 class Lookup(msgspec.Struct, frozen=True, array_like=True):
@@ -101,8 +106,8 @@ class TracedClosure(
         digest: The digest of all of it; see `with_digest`.
         num_replicas: On how many devices of a worker it runs.
         lookup: Which rows of variables it reads; None if it reads none.
-        parts: For each shard of a table whose rows it reads or that it changes, by the name on the
-            servers, which rows of the table these are.
+        parts: For each variable whose rows it reads or changes, by the name on the servers, which
+            rows of its table these are.
     """
 
     name: str

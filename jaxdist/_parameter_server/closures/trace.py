@@ -144,6 +144,11 @@ def trace_closure(
     return builder.build(platforms), recorders
 
 
+def _make_whole(table: ServerVariable) -> Part:
+    rows = int(table.shape[0])
+    return Part(table.label, 0, rows, rows)
+
+
 class _Builder:
     """Builds the closure of one trace."""
 
@@ -198,14 +203,19 @@ class _Builder:
         return Traced(closure.with_digest(), self._found.treedef, len(self._after))
 
     def _find_parts(self) -> dict[str, Part]:
-        """Return the shards of tables whose rows the function reads, or that it changes."""
+        """Return the rows of tables, or of shards, whose rows the function reads or changes."""
         roles = [
             found.role
             for found in (*self._found.inputs, *self._found.variables)
             if isinstance(found, Port)
         ]
-        shards = [r.variable for r in roles if isinstance(r, RowRead | ServerUpdate)]
-        return {v.remote_name: v.part for v in shards if v.part is not None}
+        tables = [
+            role.variable
+            for role in roles
+            if isinstance(role, RowRead)
+            or (isinstance(role, ServerUpdate) and role.op.startswith("scatter_"))
+        ]
+        return {v.remote_name: v.part or _make_whole(v) for v in tables}
 
     def _check_strategy(self) -> None:
         """Raise if a variable is on the servers of another strategy, which know it by its name."""

@@ -304,15 +304,28 @@ def check_change(variable: StoredVariable, change: Change, programs: Collection[
             f"The operations of this server are {known}.",
             "Register an update program first: register_update(key, ...).",
         )
-    if variable.dtype == np.bool_ and _STEPS.get(change.op) is not None:
+    check_arithmetic(change.op, variable.name, variable.dtype, variable.shape)
+
+
+def check_arithmetic(op: str, name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
+    """Check that the numbers of a variable can be changed by an operation.
+
+    Args:
+        op: The operation.
+        name: The variable.
+        dtype: Its dtype.
+        shape: Its shape.
+    """
+    what = f"op={op!r} for {name!r}, which is {dtype}{list(shape)}."
+    if dtype == np.bool_ and _STEPS.get(op) is not None:
         raise refuse(
-            f"op={change.op!r} for {variable.name!r}, which is {variable.describe()}.",
+            what,
             "Bools have no arithmetic.",
             "Assign the new value, or create the variable with an integer dtype.",
         )
-    if change.op == "scatter_div" and not jax.dtypes.issubdtype(variable.dtype, np.inexact):
+    if op == "scatter_div" and not jax.dtypes.issubdtype(dtype, np.inexact):
         raise refuse(
-            f"op='scatter_div' for {variable.name!r}, which is {variable.describe()}.",
+            what,
             "A division gives fractions, which integers cannot hold.",
             "Create the variable with a float dtype.",
         )

@@ -12,6 +12,7 @@ import numpy as np
 from jaxdist._called import called
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.protocol import Change as ServerChange
+from jaxdist._parameter_server.server import check_arithmetic
 from jaxdist._parameter_server.variables.lent import Lent
 from jaxdist._parameter_server.variables.make_shards import (
     ExportedInitial,
@@ -265,6 +266,7 @@ class ServerVariable(Lent, Distant):
     def _update(
         self, change: Change, value: Any, use_locking: Any, name: Any, *, read_value: bool
     ) -> Any:
+        check_arithmetic(_OPS[change], self._label, self.dtype, self.shape)
         if not self._is_traced():
             given = cast_to_variable(self, value)
             self._send(_OPS[change], np.broadcast_to(_own(given), self.shape))
@@ -299,6 +301,8 @@ class ServerVariable(Lent, Distant):
                 "A server changes whole variables and whole rows.\n\n"
                 "Use scatter_add and the like with IndexedSlices, or assign the whole variable."
             )
+        # Before the function runs: it may change variables on other servers, too.
+        check_arithmetic(kind.value, self._label, self.dtype, self.shape)
         if not self._is_traced():
             self._send(kind.value, np.array(blocks.indices), np.array(blocks.values))
             return self.value()

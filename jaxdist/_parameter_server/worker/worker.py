@@ -35,20 +35,18 @@ _TRIES = 100
 
 
 def check_rows(closure: TracedClosure, what: str, name: str, ids: np.ndarray) -> None:
-    """Check rows of a shard before any request: a server knows the shard, and not the table.
+    """Check rows before any request: then a refused function has changed nothing on any server.
 
     Args:
         closure: The closure.
         what: What the closure does with the rows, such as `reads`.
-        name: The name of the shard on the servers. Other variables are checked there.
+        name: The name of the table, or of its shard, on the servers.
         ids: The numbers of the rows, counted from the first row of the shard.
 
     Raises:
         RowIndexError: One of them is not a row of the table.
     """
-    part = closure.parts.get(name)
-    if part is None:
-        return
+    part = closure.parts[name]
     wrong = ids[(ids < 0) | (ids >= part.rows)]
     if wrong.size:
         raise RowIndexError(
@@ -280,9 +278,10 @@ class Worker:
             version = self._kept.find_version(update.name) if update.name in reads else None
             operands = [outputs[n] for n in update.operands]
             if update.op.startswith("scatter_"):
-                # Rows without a number belong to another shard.
-                is_own = operands[0] != NO_ROW
-                operands = [x[is_own] for x in operands] if not is_own.all() else operands
+                if not request.closure.parts[update.name].is_whole:
+                    # Rows without a number belong to another shard.
+                    is_own = operands[0] != NO_ROW
+                    operands = [x[is_own] for x in operands] if not is_own.all() else operands
                 check_rows(request.closure, f"calls {update.op} of", update.name, operands[0])
             change = protocol.Change(update.op, update.name, operands, version)
             by_server.setdefault(self._servers.find_server(update.name), []).append(change)
