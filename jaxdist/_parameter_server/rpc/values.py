@@ -112,7 +112,7 @@ def _make_type_error(name: str, leaf: Any) -> ArgumentTypeError:
 
 
 def fits(kind: str, value: np.ndarray, dtype: np.dtype) -> bool:
-    """Whether a number of Python keeps its value as this dtype, up to rounding."""
+    """Whether a number of Python keeps its value as this dtype; floats, up to rounding."""
     # The kind comes from another process.
     if value.dtype.kind not in _STORED[kind]:
         return False
@@ -124,7 +124,10 @@ def fits(kind: str, value: np.ndarray, dtype: np.dtype) -> bool:
     if kind == "bool" or not np.isfinite(value):
         return True
     with np.errstate(over="ignore"):
-        return bool(np.isfinite(value.astype(dtype)))
+        converted = value.astype(dtype)
+    # An integer is a count or a number of a row, so it is exact.
+    is_exact = kind != "int" or complex(converted.astype(np.complex128)) == int(value)
+    return bool(np.isfinite(converted) and is_exact)
 
 
 def as_jax(value: Any) -> jax.Array:

@@ -145,6 +145,10 @@ def test_a_number_of_python_becomes_the_registered_dtype(dtype: str, number: Any
         ("float32", True),
         ("float32", 1j),
         ("float16", 1e30),
+        ("float16", 2**20),
+        ("float32", 2**24 + 1),
+        ("bfloat16", 257),
+        ("complex64", 2**24 + 1),
         ("bool", 1),
     ],
 )
