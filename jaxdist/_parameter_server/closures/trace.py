@@ -25,6 +25,7 @@ from jaxdist._parameter_server.closures.inputs import (
     StateLeaf,
     TraceInputs,
     is_key,
+    make_changed_too_error,
     make_other_strategy_error,
     make_state_error,
     make_used_after_error,
@@ -58,6 +59,7 @@ Sources = frozenset[Source]
 # of `strategy.run` pass through some of them.
 _PRESERVING = frozenset(
     {"broadcast_in_dim", "copy", "pcast", "pvary", "reshape", "sharding_constraint", "squeeze"}
+    | {"jaxdist_assume_replicated"}
 )
 # Stands for the key of an update program until the optimizer is on the servers.
 OPTIMIZER = "optimizer:"
@@ -70,10 +72,14 @@ class Origin:
     Args:
         sources: What it depends on.
         same_as: The input that it equals; None if it is computed.
+        update_of: The input whose update by an optimizer it is.
+        next_of: The input whose value after the update it is, or perhaps the input itself.
     """
 
     sources: Sources = frozenset()
     same_as: int | None = None
+    update_of: int | None = None
+    next_of: int | None = None
 
 
 _CONSTANT = Origin()
@@ -91,21 +97,37 @@ class SourceAnalysis(ForwardAnalysis[Origin]):
         found: Sources = frozenset().union(*(origin.sources for origin in inputs))
         if eqn.primitive is UPDATED:
             found = found | {(eqn.params["optimizer"], eqn.params["leaf"])}
-        return [Origin(found)] * len(eqn.outvars)
+            return [Origin(found, update_of=inputs[0].same_as)]
+        following = _find_updated(inputs) if eqn.primitive.name == "add" else None
+        return [Origin(found, next_of=following)] * len(eqn.outvars)
 
     def join(self, eqn: Any, aval: Any, first: Origin, second: Origin) -> Origin:
         same = first.same_as if first.same_as == second.same_as else None
-        return Origin(first.sources | second.sources, same)
+        update = first.update_of if first.update_of == second.update_of else None
+        # The branch without the update returns the input itself.
+        ways = {o.same_as if o.next_of is None else o.next_of for o in (first, second)}
+        following = None if same is not None or len(ways) > 1 else ways.pop()
+        return Origin(first.sources | second.sources, same, update, following)
 
     # The number of iterations, and the choice of a branch, decide on the results too.
     def decide(self, eqn: Any, values: list[Origin], decided_by: Origin) -> list[Origin]:
         return [
-            value if value.same_as is not None else Origin(value.sources | decided_by.sources)
+            value
+            if value.same_as is not None
+            else dataclasses.replace(value, sources=value.sources | decided_by.sources)
             for value in values
         ]
 
     def linear_solve(self, eqn: Any, inputs: list[Origin]) -> list[Origin]:
         return self.operation(eqn, inputs)
+
+
+def _find_updated(inputs: Sequence[Origin]) -> int | None:
+    """Return the input that a sum updates: it adds the input and its update."""
+    for old, update in (inputs, inputs[::-1]):
+        if old.same_as is not None and old.same_as == update.update_of:
+            return old.same_as
+    return None
 
 
 @called("strategy.run")
@@ -299,14 +321,17 @@ class _Builder:
     def _find_targets(self) -> dict[tuple[int, int], ServerVariable]:
         """Return the variable that each gradient of each optimizer is for."""
         found = {}
-        for leaf, result in zip(self._state, self._after, strict=True):
-            marks = [s for s in self._origins[result].sources if isinstance(s, tuple)]
+        for place, (leaf, result) in enumerate(zip(self._state, self._after, strict=True)):
+            origin = self._origins[result]
+            marks = [s for s in origin.sources if isinstance(s, tuple)]
             if not marks:
                 continue
             # A second variable with the mark was computed from the parameter after its update,
             # such as an average of parameters.
             if len(marks) > 1 or leaf.variable is None or marks[0] in found:
                 raise make_used_after_error(self._name, leaf.name)
+            if origin.next_of != place:
+                raise make_changed_too_error(self._name, leaf.name)
             found[marks[0]] = leaf.variable
         return found
 
