@@ -81,12 +81,17 @@ _ADDED: dict[str, tuple[Any, Callable[..., None]]] = {
 }
 
 
-def _note(found: list[str]) -> Any:
+def _note_changes(strategy: Any) -> list[str]:
+    """Return a list that gets the operation of each change that is sent from now on."""
+    found: list[str] = []
+
     def note(request: ChangeVariables, go_on: Callable[[], Any]) -> Any:
         found.extend(change.op for change in request.changes)
         return go_on()
 
-    return note
+    for link in strategy.storage.links:
+        link.call = wrap(link.call, ChangeVariables, note)
+    return found
 
 
 @pytest.mark.parametrize("what", [*_ASSIGNED, *_ADDED])
@@ -97,9 +102,7 @@ def test_one_worker_writes_the_values_of_the_function(what: str) -> None:
     held, alone = _Holder(start), _Holder(start)
     coordinator.schedule(fn, (held, np.float32(1))).fetch()
     fn(alone, np.float32(1))
-    sent: list[str] = []
-    for link in strategy.storage.links:
-        link.call = wrap(link.call, ChangeVariables, _note(sent))
+    sent = _note_changes(strategy)
     for x in (3, 5, 2):
         coordinator.schedule(fn, (held, np.float32(x))).fetch()
         fn(alone, np.float32(x))
@@ -112,7 +115,7 @@ def test_a_moving_average_over_replicas_is_added() -> None:
     strategy = ParameterServerStrategy(make_resolver(workers=1, num_accelerators={"CPU": 2}))
     coordinator = ClusterCoordinator(strategy)
     norm = nnx.BatchNorm(4, momentum=0.5, rngs=nnx.Rngs(0))
-    sent: list[str] = []
+    sent: list[list[str]] = []
     x = np.arange(32, dtype="float32").reshape(8, 4)
     batch = jax.device_put(x, strategy.per_replica_sharding)
 
@@ -121,10 +124,9 @@ def test_a_moving_average_over_replicas_is_added() -> None:
 
     for _ in range(2):
         coordinator.schedule(step, (norm, batch)).fetch()
-        for link in strategy.storage.links:
-            link.call = wrap(link.call, ChangeVariables, _note(sent))
+        sent.append(_note_changes(strategy))
     np.testing.assert_allclose(np.asarray(norm.mean[...]), 0.75 * x.mean(axis=0), rtol=1e-6)
-    assert set(sent) == {"add"}
+    assert set(sent[0]) == {"add"}
 
 
 def test_the_variables_of_welford_change_together() -> None:
@@ -132,7 +134,7 @@ def test_the_variables_of_welford_change_together() -> None:
     coordinator = ClusterCoordinator(strategy)
     metric, alone = nnx.metrics.Welford(), nnx.metrics.Welford()
     values = np.random.default_rng(0).normal(size=(3, 8)).astype("float32")
-    sent: list[str] = []
+    sent: list[list[str]] = []
 
     def step(metric: Any, batch: Any) -> Any:
         # How replicas combine their moments is no weighted sum of the old ones.
@@ -141,13 +143,12 @@ def test_the_variables_of_welford_change_together() -> None:
     for row in values:
         batch = jax.device_put(row, strategy.per_replica_sharding)
         coordinator.schedule(step, (metric, batch)).fetch()
-        for link in strategy.storage.links:
-            link.call = wrap(link.call, ChangeVariables, _note(sent))
+        sent.append(_note_changes(strategy))
     alone.update(values=values.ravel())
     found, want = metric.compute(), alone.compute()
     np.testing.assert_allclose(found.mean, want.mean, rtol=1e-5)
     np.testing.assert_allclose(found.standard_deviation, want.standard_deviation, rtol=1e-5)
-    assert set(sent) == {"add"}
+    assert set(sent[0]) == {"add"}
 
 
 def test_layers_of_a_vmap_have_random_keys_of_their_own() -> None:

@@ -18,13 +18,18 @@ from jax.sharding import PartitionSpec
 import jaxdist
 from jaxdist._keras.forward.aligned import _Varies
 from jaxdist._keras.forward.states import _Evaluation, _Reads
-from jaxdist._keras_servers.checks import WeightedSums
 from jaxdist._parameter_server.closures.row_pieces import RowInterpreter
 from jaxdist._parameter_server.closures.trace import Origin as Source
 from jaxdist._parameter_server.closures.trace import SourceAnalysis
 from jaxdist._program.jaxprs.interpreter import HIGHER_ORDER, ForwardAnalysis, Interpreter, rule_for
 from jaxdist._program.logical.logical_device import MarkAnalysis
-from jaxdist._program.proof.dependence import Dependence, DependenceAnalysis, Part, UpdateAnalysis
+from jaxdist._program.proof.dependence import (
+    Dependence,
+    DependenceAnalysis,
+    Part,
+    UpdateAnalysis,
+    WeightedSums,
+)
 from jaxdist._program.proof.divided import DividedValues
 from jaxdist._program.proof.from_zero import MarkedInputs, TwoRuns
 from jaxdist._program.proof.local_pieces import Local, LocalPieces
