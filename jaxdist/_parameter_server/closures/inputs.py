@@ -40,9 +40,10 @@ def make_used_after_error(function: str, name: str) -> ContextError:
 def make_changed_too_error(function: str, name: str) -> ContextError:
     """Return the error of a parameter that a function changes, and that an optimizer updates."""
     return ContextError(
-        f"{function} changes {name} itself, before or after optimizer.update.\n\n"
-        "The servers update the values that they have, when the whole function has run, so the "
-        "other change would be lost.\n\n"
+        f"{function} changes {name} itself, before or after optimizer.update, or updates it "
+        "twice.\n\n"
+        "The servers update the values that they have, once, when the whole function has run, so "
+        "the other change would be lost.\n\n"
         "Make it part of the optimizer: optax.chain(tx, change), where change is a transformation "
         "such as optax.add_decayed_weights or optax.keep_params_nonnegative. Or change it in "
         "another function: coordinator.schedule(clip, args=(model,))."

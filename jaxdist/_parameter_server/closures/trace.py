@@ -320,19 +320,23 @@ class _Builder:
 
     def _find_targets(self) -> dict[tuple[int, int], ServerVariable]:
         """Return the variable that each gradient of each optimizer is for."""
-        found = {}
+        found: dict[tuple[int, int], ServerVariable] = {}
+        others: list[tuple[StateLeaf, list[tuple[int, int]]]] = []
         for place, (leaf, result) in enumerate(zip(self._state, self._after, strict=True)):
             origin = self._origins[result]
             marks = [s for s in origin.sources if isinstance(s, tuple)]
             if not marks:
                 continue
-            # A second variable with the mark was computed from the parameter after its update,
-            # such as an average of parameters.
-            if len(marks) > 1 or leaf.variable is None or marks[0] in found:
-                raise make_used_after_error(self._name, leaf.name)
-            if origin.next_of != place:
-                raise make_changed_too_error(self._name, leaf.name)
-            found[marks[0]] = leaf.variable
+            if leaf.variable is not None and marks[1:] == [] and origin.next_of == place:
+                found[marks[0]] = leaf.variable
+            else:
+                others.append((leaf, marks))
+        for leaf, marks in others:
+            # Another variable with the mark was computed from the parameter after its update, such
+            # as an average of parameters.
+            is_other = leaf.variable is None or len(marks) > 1 or marks[0] in found
+            make_error = make_used_after_error if is_other else make_changed_too_error
+            raise make_error(self._name, leaf.name)
         return found
 
     def _find_changed_state(self) -> list[Update]:
