@@ -202,3 +202,9 @@ def test_training_with_the_helpers_is_the_same_on_any_number_of_replicas(count: 
         w = strategy.run(step, (w, *jax.device_put((x, y), strategy.per_replica_sharding)))
         wanted -= 0.1 * (2 * x.T @ (x @ wanted - y) / 16 + 0.2 * wanted)
     np.testing.assert_allclose(w, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [2**32 + 8, np.int64(2**32 + 8), np.uint64(2**63), np.uint8(200)])
+def test_a_global_batch_size_keeps_its_upper_bits(size: Any) -> None:
+    found = nn.compute_average_loss(np.ones(4, np.float32), global_batch_size=size)
+    assert float(found) == pytest.approx(4 / int(size))

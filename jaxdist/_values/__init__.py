@@ -148,5 +148,8 @@ if TYPE_CHECKING:
     from jaxdist._values.variable.variable import has_any_variable as has_any_variable
     from jaxdist._values.variable.variable import set_arrays as set_arrays
     from jaxdist._values.variable.variable import show_value_to_jax as show_value_to_jax
+    from jaxdist._values.words import from_words as from_words
+    from jaxdist._values.words import to_words as to_words
+    from jaxdist._values.words import widen_integers as widen_integers
 
 _open_late(__name__)

@@ -13,7 +13,7 @@ from flax import nnx
 
 import jaxdist
 from jaxdist.data import batches
-from jaxdist.errors import ContextError, ShapeError
+from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
 from jaxdist.jobs import Data, DigitsConfig
 from jaxdist.jobs.digits import DigitsTask, ModelConfig
 from jaxdist.training import evaluate, weighted_sums
@@ -145,3 +145,23 @@ def test_the_digits_have_the_same_accuracy_and_loss_on_1_3_and_8_replicas(
 def test_weighted_sums_across_replicas_is_refused_with_the_remedy() -> None:
     with _strategy(2).scope(), pytest.raises(ContextError, match="Call it inside the function"):
         weighted_sums({"value": jnp.ones(2)}, jnp.ones(2))
+
+
+def test_negative_weights_count_in_the_sums_as_in_their_total() -> None:
+    values, weights = jnp.array([1.0, 2.0, jnp.nan]), jnp.array([-1.0, 3.0, 0.0])
+    sums = _strategy(1).run(lambda: weighted_sums({"x": values}, weights))
+    assert {name: float(x) for name, x in sums.items()} == {"x": 5.0, "weight": 2.0}
+
+
+def test_a_weight_that_is_nan_is_seen_in_the_sums() -> None:
+    weights = jnp.array([jnp.nan, 1.0])
+    sums = _strategy(1).run(lambda: weighted_sums({"x": jnp.ones(2)}, weights))
+    assert np.isnan([float(x) for x in sums.values()]).all()
+
+
+def test_complex_numbers_are_refused_since_their_imaginary_parts_would_be_lost() -> None:
+    one, values = jnp.ones(2), jnp.array([1 + 5j, 2])
+    with pytest.raises(ArgumentTypeError, match=r"per_row\['x'\], complex64\[2\]"):
+        _strategy(1).run(lambda: weighted_sums({"x": values}, one))
+    with pytest.raises(ArgumentTypeError, match=r"weight, complex64\[2\]"):
+        _strategy(1).run(lambda: weighted_sums({"x": one}, values))

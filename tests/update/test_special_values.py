@@ -133,3 +133,16 @@ def test_skipping_and_zeroing_see_nan_on_one_replica_and_next_to_padding(count: 
             rows = jax.device_put(x.reshape(count, 5, 7), strategy.per_replica_sharding)
             wanted, found = strategy.run(step, (rows, plain_state, state))
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, wanted)
+
+
+@pytest.mark.parametrize("ask", ["max", "min"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e4m3b11fnuz", "float8_e5m2"])
+def test_padding_is_not_nan_in_a_dtype_without_infinities(dtype: str, ask: str) -> None:
+    strategy = jaxdist.MirroredStrategy([f"cpu:{i}" for i in range(COUNT)])
+    # Numbers of one sign, so that a neutral 0 would be found too.
+    grads = jnp.full((65537, 2), -2.0 if ask == "max" else 2.0, dtype)
+    tx = optax.stateless(lambda g, _: jnp.zeros_like(g) + getattr(jnp, ask)(g))
+    sharded = jaxdist.sharded_update(tx)
+    step = lambda g: sharded.update(g, sharded.init(g), g)[0]  # noqa: E731
+    found = strategy.run(step, (jax.device_put(grads, strategy.replicated_sharding),))
+    np.testing.assert_array_equal(found.astype("float32"), grads.astype("float32"))

@@ -25,12 +25,16 @@ from jaxdist._values import (
     cast_to_variable,
     check_can_combine,
     check_can_scatter,
+    divide_parts,
+    from_words,
     get_own_value,
     get_own_values,
     has_any_variable,
     is_variable,
     make_ambiguous_sum_error,
     stops,
+    to_words,
+    widen_integers,
 )
 from jaxdist.errors import MixedStrategyError
 
@@ -75,10 +79,11 @@ def _share_of_copy(variable: Variable, change: Change, given: Any, layout: Repli
     count = layout.num_replicas
     # The sum over the copies must be the value, as in TensorFlow: each copy gets a part.
     if jnp.issubdtype(variable.dtype, jnp.inexact):
-        return (given / count).astype(variable.dtype)
+        return divide_parts(given, count).astype(variable.dtype)
     # The first replicas hold the remainder of an integer division.
-    more = jax.lax.axis_index(layout.replica_axes) < given % count
-    return given // count + more.astype(variable.dtype)
+    wide = widen_integers(given)
+    more = jax.lax.axis_index(layout.replica_axes) < wide % count
+    return (wide // count + more.astype(wide.dtype)).astype(variable.dtype)
 
 
 @called(lambda variable, change: f"Variable {variable.label!r}.{change.value}")
@@ -114,7 +119,7 @@ def collect_rows(
     if how is VariableAggregation.ONLY_FIRST_REPLICA:
         return type(slices)(aggregate(values, how, layout), aggregate(indices, how, layout))
     if how is VariableAggregation.MEAN:
-        values = values / layout.num_replicas
+        values = divide_parts(values, layout.num_replicas)
     axes = layout.replica_axes
     return type(slices)(
         _collectives.gather_over_replicas(values, 0, axes),
@@ -128,10 +133,9 @@ def aggregate(own: Any, how: VariableAggregation, layout: ReplicaMesh) -> Any:
     if how is VariableAggregation.ONLY_FIRST_REPLICA:
         # A sum over replicas where all but the first hold 0 is a broadcast.
         is_first = jax.lax.axis_index(axes) == 0
-        # `psum` does not sum booleans.
-        numbers = own.astype(jnp.int8) if own.dtype == jnp.bool_ else own
-        first = jnp.where(is_first, numbers, jnp.zeros_like(numbers))
-        return jax.lax.psum(first, axes).astype(own.dtype)
+        words = to_words(own)
+        first = jnp.where(is_first, words, jnp.zeros_like(words))
+        return from_words(jax.lax.psum(first, axes), own.dtype)
     if how is VariableAggregation.SUM:
         return _collectives.sum_over_replicas(own, axes)
     return _collectives.mean_over_replicas(own, axes)

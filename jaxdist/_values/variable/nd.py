@@ -13,6 +13,7 @@ from jaxdist._values.indexed_slices import as_indexed_slices
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.variable.arguments import name_method, refuse_in_method
 from jaxdist._values.variable.checks import check_value, parameter_name
+from jaxdist._values.words import widen_integers
 from jaxdist.errors import ArgumentError, ShapeError
 
 
@@ -49,6 +50,8 @@ def locate_batch_rows(variable: Any, sparse_delta: Any) -> tuple[Any, Any]:
     else:
         slices = as_indexed_slices(variable.label, sparse_delta)
         values, rows = slices.values, jnp.asarray(slices.indices)
+    # The number of a batch may be too large for the dtype of the given indices.
+    rows = widen_integers(rows)
     grid = jnp.meshgrid(*(jnp.arange(n, dtype=rows.dtype) for n in rows.shape), indexing="ij")
     return jnp.stack([*grid[:-1], rows], axis=-1), values
 

@@ -15,12 +15,13 @@ from jaxdist._called import called
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values.access import VariableAggregation
 from jaxdist._values.arrays import compute_auto, put
-from jaxdist._values.mean import combine_pairwise, mean_of_shares, share_of_mean
+from jaxdist._values.mean import combine_pairwise, divide_parts, mean_of_shares, share_of_mean
 from jaxdist._values.processes import compute_together, is_of_this_process, make_equal
 from jaxdist._values.replicas.attached import mark_with_shapes
 from jaxdist._values.replicas.binding import current_binding
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.replicas.placement import Kind, Placement, place_per_replica
+from jaxdist._values.words import from_words, to_words, widen_integers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,9 +164,10 @@ class VariablePlacement:
             return jnp.asarray(value)
         count = layout.num_replicas
         if jnp.issubdtype(self.dtype, np.inexact):
-            return self.copy_to_all((value / count).astype(self.dtype))
+            return self.copy_to_all(divide_parts(jnp.asarray(value), count).astype(self.dtype))
         value = _take_own_copy(value)
-        whole, rest = value // count, value % count
+        wide = widen_integers(jnp.asarray(value))
+        whole, rest = wide // count, wide % count
         shares = [(whole + (rest > r)).astype(self.dtype) for r in _list_copied(layout)]
         return self._place_copies(layout, shares)
 
@@ -204,7 +206,7 @@ def _make_combine(
     def combine(held: jax.Array) -> jax.Array:
         rows = held.reshape((layout.num_replicas, *shape))
         if how is VariableAggregation.ONLY_FIRST_REPLICA:
-            return rows[0]
+            return from_words(to_words(rows)[0], held.dtype)
         is_mean = how is VariableAggregation.MEAN
         if is_mean:
             rows = share_of_mean(rows, layout.num_replicas)

@@ -4,12 +4,14 @@ import enum
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxdist._called import called, refuse
 from jaxdist._values.access import VariableAggregation
 from jaxdist._values.indexed_slices import IndexedSlices, as_indexed_slices
 from jaxdist._values.variable.checks import check_value
+from jaxdist._values.variable.division import divide_rows
 from jaxdist._values.variable.nd import Blocks
 from jaxdist.errors import ArgumentError, UnsupportedError
 
@@ -32,14 +34,15 @@ class Scatter(enum.Enum):
 
     def apply(self, before: jax.Array, slices: IndexedSlices | Blocks) -> jax.Array:
         """Return the array after the change, which leaves out rows that the array does not have."""
-        places = slices.indices
         is_nd = isinstance(slices, Blocks)
-        at = before.at[tuple(places[:, k] for k in range(places.shape[1])) if is_nd else places]
+        places = tuple(jnp.moveaxis(slices.indices, -1, 0)) if is_nd else (slices.indices,)
+        if self is Scatter.DIVIDE:
+            return divide_rows(before, places, slices.values)
+        at = before.at[places]
         # JAX names its methods like the members, except for one.
         change = at.set if self is Scatter.UPDATE else getattr(at, self.name.lower())
-        # The division of integers gives floats; a variable keeps its dtype.
         after: jax.Array = change(slices.values, mode="drop", wrap_negative_indices=False)
-        return after.astype(before.dtype)
+        return after
 
 
 _OF_SCALARS = {"scatter_add": "assign_add", "scatter_sub": "assign_sub"}
