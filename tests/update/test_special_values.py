@@ -141,7 +141,8 @@ def test_padding_is_not_nan_in_a_dtype_without_infinities(dtype: str, ask: str) 
     strategy = jaxdist.MirroredStrategy([f"cpu:{i}" for i in range(COUNT)])
     # Numbers of one sign, so that a neutral 0 would be found too.
     grads = jnp.full((65537, 2), -2.0 if ask == "max" else 2.0, dtype)
-    tx = optax.stateless(lambda g, _: jnp.zeros_like(g) + getattr(jnp, ask)(g))
+    fill = lambda g: jnp.zeros_like(g) + getattr(jnp, ask)(g)  # noqa: E731
+    tx = optax.stateless(lambda g, _: jax.tree.map(fill, g))
     sharded = jaxdist.sharded_update(tx)
     step = lambda g: sharded.update(g, sharded.init(g), g)[0]  # noqa: E731
     found = strategy.run(step, (jax.device_put(grads, strategy.replicated_sharding),))

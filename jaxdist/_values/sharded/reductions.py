@@ -12,15 +12,23 @@ from jaxdist._values.sharded.cuts import Cut
 from jaxdist._values.sharded.sharded import Sharded, open_to_gather
 
 
+def _limit(dtype: Any, infinity: float) -> Any:
+    """Return an infinity, or the last number of a dtype that has none (`float8_e4m3fn`)."""
+    has_none = jnp.issubdtype(dtype, jnp.floating) and not np.isinf(np.asarray(infinity, dtype))
+    if not has_none:
+        return infinity
+    return float(jnp.finfo(dtype).max if infinity > 0 else jnp.finfo(dtype).min)
+
+
 def _smallest(dtype: Any) -> Any:
     if jnp.issubdtype(dtype, jnp.inexact):
-        return -np.inf
+        return _limit(dtype, -np.inf)
     return False if dtype == np.bool_ else jnp.iinfo(dtype).min
 
 
 def _largest(dtype: Any) -> Any:
     if jnp.issubdtype(dtype, jnp.inexact):
-        return np.inf
+        return _limit(dtype, np.inf)
     return True if dtype == np.bool_ else jnp.iinfo(dtype).max
 
 
