@@ -169,7 +169,7 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
     Raises:
         ContextError: Across replicas, in a scope or a merge function.
         ShapeError: A value or `weight` does not have the shape `[b]`.
-        ArgumentTypeError: `per_row` is not a mapping, or a value is not an array.
+        ArgumentTypeError: `per_row` is not a mapping, or a value is not an array of real numbers.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -191,8 +191,8 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
     remedy = "Pass for instance per_row={'loss': losses}."
     check_instance("per_row", per_row, Mapping, what, remedy)
     check_keys("training.weighted_sums was given", "per_row", per_row)
-    weight = as_array("weight", weight).astype(jnp.float32)
-    rows = {name: as_array(f"per_row[{name!r}]", v) for name, v in per_row.items()}
+    weight = _as_real("weight", weight)
+    rows = {name: _as_real(f"per_row[{name!r}]", v) for name, v in per_row.items()}
     for name, value in rows.items():
         if value.shape != weight.shape or weight.ndim != 1:
             raise refuse(
@@ -202,14 +202,26 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
                 "Reduce the other dims first: jnp.mean(value, axis=range(1, value.ndim)).",
                 kind=ShapeError,
             )
-    is_counted = weight > 0
+    is_counted = weight != 0
     sums = {
         # `where` instead of a product: a padded row may hold NaN, and NaN * 0 is NaN.
-        name: jnp.sum(jnp.where(is_counted, value.astype(jnp.float32) * weight, 0.0))
+        name: jnp.sum(jnp.where(is_counted, value * weight, 0.0))
         for name, value in rows.items()
     }
     sums[WEIGHT] = jnp.sum(weight)
     return context.all_reduce(ReduceOp.SUM, sums)
+
+
+@called("training.weighted_sums")
+def _as_real(name: str, value: Any) -> jax.Array:
+    array = as_array(name, value)
+    if jnp.iscomplexobj(array):
+        raise refuse_type(
+            f"{name}, {array.dtype}{list(array.shape)}.",
+            "It adds up real numbers.",
+            "Pass its parts under two names: value.real and value.imag.",
+        )
+    return array.astype(jnp.float32)
 
 
 @called("training.evaluate")
