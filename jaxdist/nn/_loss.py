@@ -162,7 +162,8 @@ def _resolve_global_batch_size(num_local: int, given: Any) -> jax.Array:
             "global_batch_size is the number of examples on all replicas, from 0 up.",
             "Pass that number, or leave global_batch_size out.",
         )
-    return jnp.asarray(size)
+    # A known number as a float: as an int32, a larger one would lose its upper bits.
+    return size if isinstance(size, jax.Array) else jnp.asarray(float(size))
 
 
 def _apply_weights(loss: jax.Array, sample_weight: Any) -> jax.Array:
