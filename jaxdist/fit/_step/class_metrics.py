@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import as_integer, as_number, check_text, is_array, show
 from jaxdist.errors import ShapeError
-from jaxdist.fit._step.losses import align, check_same_shape
+from jaxdist.fit._step.losses import align, as_classes, check_same_shape
 from jaxdist.fit._step.metrics import Mean, Metric, Sums, divide, fit_weight
 
 _MOST_CLASSES = 2**31 - 1
@@ -94,7 +94,7 @@ def _labels_of(name: str, y_true: Any, y_pred: Any) -> jax.Array:
             f"Pass targets of shape {list(y_pred.shape[:-1])}.",
             kind=ShapeError,
         )
-    return y_true.astype(jnp.int32)
+    return as_classes(y_true)
 
 
 @called("The metric 'accuracy'")
@@ -108,7 +108,10 @@ def _is_right(y_true: Any, y_pred: Any) -> jax.Array:
             kind=ShapeError,
         )
     labels = _labels_of("accuracy", y_true, y_pred)
-    return jnp.argmax(y_pred, axis=-1) == labels
+    largest = jnp.argmax(y_pred, axis=-1)
+    of_largest = jnp.take_along_axis(y_pred, largest[..., None], axis=-1)[..., 0]
+    # The index of a nan is not a class that the model has chosen.
+    return (largest == labels) & ~jnp.isnan(of_largest)
 
 
 class BinaryAccuracy(Mean):
@@ -132,7 +135,8 @@ class BinaryAccuracy(Mean):
 
         def is_right(y_true: Any, y_pred: Any) -> Any:
             check_same_shape(f"the metric {name!r}", y_true, y_pred)
-            return (y_pred > limit) == (y_true > 0.5)
+            is_known = ~(jnp.isnan(y_pred) | jnp.isnan(y_true))
+            return is_known & ((y_pred > limit) == (y_true > 0.5))
 
         super().__init__(is_right, name)
 

@@ -30,9 +30,21 @@ def _compare(name: str, compare: Callable[[Any, Any], Any]) -> Loss:
 
     def loss(y_true: Any, y_pred: Any) -> Any:
         check_same_shape(f"the loss or metric {name!r}", y_true, y_pred)
-        return compare(y_true, y_pred)
+        true, pred = _as_float(y_true, y_pred), _as_float(y_pred, y_true)
+        return compare(true, pred)
 
     return loss
+
+
+def _as_float(array: Any, other: Any) -> Any:
+    """Return integers as floats: their differences may not fit into their dtype, nor into bfloat16.
+
+    `other` is the array that they are compared with.
+    """
+    if jnp.issubdtype(array.dtype, jnp.inexact):
+        return array
+    is_float = jnp.issubdtype(other.dtype, jnp.inexact)
+    return array.astype(wide_dtype(other.dtype) if is_float else float)
 
 
 # Keras names whose values do not depend on whether a model returns logits or probabilities.
@@ -98,6 +110,17 @@ def _compare_classes(y_true: Any, y_pred: Any) -> Any:
     losses = optax.softmax_cross_entropy_with_integer_labels(y_pred, y_true)
     is_class = (y_true >= 0) & (y_true < y_pred.shape[-1])
     return jnp.where(is_class, losses, jnp.nan)
+
+
+def as_classes(y: jax.Array) -> jax.Array:
+    """Return targets as int32, and -1 for a number that is not a class: 1.7, nan, 2**32."""
+    if jnp.issubdtype(y.dtype, jnp.floating):
+        wide = y.astype(wide_dtype(y.dtype))
+        is_class = (wide >= 0) & (wide < 2.0**31) & (wide == jnp.floor(wide))
+        return jnp.where(is_class, wide, -1).astype(jnp.int32)
+    if y.dtype.itemsize < 4 or y.dtype == jnp.int32:
+        return y.astype(jnp.int32)
+    return jnp.where(y > 2**31 - 1, -1, y.astype(jnp.int32)) if y.dtype.kind in "iu" else y
 
 
 def _find_by_name(name: str) -> Loss:

@@ -11,7 +11,15 @@ import numpy as np
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import as_number, is_array, show
 from jaxdist.errors import ArgumentError, ShapeError
-from jaxdist.fit._step.losses import CALLER, Loss, align, find_loss, measure_examples, sum_weighted
+from jaxdist.fit._step.losses import (
+    CALLER,
+    Loss,
+    align,
+    as_classes,
+    find_loss,
+    measure_examples,
+    sum_weighted,
+)
 
 # The key of an output in the dict, list or tuple that the model returns.
 Key = str | int
@@ -189,7 +197,7 @@ def weigh_classes(classes: Any, y: Any, outputs: Any, weight: Any) -> jax.Array:
         ShapeError: The targets are not classes of these outputs, or their dims do not fit those of
             the weights.
     """
-    labels = _find_labels(y, outputs).astype(jnp.int32)
+    labels = as_classes(_find_labels(y, outputs))
     known, weights = jnp.asarray(classes[0]), jnp.asarray(classes[1])
     at = jnp.clip(jnp.searchsorted(known, labels), 0, known.size - 1)
     # A class that is not in `class_weight` has weight 1.
