@@ -208,3 +208,14 @@ def test_training_with_the_helpers_is_the_same_on_any_number_of_replicas(count: 
 def test_a_global_batch_size_keeps_its_upper_bits(size: Any) -> None:
     found = nn.compute_average_loss(np.ones(4, np.float32), global_batch_size=size)
     assert float(found) == pytest.approx(4 / int(size))
+
+
+def test_a_global_batch_size_that_is_an_array_of_jax_is_checked_in_a_step() -> None:
+    def average(number: int) -> Any:
+        # Made outside of the step, so it is not traced.
+        size = jnp.int32(number)
+        return TWO.run(lambda v: nn.compute_average_loss(v, global_batch_size=size), (jnp.ones(4),))
+
+    assert float(average(8)) == 0.5
+    with pytest.raises(jaxdist.errors.ArgumentError, match="was given global_batch_size=-8"):
+        average(-8)

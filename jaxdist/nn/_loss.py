@@ -141,7 +141,6 @@ def _resolve_global_batch_size(num_local: int, given: Any) -> jax.Array:
             "It is one number for all replicas.",
             "Pass the sum: all_reduce('sum', number_of_examples) in the step.",
         )
-    # NumPy, so that a plain number stays concrete inside a trace and can be checked.
     size = given if isinstance(given, jax.Array) else np.asarray(given)
     if not jnp.issubdtype(size.dtype, jnp.integer):
         raise refuse_type(
@@ -156,14 +155,18 @@ def _resolve_global_batch_size(num_local: int, given: Any) -> jax.Array:
             "Pass its sum, such as jnp.sum(global_batch_size).",
             kind=ShapeError,
         )
-    if not isinstance(size, jax.core.Tracer) and size < 0:
+    if isinstance(size, jax.core.Tracer):
+        return size
+    # In a trace, JAX would trace a comparison of its own array.
+    number = int(size)
+    if number < 0:
         raise refuse(
-            f"global_batch_size={int(size)}.",
+            f"global_batch_size={number}.",
             "global_batch_size is the number of examples on all replicas, from 0 up.",
             "Pass that number, or leave global_batch_size out.",
         )
-    # A known number as a float: as an int32, a larger one would lose its upper bits.
-    return size if isinstance(size, jax.Array) else jnp.asarray(float(size))
+    # As a float: as an int32, a larger number would lose its upper bits.
+    return jnp.asarray(float(number))
 
 
 def _apply_weights(loss: jax.Array, sample_weight: Any) -> jax.Array:
