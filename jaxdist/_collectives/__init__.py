@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from jaxdist._collectives.options import read_options as read_options
     from jaxdist._collectives.reduction import ReduceOp as ReduceOp
     from jaxdist._collectives.reduction import check_numeric as check_numeric
+    from jaxdist._collectives.reduction import check_supported as check_supported
     from jaxdist._collectives.reduction import finish_sum as finish_sum
     from jaxdist._collectives.reduction import is_below_a_byte as is_below_a_byte
     from jaxdist._collectives.reduction import prepare_summands as prepare_summands

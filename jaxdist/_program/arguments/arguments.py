@@ -12,6 +12,7 @@ from jax.tree_util import PyTreeDef, keystr, register_pytree_node
 
 from jaxdist import _compat
 from jaxdist._called import name_call, refuse_type
+from jaxdist._collectives import check_supported
 from jaxdist._integers import check_all_fit, has_cut_off
 from jaxdist._program.arguments.exact import exact
 from jaxdist._program.arguments.opaque import find_array, hidden_array_error
@@ -294,9 +295,18 @@ def _check_hashable(flat: Flat) -> None:
 
 
 def _check_dtypes(flat: Flat) -> None:
-    """Raise for an array whose elements are not numbers, such as strings or Python objects."""
+    """Raise for an array whose elements are not numbers that JAX has."""
     for number, leaf in enumerate(flat.dynamic):
-        if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "OSUmM":
+        is_numpy = isinstance(leaf, (np.ndarray, np.generic))
+        if is_numpy and _is_unknown(leaf):
+            check_supported(f"cannot take {flat.name(number)}", leaf)
+        if is_numpy and leaf.dtype.names is not None and leaf.dtype != jax.dtypes.float0:
+            raise refuse_type(
+                f"{flat.name(number)}, an array with the fields {list(leaf.dtype.names)}.",
+                "Each array in a step holds numbers of one dtype.",
+                "Pass the fields as a dict of arrays: {k: array[k] for k in array.dtype.names}.",
+            )
+        if is_numpy and leaf.dtype.kind in "OSUmM":
             raise refuse_type(
                 f"{flat.name(number)}, an array of {leaf.dtype} with shape {list(leaf.shape)}.",
                 "Arrays in a step hold numbers or bools: JAX has no text, dates or Python objects.",
@@ -312,6 +322,14 @@ def _check_dtypes(flat: Flat) -> None:
                 )
         if has_cut_off(list_arrays(leaf)):
             check_all_fit(flat.name(number), leaf)
+
+
+def _is_unknown(leaf: Any) -> bool:
+    """Whether an array is masked, or its numbers are long or in another byte order."""
+    dtype = leaf.dtype
+    most = 16 if dtype.kind == "c" else 8
+    is_other = dtype.kind in "fciu" and (not dtype.isnative or dtype.itemsize > most)
+    return is_other or isinstance(leaf, np.ma.MaskedArray)
 
 
 def _check_no_bare_variable(args: Sequence[Any], kwargs: dict[str, Any]) -> None:

@@ -350,3 +350,28 @@ def test_what_a_step_writes_to_a_parameter_in_a_dict_is_not_lost_without_a_word(
     module = nnx.Dict(p=param)
     strategy.run(writes, (module,))
     assert param[...].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("array", "found"),
+    [
+        (np.ones(3, ">f4"), r"it is ndarray of dtype >f4.*value.astype\('float32'\)"),
+        (np.ones(3, ">i8"), r"it is ndarray of dtype >i8.*value.astype\('int64'\)"),
+        (np.ones(3, np.longdouble), r"up to 64 bits.*value.astype\('float64'\)"),
+        (np.ones(3, np.clongdouble), r"up to 64 bits.*value.astype\('complex128'\)"),
+        (np.ma.masked_array([1.0, 2.0], [False, True]), r"it is a masked array.*value.filled\(0\)"),
+        (np.ones(3, [("a", "f4"), ("b", "i4")]), r"with the fields \['a', 'b'\].*as a dict of"),
+    ],
+    ids=lambda x: str(getattr(x, "dtype", "")),
+)
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_an_array_that_jax_does_not_have_is_named(
+    array: np.ndarray, found: str, *, eagerly: bool
+) -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    jaxdist.config.run_eagerly(eagerly)
+    try:
+        with pytest.raises(ArgumentTypeError, match=rf"(?s)args\[0\]\['x'\].*{found}"):
+            strategy.run(lambda batch: batch["x"], ({"x": array},))
+    finally:
+        jaxdist.config.run_eagerly(False)
