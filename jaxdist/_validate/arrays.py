@@ -57,6 +57,16 @@ def as_arrays(name: str, tree: Any) -> Any:
     )
 
 
+def check_not_masked(name: str, value: Any) -> None:
+    """Raise for a masked array: `np.asarray` drops its mask, and the numbers below would count."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise refuse_type(
+            f"{name}, a masked array.",
+            "JAX has no masked arrays.",
+            "Pass value.filled(0), and the mask as an array beside it.",
+        )
+
+
 def is_array(value: Any) -> bool:
     """Whether JAX treats `value` as an array: also tracers, numbers, and shapes with a dtype."""
     if isinstance(value, (jax.Array, bool, int, float, complex)):

@@ -14,7 +14,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jaxdist import _compat
 from jaxdist._called import name_call, refuse, refuse_type
 from jaxdist._typing import PyTree
-from jaxdist._validate import show
+from jaxdist._validate import check_not_masked, show
 from jaxdist._values import (
     Sharded,
     from_state,
@@ -95,6 +95,7 @@ def list_weights(
                 "Rename one of the keys: a slash in a key looks like a level.",
             )
         refuse_ref(f"{name_call()} was given model at {name}", value)
+        check_not_masked(f"model at {name}", value)
         if isinstance(value, (bool, int, float, complex, dict, list, tuple)):
             raise refuse_type(
                 f"model with {show(value)} at {name}.",

@@ -8,7 +8,13 @@ import jax
 import numpy as np
 
 from jaxdist._called import call_as, name_call, refuse, refuse_type
-from jaxdist._validate import as_array, check_instance, log_without_effect, show
+from jaxdist._validate import (
+    as_array,
+    check_instance,
+    check_not_masked,
+    log_without_effect,
+    show,
+)
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist.errors import ArgumentTypeError, JaxdistError
 
@@ -54,6 +60,7 @@ def check_ids(name: str, ids: Any, table: Any) -> Any:
         ArgumentTypeError: `ids` are not integers.
         ArgumentError: One of them is not a row of `table`. Traced ones are not checked.
     """
+    check_not_masked(name, ids)
     rule = "They are numbers of rows: integers from 0."
     if isinstance(ids, PerReplica):
         raise refuse_type(

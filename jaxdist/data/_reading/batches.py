@@ -11,7 +11,7 @@ from jax.tree_util import keystr
 
 from jaxdist._called import call_as, called, name_call, refuse, refuse_type
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_flag, as_integer, show
+from jaxdist._validate import as_flag, as_integer, check_not_masked, show
 from jaxdist.data._reading.ahead import INFINITE_CARDINALITY, HasRowsAhead, RowsAhead
 from jaxdist.data._reading.elements import check_not_traced, copy_rows
 from jaxdist.errors import ArgumentTypeError, ShapeError
@@ -349,6 +349,7 @@ def check_arrays(arrays: PyTree, name: str = "arrays") -> int:
     check_not_traced(f"{caller} was given", name, arrays)
     named = [(name + keystr(path), leaf) for path, leaf in jax.tree.leaves_with_path(arrays)]
     for place, leaf in named:
+        check_not_masked(place, leaf)
         # `np.asarray` would read all of an array on disk, so prefer its own dtype.
         dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
         if getattr(dtype, "hasobject", False):

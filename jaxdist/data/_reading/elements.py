@@ -18,6 +18,8 @@ from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
 Leaf = np.ndarray | jax.Array
 
 MAX_LISTED = 10
+# Stands for a leaf without numbers; `_check_numeric` raises an error that names the leaf.
+_NO_NUMBERS = np.asarray(None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +111,8 @@ def as_array(leaf: Any) -> Any:
     """
     if isinstance(leaf, jax.Array):
         return leaf
+    if isinstance(leaf, np.ma.MaskedArray):
+        return _NO_NUMBERS
     # PyTorch's bfloat16 tensors raise in both methods, but they can be copied by DLPack.
     try:
         has_only_numpy = hasattr(leaf, "numpy") and not hasattr(leaf, "__array__")
@@ -121,9 +125,8 @@ def _copy_by_dlpack(leaf: Any) -> np.ndarray:
     """Return a copy of a tensor by DLPack; an object array if that is not possible."""
     try:
         return np.array(jax.dlpack.from_dlpack(leaf))
-    # `_check_numeric` then raises an error that names the leaf and its type.
     except Exception:
-        return np.asarray(None)
+        return _NO_NUMBERS
 
 
 def leaf_name(path: tuple[Any, ...]) -> str:
@@ -148,27 +151,40 @@ def is_numeric(dtype: Any) -> bool:
     """Whether devices can hold arrays of `dtype`."""
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         return True
-    # NumPy counts long doubles as numbers, but no device supports them.
-    if dtype.name in ("float128", "complex256") or dtype.kind in "mM":
+    # NumPy counts long doubles as numbers, but no device supports them, nor other byte orders.
+    if dtype.name in ("float128", "complex256") or dtype.kind in "mM" or not dtype.isnative:
         return False
     return bool(jnp.issubdtype(dtype, np.number)) or dtype == np.bool_
 
 
 def _check_numeric(raw: Any, arrays: list[Any], index: int) -> None:
-    bad = []
+    bad: list[str] = []
+    remedies: set[str] = set()
     for (path, leaf), array in zip(jax.tree.leaves_with_path(raw), arrays, strict=True):
         if not is_numeric(array.dtype):
-            held = f" of dtype {array.dtype}" if isinstance(leaf, np.ndarray) else ""
+            held = f" of dtype {leaf.dtype}" if isinstance(leaf, np.ndarray) else ""
             shown = "" if isinstance(leaf, np.ndarray) else f": {leaf!r:.60}"
             bad.append(f"{leaf_name(path)} is a {type(leaf).__name__}{held}{shown}")
+            remedies.add(_find_remedy(leaf, array))
     if bad:
         raise ArgumentTypeError(
             f"{name_call()} cannot put element {index} of the dataset on devices.\n"
             f"{format_lines(bad)}\n\n"
-            "Devices hold numbers: bool, int, float or complex arrays.\n\n"
-            "Encode such leaves as numbers (np.unique(x, return_inverse=True) for names), or "
-            "leave them out of the batch."
+            "Devices hold numbers: bool, int, float or complex arrays, in the byte order of the "
+            "machine and without a mask.\n\n"
+            f"{' '.join(sorted(remedies))}"
         )
+
+
+def _find_remedy(leaf: Any, array: Any) -> str:
+    if isinstance(leaf, np.ma.MaskedArray):
+        return "Pass x.filled(0) instead of a masked array, and the mask as an array beside it."
+    if array.dtype.kind in "iufc" and not array.dtype.isnative:
+        return "Convert the byte order: x.astype(x.dtype.newbyteorder('='))."
+    return (
+        "Encode such leaves as numbers (np.unique(x, return_inverse=True) for names), or leave "
+        "them out of the batch."
+    )
 
 
 def check_not_traced(start: str, name: str, tree: Any) -> None:

@@ -10,7 +10,14 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._integers import check_fits
-from jaxdist._validate import as_integer, as_number, check_instance, format_lines, show
+from jaxdist._validate import (
+    as_integer,
+    as_number,
+    check_instance,
+    check_not_masked,
+    format_lines,
+    show,
+)
 from jaxdist.data import Batches, DistributedDataset, batches
 from jaxdist.errors import ShapeError
 from jaxdist.fit._step.output_losses import ClassWeights
@@ -136,6 +143,7 @@ def is_dataset(x: Any) -> bool:
 def _as_arrays(name: str, tree: Any) -> Any:
 
     def convert(path: Any, leaf: Any) -> np.ndarray | jax.Array:
+        check_not_masked(f"{name}{keystr(path)}", leaf)
         array = leaf if isinstance(leaf, (np.ndarray, jax.Array)) else np.asarray(leaf)
         if array.dtype.kind in "USOMm":
             raise refuse_type(

@@ -1,0 +1,86 @@
+"""Masked arrays, and numbers in another byte order: an error wherever a call takes arrays.
+
+`np.asarray` drops a mask without a warning, and the numbers below it would count.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jaxdist
+from jaxdist.errors import ArgumentTypeError
+from jaxdist.training import Checkpoints, export_weights
+
+ROWS = np.arange(8, dtype=np.float32)[:, None]
+MASKED = np.ma.masked_array(ROWS, ROWS < 2)
+
+
+def _strategy() -> jaxdist.Strategy:
+    return jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+
+
+def _fit(x: Any, y: Any, weight: Any = None) -> None:
+    model = jaxdist.fit.Model(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), _strategy())
+    model.compile(optax.sgd(0.1), "mse")
+    model.fit(x, y, batch_size=8, verbose=0, sample_weight=weight)
+
+
+def _save(array: Any, folder: Path) -> None:
+    with Checkpoints(folder) as checkpoints:
+        checkpoints.save(1, {"w": array})
+
+
+IDS = MASKED[:, 0].astype(np.int32)
+CALLS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "batches": (lambda _: jaxdist.data.batches({"x": MASKED}, 4), r"arrays\['x'\]"),
+    "numpy": (lambda _: _strategy().experimental_make_numpy_dataset(MASKED), "numpy_input"),
+    "dataset": (
+        lambda _: list(_strategy().experimental_distribute_dataset([{"x": MASKED}])),
+        r"batch\['x'\] is a MaskedArray of dtype float32.*x.filled\(0\)",
+    ),
+    "a later element": (
+        lambda _: list(_strategy().experimental_distribute_dataset([ROWS, MASKED])),
+        "element 1 of the dataset.*batch is a MaskedArray",
+    ),
+    "dataset of a function": (
+        lambda _: list(_strategy().distribute_datasets_from_function(lambda _: [MASKED])),
+        "batch is a MaskedArray",
+    ),
+    "ids of an array": (lambda _: jaxdist.nn.embedding_lookup(ROWS, IDS), "ids, a masked array"),
+    "ids of a variable": (
+        lambda _: jaxdist.nn.embedding_lookup(jaxdist.Variable(ROWS), IDS),
+        "ids, a masked array",
+    ),
+    "x of fit": (lambda _: _fit(MASKED, ROWS), "x, a masked array"),
+    "y of fit": (lambda _: _fit(ROWS, MASKED), "y, a masked array"),
+    "weights of fit": (lambda _: _fit(ROWS, ROWS, MASKED[:, 0]), "sample_weight, a masked array"),
+    "checkpoint": (lambda folder: _save(MASKED, folder), r"state\['w'\], a masked array"),
+    "weights": (
+        lambda folder: export_weights({"w": MASKED}, folder / "w.safetensors"),
+        "model at w, a masked array",
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_masked_array_is_an_error_that_names_it(call: str, tmp_path: Path) -> None:
+    run, found = CALLS[call]
+    with pytest.raises(ArgumentTypeError, match=rf"(?s){found}"):
+        run(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">i8", ">c8"])
+def test_batches_in_another_byte_order_are_named_with_the_conversion(dtype: str) -> None:
+    strategy = _strategy()
+    found = rf"(?s)batch\['x'\] is a ndarray of dtype {dtype}.*x.dtype.newbyteorder\('='\)"
+    for dataset in (
+        [{"x": ROWS.astype(dtype)}],
+        jaxdist.data.batches({"x": ROWS.astype(dtype)}, 4),
+    ):
+        with pytest.raises(ArgumentTypeError, match=found):
+            list(strategy.experimental_distribute_dataset(dataset))
