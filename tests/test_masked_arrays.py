@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 
 import jaxdist
+from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
 from jaxdist.errors import ArgumentTypeError
 from jaxdist.training import Checkpoints, export_weights
 
@@ -33,6 +34,13 @@ def _fit(x: Any, y: Any, weight: Any = None) -> None:
 def _save(array: Any, folder: Path) -> None:
     with Checkpoints(folder) as checkpoints:
         checkpoints.save(1, {"w": array})
+
+
+def _make_server_variable() -> Any:
+    cluster = ClusterSpec({"chief": ["c:1"], "ps": ["p:1"], "worker": ["w:1"]})
+    resolver = SimpleClusterResolver(cluster, rpc_layer="local", task_type="chief", task_id=0)
+    with jaxdist.ParameterServerStrategy(resolver).scope():
+        return jaxdist.Variable(ROWS)
 
 
 IDS = MASKED[:, 0].astype(np.int32)
@@ -56,6 +64,10 @@ CALLS: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda _: jaxdist.nn.embedding_lookup(jaxdist.Variable(ROWS), IDS),
         "ids, a masked array",
     ),
+    "assign": (lambda _: jaxdist.Variable(ROWS).assign(MASKED), "assign was given value, a masked"),
+    "assign on servers": (lambda _: _make_server_variable().assign_add(MASKED), "delta, a masked"),
+    "indices": (lambda _: jaxdist.IndexedSlices(ROWS, IDS), "indices, a masked array"),
+    "rows": (lambda _: jaxdist.IndexedSlices(MASKED, np.arange(8)), "values, a masked array"),
     "x of fit": (lambda _: _fit(MASKED, ROWS), "x, a masked array"),
     "y of fit": (lambda _: _fit(ROWS, MASKED), "y, a masked array"),
     "weights of fit": (lambda _: _fit(ROWS, ROWS, MASKED[:, 0]), "sample_weight, a masked array"),
