@@ -61,6 +61,10 @@ class Environment(Generic[V]):
             return self._literal(found)
         return self._values[found]
 
+    def holds(self, variable: Any) -> bool:
+        """Whether a variable has a value."""
+        return variable in self._values
+
     def read_all(self, atoms: Iterable[Any]) -> list[V]:
         """Return the values of several variables or literals."""
         return [self.read(atom) for atom in atoms]

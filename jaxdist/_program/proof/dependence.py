@@ -1,14 +1,16 @@
 """Analyses of how a step changes a value: whether it adds to a variable, or updates parameters."""
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import Literal
 
-from jaxdist._program.jaxprs.interpreter import ForwardAnalysis
+from jaxdist._program.jaxprs.interpreter import Environment, ForwardAnalysis
 from jaxdist._program.jaxprs.primitives import SUMS
+from jaxdist._program.jaxprs.subprograms import open_jaxpr
 
 
 class Dependence(enum.Enum):
@@ -38,6 +40,19 @@ def growths(jaxpr: Any, variable: Any) -> list[Dependence]:
     return DependenceAnalysis().run(jaxpr, given)
 
 
+class _Dependences(Environment[Dependence]):
+    """The variables of a program that depend on the one variable; all others are free of it."""
+
+    def read(self, atom: Any) -> Dependence:
+        known = not isinstance(atom, Literal) and self.holds(atom)
+        return super().read(atom) if known else Dependence.FREE
+
+    def write(self, variables: Sequence[Any], values: Sequence[Dependence]) -> None:
+        pairs = zip(variables, values, strict=True)
+        kept = [(v, given) for v, given in pairs if given is not Dependence.FREE]
+        super().write([v for v, _ in kept], [given for _, given in kept])
+
+
 class DependenceAnalysis(ForwardAnalysis[Dependence]):
     """The analysis of how values depend on one variable."""
 
@@ -45,6 +60,19 @@ class DependenceAnalysis(ForwardAnalysis[Dependence]):
 
     def join(self, eqn: Any, aval: Any, first: Dependence, second: Dependence) -> Dependence:
         return _join([first, second])
+
+    def environment(
+        self, program: Any, inputs: Sequence[Dependence], consts: Sequence[Any] = ()
+    ) -> Environment[Dependence]:
+        found = _Dependences(self.literal, {})
+        found.write(open_jaxpr(program).invars, inputs)
+        return found
+
+    def evaluate(self, eqns: Iterable[Any], env: Environment[Dependence]) -> None:
+        # The analysis runs once for each variable of a model, and few operations use one.
+        for eqn in eqns:
+            if any(not isinstance(atom, Literal) and env.holds(atom) for atom in eqn.invars):
+                env.write(eqn.outvars, self.equation(eqn, env.read_all(eqn.invars)))
 
     def equation(self, eqn: Any, inputs: list[Dependence]) -> list[Dependence]:
         # Without this shortcut, loops and unknown primitives that do not use the variable would
