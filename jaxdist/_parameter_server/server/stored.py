@@ -316,19 +316,16 @@ def check_arithmetic(op: str, name: str, dtype: np.dtype[Any], shape: Sequence[i
         dtype: Its dtype.
         shape: Its shape.
     """
-    what = f"op={op!r} for {name!r}, which is {dtype}{list(shape)}."
     if dtype == np.bool_ and _STEPS.get(op) is not None:
-        raise refuse(
-            what,
-            "Bools have no arithmetic.",
-            "Assign the new value, or create the variable with an integer dtype.",
-        )
-    if op == "scatter_div" and not jax.dtypes.issubdtype(dtype, np.inexact):
-        raise refuse(
-            what,
-            "A division gives fractions, which integers cannot hold.",
-            "Create the variable with a float dtype.",
-        )
+        rule = "Bools have no arithmetic."
+        remedy = "Assign the new value, or create the variable with an integer dtype."
+    elif op == "scatter_div" and not jax.dtypes.issubdtype(dtype, np.inexact):
+        rule = "A division gives fractions, which integers cannot hold."
+        remedy = "Create the variable with a float dtype."
+    else:
+        return
+    # Only now: this runs for each change, and the text of a dtype takes longer than the checks.
+    raise refuse(f"op={op!r} for {name!r}, which is {dtype}{list(shape)}.", rule, remedy)
 
 
 def _check_count(change: Change, wanted: int) -> None:
