@@ -98,3 +98,13 @@ def test_a_number_that_is_not_a_class_has_no_weight_of_a_class() -> None:
     model.compile("sgd", lambda y_true, y_pred: jnp.ones(y_pred.shape[0]) + 0 * y_pred[:, 0])
     history = model.fit(np.ones((6, 1), np.float32), y, 6, class_weight={0: 4.0}, verbose=0)
     assert history.history["loss"] == [pytest.approx((4 + 4 + 4) / 6)]
+
+
+def test_a_class_of_64_bits_does_not_wrap_around() -> None:
+    jax.config.update("jax_enable_x64", True)
+    try:
+        targets = np.array([-(2**32), 2**32, -1, 1], np.int64)
+        logs = _evaluate(np.eye(2, dtype=np.float32)[[0, 0, 1, 1]], targets, metric=["accuracy"])
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    assert logs["accuracy"] == 0.25

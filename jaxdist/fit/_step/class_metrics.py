@@ -108,10 +108,9 @@ def _is_right(y_true: Any, y_pred: Any) -> jax.Array:
             kind=ShapeError,
         )
     labels = _labels_of("accuracy", y_true, y_pred)
-    largest = jnp.argmax(y_pred, axis=-1)
-    of_largest = jnp.take_along_axis(y_pred, largest[..., None], axis=-1)[..., 0]
-    # The index of a nan is not a class that the model has chosen.
-    return (largest == labels) & ~jnp.isnan(of_largest)
+    # The largest of numbers with a nan is nan, and its index is not a class that the model chose.
+    is_known = ~jnp.isnan(jnp.max(y_pred, axis=-1))
+    return is_known & (jnp.argmax(y_pred, axis=-1) == labels)
 
 
 class BinaryAccuracy(Mean):

@@ -113,14 +113,17 @@ def _compare_classes(y_true: Any, y_pred: Any) -> Any:
 
 
 def as_classes(y: jax.Array) -> jax.Array:
-    """Return targets as int32, and -1 for a number that is not a class: 1.7, nan, 2**32."""
+    """Return targets as int32, and -1 for a number that cannot be a class: 1.7, nan, ±2**32."""
     if jnp.issubdtype(y.dtype, jnp.floating):
         wide = y.astype(wide_dtype(y.dtype))
         is_class = (wide >= 0) & (wide < 2.0**31) & (wide == jnp.floor(wide))
         return jnp.where(is_class, wide, -1).astype(jnp.int32)
     if y.dtype.itemsize < 4 or y.dtype == jnp.int32:
         return y.astype(jnp.int32)
-    return jnp.where(y > 2**31 - 1, -1, y.astype(jnp.int32)) if y.dtype.kind in "iu" else y
+    if not jnp.issubdtype(y.dtype, jnp.integer):
+        return y
+    # Integers of 64 bits, and uint32.
+    return jnp.where((y >= 0) & (y <= 2**31 - 1), y.astype(jnp.int32), -1)
 
 
 def _find_by_name(name: str) -> Loss:
