@@ -24,7 +24,7 @@ from jaxdist._validate import (
     is_array,
     show,
 )
-from jaxdist._values import is_nnx_object, mean_of_shares, share_of_mean
+from jaxdist._values import divide_parts, is_nnx_object
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 S = TypeVar("S")
@@ -109,16 +109,13 @@ def accumulate_gradients(
 
         def add(carry: tuple[Any, Any], microbatch: Any) -> tuple[tuple[Any, Any], None]:
             carried, out = call(carry[0], microbatch)
-            total = jax.tree.map(
-                lambda t, o: t + share_of_mean(jnp.asarray(o, t.dtype), count), carry[1], out
-            )
+            total = jax.tree.map(lambda t, o: t + jnp.asarray(o, t.dtype), carry[1], out)
             return (carried, total), None
 
         (carried, total), _ = jax.lax.scan(add, (carried, zeros), microbatches)
         _write_back(params, graph, carried)
-        return jax.tree.map(
-            lambda t, o: mean_of_shares(t, t.dtype, count).astype(o.dtype), total, outputs
-        )
+        # Not by shares, as means over replicas are: the warning of uneven rows knows those by them.
+        return jax.tree.map(lambda t, o: divide_parts(t, count).astype(o.dtype), total, outputs)
 
     return accumulated
 
