@@ -13,7 +13,7 @@ keeps the name (`caller = name_call()`), and it calls `call_as(caller, ...)`.
 import dataclasses
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeAlias, TypeVar, overload
 
 from jaxdist.errors import ArgumentError, ArgumentTypeError, JaxdistError
@@ -29,26 +29,35 @@ _R = TypeVar("_R")
 @dataclasses.dataclass(frozen=True)
 class _Call:
     code: types.CodeType
-    name: Name
-    replaces: Name | None
+    name: Name | None
+    replaces: tuple[Name, ...]
+    arguments: Mapping[str, Name]
 
 
 # By identity: code objects of two files are equal where their lines, names and bytecode are.
 _CALLS: dict[int, _Call] = {}
 
 
-def called(name: Name, replaces: Name | None = None) -> Callable[[_Function], _Function]:
+def called(
+    name: Name | None,
+    replaces: Name | tuple[Name, ...] = (),
+    arguments: Mapping[str, Name] | None = None,
+) -> Callable[[_Function], _Function]:
     """Register a function under the name that its users know.
 
     It stands next to the function, below `classmethod` and the like, which wrap it.
 
     Args:
         name: The name, or a function that makes it from arguments or variables of the registered
-            function with the same names, such as `lambda self: type(self).__name__`.
-        replaces: The name of another public function, which this one calls. All errors below this
-            call that would have that name get the name of this one. Objects that are made below
+            function with the same names, such as `lambda self: type(self).__name__`. None is for
+            a function with `replaces` that has the name of its caller.
+        replaces: The names of other public functions, which this one calls. All errors below this
+            call that would have such a name get the name of this one. Objects that are made below
             it and keep `name_call()` keep the name of this one, too.
+        arguments: Names of arguments that this function passes to those under other names. Errors
+            whose argument begins with a key begin with its value.
     """
+    replaced = replaces if isinstance(replaces, tuple) else (replaces,)
 
     def register(fn: _Function) -> _Function:
         code: types.CodeType = fn.__code__
@@ -56,7 +65,7 @@ def called(name: Name, replaces: Name | None = None) -> Callable[[_Function], _F
         if known is not None and isinstance(name, str) and known.name != name:
             # Functions that one `def` makes share their code, and so their name.
             raise RuntimeError(f"{fn.__qualname__} is registered as {known.name!r} and {name!r}")
-        _CALLS[id(code)] = _Call(code, name, replaces)
+        _CALLS[id(code)] = _Call(code, name, replaced, arguments or {})
         return fn
 
     return register
@@ -76,7 +85,17 @@ def name_call() -> str:
 
     Where none is registered, it is the name of the function that calls this one.
     """
-    return _find_name(sys._getframe(1))
+    return _find_call(sys._getframe(1)).name
+
+
+def name_argument(path: str, of: str | None = None) -> str:
+    """Return the path of an argument with the name that the user gave it; see `called`.
+
+    Args:
+        path: The path, which begins with the name of the argument.
+        of: The name of the function that was called with it; None for that of `name_call`.
+    """
+    return _find_call(sys._getframe(1), of).rename(path)
 
 
 @overload
@@ -94,29 +113,50 @@ def refuse(
         remedy: What to pass instead.
         kind: The class of the error.
     """
-    name = _find_name(sys._getframe(1))
-    return kind(f"{name} was given {found}\n\n{rule}\n\n{remedy}")
+    call = _find_call(sys._getframe(1))
+    return kind(f"{call.name} was given {call.rename(found)}\n\n{rule}\n\n{remedy}")
 
 
 def refuse_type(found: str, rule: str, remedy: str) -> ArgumentTypeError:
     """Return the error of a call that got an argument of a wrong type; see `refuse`."""
-    name = _find_name(sys._getframe(1))
-    return ArgumentTypeError(f"{name} was given {found}\n\n{rule}\n\n{remedy}")
+    call = _find_call(sys._getframe(1))
+    return ArgumentTypeError(f"{call.name} was given {call.rename(found)}\n\n{rule}\n\n{remedy}")
 
 
-def _find_name(inner: types.FrameType) -> str:
-    name: str | None = None
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    name: str
+    # From the inner function to the outer one.
+    renames: tuple[Mapping[str, str], ...]
+
+    def rename(self, path: str) -> str:
+        for names in self.renames:
+            for inner, outer in names.items():
+                if path.startswith(inner):
+                    path = outer + path.removeprefix(inner)
+                    break
+        return path
+
+
+def _find_call(inner: types.FrameType, name: str | None = None) -> _Found:
+    known = inner.f_code.co_qualname
+    renames: list[Mapping[str, str]] = []
     frame: types.FrameType | None = inner
     while frame is not None:
         call = _CALLS.get(id(frame.f_code))
-        if call is not None and (name is None or name == _read(call.replaces, frame)):
-            name = _read(call.name, frame)
+        if call is not None:
+            is_replaced = name in [_read(replaced, frame) for replaced in call.replaces]
+            if is_replaced:
+                renames.append({a: _read(b, frame) for a, b in call.arguments.items()})
+            if is_replaced or name is None:
+                known = known if name is None else name
+                name = None if call.name is None else _read(call.name, frame)
         frame = frame.f_back
-    return inner.f_code.co_qualname if name is None else name
+    return _Found(known if name is None else name, tuple(renames))
 
 
-def _read(name: Name | None, frame: types.FrameType) -> str | None:
-    if name is None or isinstance(name, str):
+def _read(name: Name, frame: types.FrameType) -> str:
+    if isinstance(name, str):
         return name
     code = name.__code__
     given = frame.f_locals

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdist._called import call_as, called, name_call, refuse
+from jaxdist._called import call_as, called, name_argument, name_call, refuse
 from jaxdist.errors import ArgumentError, ShapeError
 
 
@@ -209,3 +209,67 @@ def test_an_error_has_three_paragraphs() -> None:
     error = call_as("f", refuse, "x of shape [2].", "x is a scalar.", "Pass x[0].", kind=ShapeError)
     assert type(error) is ShapeError
     assert str(error) == "f was given x of shape [2].\n\nx is a scalar.\n\nPass x[0]."
+
+
+@called("passes_on", replaces="inner", arguments={"value": "number"})
+def _passes_on(number: int) -> None:
+    _inner(number)
+
+
+@called("of_path", replaces="inner", arguments={"value": lambda path: f"file {path!r}: value"})
+def _of_path(path: str) -> None:
+    _inner(-len(path))
+
+
+@called(None, replaces="inner", arguments={"value": "size"})
+def _shared(size: int) -> None:
+    _inner(size)
+
+
+@called("reads", replaces=("other one", "inner"))
+def _reads(size: int) -> None:
+    _inner(size)
+
+
+@called("of_shared")
+def _of_shared(size: int) -> None:
+    _shared(size)
+
+
+@called("twice", replaces="passes_on", arguments={"number": "count"})
+def _twice(count: int) -> None:
+    _passes_on(count)
+
+
+@pytest.mark.parametrize(
+    ("fn", "given", "wanted"),
+    [
+        (_inner, -1, "inner was given value=-1."),
+        (_passes_on, -1, "passes_on was given number=-1."),
+        (_twice, -1, "twice was given count=-1."),
+        (_of_path, "ab", "of_path was given file 'ab': value=-2."),
+        (_of_shared, -1, "of_shared was given size=-1."),
+        (_shared, -1, "inner was given size=-1."),
+        (_reads, -1, "reads was given value=-1."),
+    ],
+)
+def test_an_argument_has_the_name_that_the_replacing_function_gives_it(
+    fn: Callable[[Any], None], given: Any, wanted: str
+) -> None:
+    with pytest.raises(ArgumentError) as error:
+        fn(given)
+    assert str(error.value).partition("\n")[0] == wanted
+
+
+def test_a_path_of_an_argument_is_renamed_outside_of_refuse_too() -> None:
+    @called("inner")
+    def read(path: str) -> str:
+        return name_argument(path)
+
+    @called("outer", replaces="inner", arguments={"args[0]": "model"})
+    def outer(path: str) -> str:
+        return read(path)
+
+    assert outer("args[0]['w']") == "model['w']"
+    assert outer("args[1]['w']") == "args[1]['w']"
+    assert read("args[0]['w']") == "args[0]['w']"

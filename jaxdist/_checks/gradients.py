@@ -31,7 +31,6 @@ from jaxdist._checks.result_comparison import (
 from jaxdist._collectives import Communication
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import Program, RunOptions, check_options, find_closure_values
-from jaxdist._validate import CallerRename
 from jaxdist._values import Kind, PerReplica, has_any_variable, is_sharded, placement_of
 from jaxdist.errors import ArgumentError, ContextError, ShapeError
 
@@ -39,7 +38,7 @@ from jaxdist.errors import ArgumentError, ContextError, ShapeError
 _ADAPTIVE = frozenset({"nu", "nu_max", "v_row", "v_col", "sum_of_squares", "e_g", "e_x"})
 
 
-@called("Strategy.check_gradients")
+@called("Strategy.check_gradients", replaces=("strategy.run", "strategy.lower"))
 def check_gradients(
     strategy: Any,
     fn: Callable[..., Any],
@@ -67,13 +66,11 @@ def check_gradients(
         )
     if options is not None:
         # The arguments are used twice, and by the caller afterwards, so nothing may be donated.
-        with CallerRename("strategy.run ", "Strategy.check_gradients "):
-            options = check_options(options)._replace(donate_argnums=(), saved_program=None)
+        options = check_options(options)._replace(donate_argnums=(), saved_program=None)
     # Lowering costs a trace, and serves only to find the variables that the step uses. So it is
     # skipped if no variable exists.
     if has_any_variable():
-        with CallerRename("strategy.lower ", "Strategy.check_gradients "):
-            program = strategy.lower(fn, args, kwargs, options)
+        program = strategy.lower(fn, args, kwargs, options)
         _check_no_variables(program)
     on_many = _CallCopy(args, kwargs)
     on_one = _CallCopy(args, kwargs)
@@ -83,8 +80,7 @@ def check_gradients(
         split_for_one_replica((on_one.args, on_one.kwargs)),
         is_leaf=is_argument_leaf,
     )
-    with CallerRename("strategy.run ", "Strategy.check_gradients "):
-        many = strategy.run(fn, on_many.args, on_many.kwargs, options)
+    many = strategy.run(fn, on_many.args, on_many.kwargs, options)
     twin = _make_single_device_twin(strategy)
     # Inside the scope of `strategy` another strategy cannot run.
     with _replica.enter_frame(None):

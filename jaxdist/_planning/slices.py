@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxdist._called import called, name_call, refuse, refuse_type
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._planning.slice_axes import Target, assign_slices
 from jaxdist._reports import Places
 from jaxdist._strategies import TPUStrategy
-from jaxdist._validate import CallerRename, check_instance, check_text, show
+from jaxdist._validate import check_instance, check_text, show
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.cost import CHIPS, chip_of
 from jaxdist.errors import TopologyError
@@ -206,7 +206,7 @@ def _build_target(
     )
 
 
-@called("compile_for")
+@called("compile_for", replaces="tpu.slice_of", arguments={"name=": "topology="})
 def _parse_slice(topology: Any) -> Slice:
     if isinstance(topology, Slice):
         return topology
@@ -230,8 +230,7 @@ def _parse_slice(topology: Any) -> Slice:
             "Call strategy.lower(step, args).explain(), or name a slice, such as 'v5p:8x8x8'.",
         )
     # Users may pass the name that they gave to a resolver.
-    with CallerRename("tpu.slice_of was given name=", f"{name_call()} was given topology="):
-        return slice_of(topology.removeprefix("described:").removeprefix("virtual:"))
+    return slice_of(topology.removeprefix("described:").removeprefix("virtual:"))
 
 
 def _format_name(described: Slice) -> str:

@@ -35,7 +35,7 @@ from jaxdist._strategies.extended.strategy_v1 import StrategyMethodsV1
 from jaxdist._strategies.over_processes import BetweenProcesses, check_limit
 from jaxdist._strategies.properties import StrategyProperties
 from jaxdist._typing import PyTree
-from jaxdist._validate import CallerRename, check_call_arguments, check_callable, log_without_effect
+from jaxdist._validate import check_call_arguments, check_callable, log_without_effect
 from jaxdist.errors import ArgumentTypeError, ContextError, UnsupportedError
 
 _raw_frame = _replica.FRAME.get
@@ -273,7 +273,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
 
     @final
     @_compat.with_hidden_frames
-    @called("strategy.lower")
+    @called("strategy.lower", replaces="strategy.run")
     def lower(
         self,
         fn: Callable[..., Any],
@@ -312,9 +312,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         check_lower(self)
         check_call_arguments(args, kwargs)
         check_callable(fn)
-        # The runner's errors begin with `strategy.run`; the user called `strategy.lower`.
-        with CallerRename("strategy.run ", "strategy.lower "):
-            program = self._runner.program(fn, args, kwargs, options)
+        program = self._runner.program(fn, args, kwargs, options)
         # Planning is a higher room, so it is called through a hook.
         planner = functools.partial(COMPILE_FOR.call, self, fn, options)
         return dataclasses.replace(program, planner=planner)

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from jaxdist._late import open_late as _open_late
 
 if TYPE_CHECKING:
-    from jaxdist._validate.arguments import CallerRename as CallerRename
     from jaxdist._validate.arguments import ErrorNote as ErrorNote
     from jaxdist._validate.arguments import as_flag as as_flag
     from jaxdist._validate.arguments import as_integer as as_integer

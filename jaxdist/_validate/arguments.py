@@ -13,7 +13,7 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from jaxdist._called import name_call, refuse, refuse_type
+from jaxdist._called import name_argument, name_call, refuse, refuse_type
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CallArgumentsError, JaxdistError
 
 _LOG = logging.getLogger("jaxdist")
@@ -314,7 +314,8 @@ def check_keys(found: str, name: str, tree: Any) -> None:
             sorted(tree)
         except TypeError as error:
             raise ArgumentError(
-                f"{found} {name}, a dict with the keys {', '.join(map(repr, tree))}: {error}.\n\n"
+                f"{found} {name_argument(name)}, a dict with the keys "
+                f"{', '.join(map(repr, tree))}: {error}.\n\n"
                 "JAX sorts the keys of each dict, so they can be compared with each other.\n\n"
                 "Use strings as keys, or numbers, in one dict."
             ) from error
@@ -354,25 +355,3 @@ class ErrorNote:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, JaxdistError):
             error.add_note(self._note)
-
-
-class CallerRename:
-    """A context manager that replaces the caller's name at the start of an error.
-
-    It is for a public function that passes its arguments to another one: a message that starts with
-    `inner` then starts with `outer`, the name of the function that the user called.
-    """
-
-    __slots__ = ("_inner", "_outer")
-
-    def __init__(self, inner: str, outer: str) -> None:
-        self._inner, self._outer = inner, outer
-
-    def __enter__(self) -> None:
-        """Do nothing on entry."""
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, JaxdistError) and error.args:
-            text = str(error.args[0])
-            if text.startswith(self._inner):
-                error.args = (self._outer + text.removeprefix(self._inner), *error.args[1:])

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,8 +15,12 @@ from rich.table import Column
 from jaxdist import jobs, training
 from jaxdist._gpus import is_gpu_name
 from jaxdist._reports import SlicePlan, Sweep, can_redraw, picture_path
-from jaxdist._validate import CallerRename
-from jaxdist.errors import ArgumentError
+from jaxdist.errors import ArgumentError, JaxdistError
+
+# How errors of the functions begin that the command calls with its flags.
+_ARGUMENT = re.compile(
+    r"^jobs\.(?:plan|sweep)_job was given (topology|logical|rules|global_batch|save)="
+)
 
 
 def plan(arguments: argparse.Namespace) -> int:
@@ -67,16 +72,15 @@ def _make_plan(job: Any, topology: str, arguments: argparse.Namespace) -> SliceP
             "global_batch": arguments.global_batch,
             "report": report,
         }
-        with contextlib.ExitStack() as renames:
-            for parameter in ("topology", "logical", "rules", "global_batch", "save"):
-                for caller in ("jobs.plan_job", "jobs.sweep_job"):
-                    inner = f"{caller} was given {parameter}="
-                    outer = f"--{parameter.replace('_', '-')} is "
-                    renames.enter_context(CallerRename(inner, outer))
+        try:
             if arguments.sweep:
                 return jobs.sweep_job(job, topology, **given)
             given |= {"rules": arguments.rules, "quick": arguments.quick, "save": arguments.save}
             return jobs.plan_job(job, topology, **given)
+        except JaxdistError as error:
+            text = _ARGUMENT.sub(lambda m: f"--{m[1].replace('_', '-')} is ", str(error), 1)
+            error.args = (text, *error.args[1:])
+            raise
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
-from jaxdist._called import called, refuse, refuse_type
+from jaxdist._called import called, name_argument, name_call, refuse, refuse_type
 from jaxdist._validate import as_integer, check_instance, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError
 
@@ -251,7 +251,8 @@ def _parse_tasks(job: str, tasks: Any) -> Iterator[tuple[int, str]]:
 
 @called("ClusterSpec")
 def _parse_index(job: str, index: Any) -> int:
-    given = f"ClusterSpec was given cluster[{job!r}] with the task {show(index)}.\n\n"
+    found = name_argument(f"cluster[{job!r}]")
+    given = f"{name_call()} was given {found} with the task {show(index)}.\n\n"
     rest = "Tasks are numbered from 0.\n\nUse integers as keys: {0: 'host:2222'}."
     # JSON, and so `TF_CONFIG`, has only strings as keys.
     if isinstance(index, str):

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxdist import _devices, _processes
 from jaxdist._called import called
-from jaxdist._validate import CallerRename, as_integer, check_text, show
+from jaxdist._validate import as_integer, check_text, show
 from jaxdist.cluster_resolver._cluster_spec import ClusterDef, ClusterSpec
 from jaxdist.cluster_resolver._resolver import ClusterResolver, find_own_task, list_training_tasks
 from jaxdist.cluster_resolver._simple import SimpleClusterResolver
@@ -76,6 +76,7 @@ def experimental_connect_to_cluster(
         _processes.join(list(tasks.values()), list(tasks).index(own))
 
 
+@called(_CALLER, replaces="ClusterSpec", arguments={"cluster": "cluster_spec_or_resolver"})
 def _read_resolver(given: Any, job_name: str | None, task_index: int | None) -> ClusterResolver:
     if isinstance(given, ClusterResolver):
         return given
@@ -90,8 +91,7 @@ def _read_resolver(given: Any, job_name: str | None, task_index: int | None) -> 
             "cluster_spec_or_resolver is a ClusterResolver, a ClusterSpec, or a dict from jobs to "
             "addresses.\n\nPass for instance TFConfigClusterResolver()."
         )
-    with CallerRename("ClusterSpec was given cluster", _GIVEN):
-        spec = ClusterSpec(given)
+    spec = ClusterSpec(given)
     job = spec.jobs[0] if job_name is None and len(spec.jobs) == 1 else job_name
     known = spec.task_indices(job) if job in spec.jobs else []
     index = known[0] if task_index is None and len(known) == 1 else task_index

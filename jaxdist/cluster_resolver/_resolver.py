@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from jaxdist import _devices
 from jaxdist._called import called, name_call, refuse
-from jaxdist._validate import CallerRename, as_integer, check_instance, log_without_effect
+from jaxdist._validate import as_integer, check_instance, log_without_effect
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.errors import ClusterError
 
@@ -118,19 +118,18 @@ def read_environ(environ: Any) -> Mapping[str, str]:
     return environ
 
 
+@called(
+    None,
+    replaces="ClusterSpec.task_address",
+    arguments={"job_name": "task_type", "task_index": "task_id"},
+)
 def find_master(
     spec: ClusterSpec,
     task: tuple[Any, Any],
     rpc_layer: str | None,
 ) -> str:
-    """Return the address of `task` with its protocol; errors name the arguments of `caller`."""
-    caller = name_call()
-    inner = "ClusterSpec.task_address was given"
-    with (
-        CallerRename(f"{inner} job_name", f"{caller} was given task_type"),
-        CallerRename(f"{inner} task_index", f"{caller} was given task_id"),
-    ):
-        return master_url(spec.task_address(*task), rpc_layer)
+    """Return the address of `task` with its protocol; errors name the arguments of the caller."""
+    return master_url(spec.task_address(*task), rpc_layer)
 
 
 class ListingResolver(ClusterResolver):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from jaxdist._called import called
-from jaxdist._validate import CallerRename, check_instance, show
+from jaxdist._validate import check_instance, show
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._resolver import (
     ClusterResolver,
@@ -80,10 +80,11 @@ class TFConfigClusterResolver(ClusterResolver):
         """
         cluster = self._read().get("cluster", {})
         try:
-            with CallerRename("ClusterSpec was given cluster", "'cluster'"):
-                return ClusterSpec(cluster)
+            return ClusterSpec(cluster)
         except (ArgumentError, ArgumentTypeError) as error:
-            what = str(error).split("\n")[0].rstrip(".").replace("'cluster'=", "'cluster' is ", 1)
+            first = str(error).split("\n")[0].rstrip(".")
+            what = first.replace("ClusterSpec was given cluster", "'cluster'", 1)
+            what = what.replace("'cluster'=", "'cluster' is ", 1)
             raise self._fault(
                 f"in which {what}",
                 "'cluster' is an object from jobs to lists of addresses.",

@@ -6,7 +6,6 @@ from typing import Any, final
 
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._validate import (
-    CallerRename,
     check_instance,
     check_text,
     log_without_effect,
@@ -116,7 +115,10 @@ class TPUClusterResolver(ClusterResolver):
         self._topology: Topology | None = None
 
     @staticmethod
-    @called("TPUClusterResolver.connect", replaces="TPUClusterResolver")
+    @called(
+        "TPUClusterResolver.connect",
+        replaces=("TPUClusterResolver", "initialize_tpu_system(cluster_resolver=...)"),
+    )
     def connect(
         tpu: str | None = None, zone: str | None = None, project: str | None = None
     ) -> "TPUClusterResolver":
@@ -141,11 +143,9 @@ class TPUClusterResolver(ClusterResolver):
         Source:
             `tf.distribute.cluster_resolver.TPUClusterResolver.connect`.
         """
-        inner = "No TPU was found for initialize_tpu_system(cluster_resolver=...)"
-        with CallerRename(inner, f"No TPU was found for TPUClusterResolver.connect(tpu={tpu!r})"):
-            resolver = TPUClusterResolver(tpu, zone, project)
-            experimental_connect_to_cluster(resolver)
-            initialize_tpu_system(resolver)
+        resolver = TPUClusterResolver(tpu, zone, project)
+        experimental_connect_to_cluster(resolver)
+        initialize_tpu_system(resolver)
         return resolver
 
     @property
@@ -254,6 +254,11 @@ class TPUClusterResolver(ClusterResolver):
         return f"TPUClusterResolver({self._name!r})"
 
 
+@called(
+    "TPUClusterResolver",
+    replaces="tpu.slice_of",
+    arguments={"name=": lambda tpu: f"tpu={tpu!r}, and the slice "},
+)
 def _resolve_name(tpu: Any, environ: Mapping[str, str]) -> str:
     if tpu is not None and not isinstance(tpu, str):
         raise refuse_type(
@@ -270,9 +275,7 @@ def _resolve_name(tpu: Any, environ: Mapping[str, str]) -> str:
                 f"Pass for instance tpu='{prefix}:v5e:2x4'.",
             )
         # Only the name is validated: devices are searched at their first use.
-        outer = f"TPUClusterResolver was given tpu={tpu!r}, and the slice "
-        with CallerRename("tpu.slice_of was given name=", outer):
-            slice_of(rest)
+        slice_of(rest)
         return tpu
     named = environ.get("TPU_NAME")
     own = f"is {named!r}" if named else "is not set"

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from jaxdist._called import called, refuse
 from jaxdist._validate import (
-    CallerRename,
     as_integer,
     as_list,
     as_number,
@@ -112,7 +111,7 @@ def seconds(
     return max(by_nccl, _predict(first, second, n, num_bytes, links, inside, num_operands))
 
 
-@called("cost.cheapest", replaces="cost.seconds")
+@called("cost.cheapest", replaces="cost.seconds", arguments={"algorithm=": "algorithms with "})
 def cheapest(
     num_replicas: int,
     num_bytes: int,
@@ -139,9 +138,7 @@ def cheapest(
         inside = as_integer("local", local, least=1, most=num_replicas)
     two_levels = 1 < inside < num_replicas
     possible = [a for a in algorithms if two_levels or "/" not in a]
-    given = "cost.cheapest was given algorithm"
-    with CallerRename(f"{given}=", f"{given}s with "):
-        timed = [(a, seconds(a, num_replicas, num_bytes, links, local)) for a in possible]
+    timed = [(a, seconds(a, num_replicas, num_bytes, links, local)) for a in possible]
     # The sort is stable and compares no names, so by default XLA's own algorithm wins a tie.
     return sorted(timed, key=lambda pair: pair[1])
 

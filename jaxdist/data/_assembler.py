@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdist._called import called, name_call
 from jaxdist._typing import PyTree
 from jaxdist._values import Ahead
 from jaxdist.data._place import FixedRows, Placer, make_zeros, pad_rows, spread_rows
@@ -119,6 +120,7 @@ class Splitter(Assembler):
         return element.treedef.unflatten(leaves), self.placer.split(mask)
 
 
+@called(SPLIT_CALLER)
 def cannot_split_error(
     element: Element, index: int, num_replicas: int, policy: PartialBatch
 ) -> ShapeError:
@@ -148,7 +150,7 @@ def cannot_split_error(
     if scalars:
         remedies.append("Give a scalar one value per example, or pass it to the step on its own.")
     return ShapeError(
-        f"{SPLIT_CALLER} cannot split element {index} of the dataset over {num_replicas} "
+        f"{name_call()} cannot split element {index} of the dataset over {num_replicas} "
         f"replicas.\n{format_lines(scalars + uneven)}\n\n"
         "Every replica takes a share of dim 0.\n\n" + "\n".join(remedies)
     )
@@ -220,6 +222,7 @@ class Grouper(Assembler):
         batch = [self.placer.join(column) for column in columns]
         return present[0].treedef.unflatten(batch), self.placer.join(masks)
 
+    @called(GROUP_CALLER)
     def _incomplete_error(self, slots: list[Slot], index: int) -> ShapeError:
         num_replicas = self.num_replicas
         ended = [i for i, slot in enumerate(slots) if slot is None]
@@ -235,7 +238,7 @@ class Grouper(Assembler):
             drop = f"drop the last {count} to get {index * num_replicas}"
         remedy = f"Either {drop}, or add" if index else "Add"
         return ShapeError(
-            f"{GROUP_CALLER} cannot give every replica a batch in step {index}. {found}\n\n"
+            f"{name_call()} cannot give every replica a batch in step {index}. {found}\n\n"
             "Each replica takes one element in each step, and none is dropped silently.\n\n"
             f"{remedy} {len(ended)} more; partial_batch=UNEVEN or PAD takes them as they are."
         )
@@ -274,6 +277,7 @@ def _is_uniform(elements: list[Element]) -> bool:
     return all(s == shapes[0] for s in shapes)
 
 
+@called(GROUP_CALLER)
 def _shapes_differ_error(slots: list[Slot], index: int, *, from_dim: int = 0) -> ShapeError:
     present = [(replica, slot) for replica, slot in enumerate(slots) if slot is not None]
     first_replica, first = present[0]
@@ -288,7 +292,7 @@ def _shapes_differ_error(slots: list[Slot], index: int, *, from_dim: int = 0) ->
                 )
                 break
     return ShapeError(
-        f"{GROUP_CALLER} cannot make one batch of the elements of step {index}.\n"
+        f"{name_call()} cannot make one batch of the elements of step {index}.\n"
         f"{format_lines(lines)}\n\n"
         "With partial_batch=ERROR all replicas take arrays of the same shape in one step; with "
         "PAD only dim 0 may differ.\n\n"

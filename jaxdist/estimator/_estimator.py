@@ -28,7 +28,7 @@ from jaxdist.estimator._model.building import Built, build
 from jaxdist.estimator._model.model_fn import (
     make_input_fn,
     make_model_fn,
-    rename_input,
+    open_input,
     split_batch,
     take_local,
 )
@@ -493,7 +493,5 @@ def _find_folder(given: Any, config: RunConfig) -> ModelFolder:
 def _open_elements(read: Callable[[Any], Any]) -> Iterator[Any]:
     """Yield the batches of an input function, one after another."""
     options = data.InputOptions(experimental_fetch_to_device=False)
-    with rename_input():
-        dataset = get_strategy().distribute_datasets_from_function(read, options)
-        with iter(dataset) as batches:
-            yield from batches
+    with open_input(get_strategy(), read, options) as batches:
+        yield from batches

@@ -18,7 +18,7 @@ from jaxdist._planning import (
 )
 from jaxdist._program import format_options
 from jaxdist._reports import Candidate, SlicePlan, Sweep
-from jaxdist._validate import CallerRename, as_integer, check_callable, check_instance
+from jaxdist._validate import as_integer, check_callable, check_instance
 from jaxdist.errors import JaxdistError
 from jaxdist.jobs._config.checks import MOST_ROWS
 from jaxdist.jobs._config.schema import check_choice, list_inner_axes
@@ -93,7 +93,7 @@ def plan_job(
     )
 
 
-@called("jobs.sweep_job")
+@called("jobs.sweep_job", replaces="compile_for")
 def sweep_job(
     job: Task[Any],
     topology: Any,
@@ -138,8 +138,7 @@ def sweep_job(
     """
     _check_arguments(job, report)
     asked = job.config.strategy.logical_devices if logical is None else logical
-    with CallerRename("compile_for", "jobs.sweep_job"):
-        configured = make_target(topology, _count_devices(job, asked))
+    configured = make_target(topology, _count_devices(job, asked))
     if global_batch is None:
         rows = job.rows_per_replica * configured.strategy.num_replicas_in_sync
     else:

@@ -19,7 +19,6 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server import MinSizePartitioner, ParameterServerStrategy
 from jaxdist._planning import assign_slices, find_logical_shape, make_axes, put_on_axes
 from jaxdist._strategies import MirroredStrategy, MultiWorkerMirroredStrategy, Strategy, TPUStrategy
-from jaxdist._validate import CallerRename
 from jaxdist.cluster_resolver import (
     ClusterSpec,
     SimpleClusterResolver,
@@ -277,10 +276,9 @@ def _make_tpu(virtual_slice: str, asked: StrategyConfig) -> Strategy:
     shape = count_devices_of_replica(asked) if list_inner_axes(asked) else asked.logical_devices
     name = name_devices(asked)
     try:
-        with CallerRename("compile_for was given logical=", f"{name} is "):
-            box = find_logical_shape(topology, apart, shape)
+        box = find_logical_shape(topology, apart, shape)
     except TopologyError as error:
-        text = str(error)
+        text = str(error).replace("compile_for was given logical=", f"{name} is ", 1)
         named = text.startswith(name)
         raise ConfigError(text if named else f"{name} is {shape!r}. {text}") from None
     assignment = assign_slices(topology, box, apart)

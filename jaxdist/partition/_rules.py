@@ -12,8 +12,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
-from jaxdist._called import call_as, called, name_call, refuse, refuse_type
-from jaxdist._validate import CallerRename, as_flag, as_list, check_has_arrays, format_lines, show
+from jaxdist._called import call_as, called, refuse, refuse_type
+from jaxdist._validate import as_flag, as_list, check_has_arrays, format_lines, show
 from jaxdist.errors import ArgumentError
 from jaxdist.partition._activations import check_activation, constrain
 from jaxdist.partition._placements import (
@@ -193,15 +193,13 @@ def put_on_stages(rules: Rules, path: str, placement: Placement) -> Placement:
     )
 
 
+@called(None, replaces=_CALLER)
 def as_rules(rules: Any) -> Rules:
     """Convert pairs, a mapping, or one `ByNames` for all leaves to `Rules`."""
-    caller = name_call()
     if isinstance(rules, Rules):
         return rules
-    # Errors name the function that the user called.
     if isinstance(rules, (Mapping, list, tuple)):
-        with CallerRename(f"{_CALLER} ", f"{caller} "):
-            return Rules(rules)
+        return Rules(rules)
     if isinstance(rules, ByNames):
         return Rules([("*", rules)])
     raise refuse_type(

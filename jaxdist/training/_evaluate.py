@@ -12,7 +12,6 @@ from jaxdist._checkpoints import save_after
 from jaxdist._collectives import ReduceOp
 from jaxdist._strategies import Strategy, check_strategy, get_replica_context
 from jaxdist._validate import (
-    CallerRename,
     as_array,
     as_integer,
     as_iterator,
@@ -224,7 +223,16 @@ def _as_real(name: str, value: Any) -> jax.Array:
     return array.astype(jnp.float32)
 
 
-@called("training.evaluate")
+@called("training.evaluate called sums_fn, and it", replaces="The step")
+def _run(strategy: Strategy, sums_fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    return strategy.run(sums_fn, args)
+
+
+@called(
+    "training.evaluate",
+    replaces=("experimental_distribute_dataset", "strategy.run"),
+    arguments={"args[0]": "model"},
+)
 def evaluate(
     strategy: Strategy,
     sums_fn: Callable[[Any, Any, Any], dict[str, jax.Array]],
@@ -270,22 +278,14 @@ def evaluate(
         >>> evaluate(strategy, count, 1.0, jaxdist.data.batches({"x": np.arange(11.0)}, 8))
         {'weight': 11.0, 'x': 6.0}
     """
-    caller = "training.evaluate"
     check_strategy(strategy)
     check_callable(sums_fn, "sums_fn", "Pass a function (model, batch, mask) -> sums.")
-    check_keys(f"{caller} was given", "model", model)
+    check_keys("training.evaluate was given", "model", model)
     # Pad, so that a short last batch has the shape of the others and needs no second program.
     options = InputOptions(partial_batch=PartialBatch.PAD)
-    with (
-        CallerRename("experimental_distribute_dataset", caller),
-        iter(strategy.experimental_distribute_dataset(dataset, options)) as data,
-        CallerRename("strategy.run was given args[0]", f"{caller} was given model"),
-        CallerRename("strategy.run cannot take args[0]", f"{caller} cannot take model"),
-        CallerRename("The step returned", f"{caller} called sums_fn, and it returned"),
-        CallerRename("args[0] is a PerReplica", f"{caller} was given model, a PerReplica"),
-    ):
+    with iter(strategy.experimental_distribute_dataset(dataset, options)) as data:
         # No result is fetched in the loop: a fetch would wait for the devices after every batch.
-        sums = [strategy.run(sums_fn, args=(model, batch, mask)) for batch, mask in data]
+        sums = [_run(strategy, sums_fn, (model, batch, mask)) for batch, mask in data]
     totals: dict[str, float] = {}
     for batch_sums in jax.device_get(sums):
         if not isinstance(batch_sums, dict):

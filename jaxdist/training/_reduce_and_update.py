@@ -13,11 +13,11 @@ from flax import nnx
 
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._collectives import ReduceOp
+from jaxdist._replica import ReplicaContext
 from jaxdist._strategies import get_replica_context
 from jaxdist._typing import PyTree
 from jaxdist._update import REDUCED, ReducingUpdate, mark_wrapper
 from jaxdist._validate import (
-    CallerRename,
     as_array,
     check_has_arrays,
     check_instance,
@@ -104,17 +104,21 @@ def reduce_and_update(
     total = _as_count(count)
     # These transforms all-reduce the gradients themselves. A second all-reduce would multiply them.
     reduces_itself = isinstance(optimizer.tx, ReducingUpdate)
-    with CallerRename("ReplicaContext.all_reduce", f"{REDUCED}, for sums,"):
-        if reduces_itself:
-            total, sums = replica.all_reduce(ReduceOp.SUM, (total, sums))
-        else:
-            total, sums, grads = replica.all_reduce(ReduceOp.SUM, (total, sums, grads))
+    if reduces_itself:
+        total, sums = _reduce(replica, (total, sums))
+    else:
+        total, sums, grads = _reduce(replica, (total, sums, grads))
     # If no replica has examples in a step, the gradients must be zero, not 0 / 0.
     divisor = jnp.where(total == 0, 1, total)
     grads = jax.tree.map(lambda g: (g / divisor).astype(g.dtype), grads)
     with _take_sums(optimizer) if reduces_itself else mark_wrapper(REDUCED):
         optimizer.update(model, grads)
     return divisor, sums
+
+
+@called(f"{REDUCED}, for sums,", replaces="ReplicaContext.all_reduce")
+def _reduce(replica: ReplicaContext, values: tuple[Any, ...]) -> Any:
+    return replica.all_reduce(ReduceOp.SUM, values)
 
 
 @contextlib.contextmanager

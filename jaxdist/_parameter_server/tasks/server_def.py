@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxdist._called import refuse, refuse_type
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._parameter_server.transport import check_addresses
 from jaxdist._validate import as_integer, check_instance, show
 from jaxdist.cluster_resolver import ClusterResolver, ClusterSpec
-from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError, UnsupportedError
+from jaxdist.errors import NotFoundError, UnsupportedError
 
 CALLER = "jaxdist.Server"
 _EXAMPLE = "{'worker': ['host0:2222'], 'ps': ['host1:2222']}"
@@ -91,12 +91,9 @@ def read_server_def(
     return ServerDef(cluster, job, _find_index(cluster, job, task_index))
 
 
+@called(CALLER, replaces="ClusterSpec", arguments={"cluster": "server_or_cluster_def"})
 def _read_cluster(given: Any) -> ClusterSpec:
-    try:
-        cluster = ClusterSpec(given)
-    except (ArgumentError, ArgumentTypeError) as error:
-        found, wanted = "ClusterSpec was given cluster", f"{CALLER} was given server_or_cluster_def"
-        raise type(error)(str(error).replace(found, wanted, 1)) from error
+    cluster = ClusterSpec(given)
     if not cluster:
         raise refuse(
             "server_or_cluster_def without a job.",

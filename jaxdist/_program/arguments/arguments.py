@@ -11,7 +11,7 @@ from flax import nnx
 from jax.tree_util import PyTreeDef, keystr, register_pytree_node
 
 from jaxdist import _compat
-from jaxdist._called import name_call, refuse_type
+from jaxdist._called import name_argument, name_call, refuse_type
 from jaxdist._collectives import check_supported
 from jaxdist._integers import check_all_fit, has_cut_off
 from jaxdist._program.arguments.exact import exact
@@ -110,7 +110,7 @@ class Flat:
 
     def name_of_slot(self, position: int) -> str:
         """Return the name of the leaf at this position of `slots`."""
-        return argument_name(self.paths()[position])
+        return name_argument(argument_name(self.paths()[position]), of="strategy.run")
 
     def names(self) -> list[str]:
         """Return the names of all dynamic leaves."""

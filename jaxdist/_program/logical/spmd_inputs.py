@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 from jax.extend.core import Literal
 
 from jaxdist import _compat
+from jaxdist._called import called, name_call
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._program.jaxprs.control_flow import While
@@ -84,8 +85,8 @@ def _find_uses(program: Any, inputs: Numbers) -> Iterator[tuple[int, Any]]:
         inner = list(_find_calls(eqn, numbers))
         if not inner:
             yield from ((n, eqn) for n in numbers if n is not None)
-        for called, given in inner:
-            yield from _find_uses(called, given)
+        for inside, given in inner:
+            yield from _find_uses(inside, given)
 
 
 def _find_calls(eqn: Any, numbers: Numbers) -> Iterator[tuple[Any, Numbers]]:
@@ -105,11 +106,12 @@ def _find_calls(eqn: Any, numbers: Numbers) -> Iterator[tuple[Any, Numbers]]:
         yield loop.body, of_body + state
 
 
+@called("strategy.run")
 def _explain(found: dict[int, str], names: Sequence[str], layout: ReplicaMesh) -> str:
     listed = [f"{names[n]}, used at {line}" for n, line in list(found.items())[:10]]
     more = f"\nand {len(found) - 10} more" if len(found) > 10 else ""
     return (
-        f"strategy.run: {len(found)} input(s) of the step are neither split over the "
+        f"{name_call()}: {len(found)} input(s) of the step are neither split over the "
         f"{layout.num_logical} logical devices nor replicated to them:\n"
         + "\n".join(listed)
         + more

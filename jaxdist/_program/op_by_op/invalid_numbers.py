@@ -7,11 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxdist._called import called, name_call
 from jaxdist.errors import NotFiniteError
 
 _SAYS_INF = re.compile(r"\(inf\)|'inf'")
 
 
+@called("strategy.run")
 def not_finite_error(
     error: Exception, name: str, line: str, where: str, operands: Sequence[Any]
 ) -> NotFiniteError:
@@ -32,7 +34,7 @@ def not_finite_error(
         else ""
     )
     return NotFiniteError(
-        f"strategy.run: {name} at {line} returned a value that is not finite ({kind}), {where}."
+        f"{name_call()}: {name} at {line} returned a value that is not finite ({kind}), {where}."
         f"{source}\n\njax_debug_nans or jax_debug_infs is set, so the step was run again op by op, "
         f"to find the operation. No state was written.\n\n{remedy(name, came_in=came_in)}"
     )

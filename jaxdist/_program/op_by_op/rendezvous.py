@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jaxdist import _compat
-from jaxdist._called import called, refuse
+from jaxdist._called import called, name_call, refuse
 from jaxdist._collectives import UNEVEN_ALL_GATHER
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs.extremes import EXTREMES, compute_extreme
@@ -106,12 +106,13 @@ class Rendezvous:
             error.add_note(f"Raised in {first}, on all replicas.")
             raise
 
+    @called("strategy.run")
     def _concatenate(self, requests: Sequence[Collective]) -> list[Any]:
         dim = requests[0].params["dim"]
         rest = {(*x.shape[:dim], *x.shape[dim + 1 :]) for b in requests for x in b.operands}
         if len(rest) > 1 or any(b.params["dim"] != dim for b in requests):
             raise ShapeError(
-                f"strategy.run: an all_gather on dim {dim} joins arrays that differ in another "
+                f"{name_call()}: an all_gather on dim {dim} joins arrays that differ in another "
                 f"dim.\n{_describe_by_replica(requests)}\n\n"
                 "All dims but the one that is concatenated must be the same on every replica.\n\n"
                 "Gather on the dim that differs, or pad the others first."
@@ -228,10 +229,11 @@ _GATHER_BEFORE = (
 )
 
 
+@called("strategy.run")
 def _make_divergence_error(requests: Sequence[Any]) -> DivergentCollectiveError:
     is_of_pieces = any(getattr(request, "is_of_pieces", False) for request in requests)
     return DivergentCollectiveError(
-        "strategy.run: the replicas did not reach the same collective.\n"
+        f"{name_call()}: the replicas did not reach the same collective.\n"
         f"{_describe_by_replica(requests)}\n\n"
         "A collective waits for all replicas, so all of them must reach it, in the same order.\n\n"
         f"{_GATHER_BEFORE if is_of_pieces else _SAME_CONDITION}"

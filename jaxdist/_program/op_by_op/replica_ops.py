@@ -12,6 +12,7 @@ from jax.extend.core.primitives import all_gather_p
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from jaxdist import _compat
+from jaxdist._called import called, name_call
 from jaxdist._collectives import UNEVEN_ALL_GATHER, GatherLog, shared_trace_key
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import explain_ref
@@ -164,6 +165,7 @@ class ReplicaOps:
 
     # Collectives
 
+    @called("strategy.run")
     def _check_axes(self, name: str, args: Sequence[Any], params: dict[str, Any]) -> None:
         """Raise for a collective over an axis that does not exist, or with indices of slices."""
         if name not in known.COLLECTIVES and name != "axis_index":
@@ -173,7 +175,7 @@ class ReplicaOps:
         check_operands(name, args, find_line)
         strange = [a for a in get_named_axes(params) if a not in self._layout.replica_axes]
         if strange:
-            raise unbound_axis_error(f"strategy.run, at {find_line()},", strange[0], self._layout)
+            raise unbound_axis_error(f"{name_call()}, at {find_line()},", strange[0], self._layout)
 
     def _meet(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         operands = tuple(jnp.asarray(self._get_array(x)) for x in args)
@@ -239,6 +241,7 @@ class ReplicaOps:
         closed = program if hasattr(program, "consts") else ClosedJaxpr(program, ())
         return _compat.call_in_trace(self.trace, jaxpr_as_fun(closed), *args)
 
+    @called("strategy.run")
     def _run_control_flow(
         self, name: str, args: Sequence[Any], params: dict[str, Any]
     ) -> list[Any]:
@@ -251,7 +254,7 @@ class ReplicaOps:
         if name == "scan":
             return self._run_scan(list(args), params)
         raise ContextError(
-            f"strategy.run cannot run {name} op by op: there is a collective inside it, at "
+            f"{name_call()} cannot run {name} op by op: there is a collective inside it, at "
             f"{_compat.find_callers_line()}.\n\n"
             "Op by op a collective may be in a function, jax.checkpoint, cond, while or scan.\n\n"
             "Run this step compiled (jaxdist.config.run_eagerly(False)), or move the collective "
@@ -306,9 +309,10 @@ def _is_layout_of_mesh(args: Sequence[Any], params: dict[str, Any]) -> bool:
     return is_of_step and all(isinstance(d, NamedSharding) for d in params["devices"])
 
 
+@called("strategy.run")
 def _explain_shard_map() -> str:
     return (
-        f"strategy.run cannot run a jax.shard_map op by op, at {_compat.find_callers_line()}.\n\n"
+        f"{name_call()} cannot run a jax.shard_map op by op, at {_compat.find_callers_line()}.\n\n"
         "Op by op every replica has whole arrays on one device, and there is nothing to map "
         "over.\n\nRun this step compiled: jaxdist.config.run_eagerly(False)."
     )

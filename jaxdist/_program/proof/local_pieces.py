@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from jaxdist import _compat
+from jaxdist._called import called, name_call
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan, While
 from jaxdist._program.jaxprs.interpreter import Interpreter
@@ -291,10 +292,11 @@ def _raise_in_derivative(fn: Callable[..., list[Any]]) -> Callable[..., list[Any
     """Return `fn` with a derivative that raises `ShardedArrayError`."""
     wrapped = jax.custom_jvp(fn)
 
+    @called("strategy.run")
     def rule(*_: Any) -> Any:
         raise ShardedArrayError(
-            "strategy.run was differentiated from outside, with a function in its step that has a "
-            "derivative of its own (jax.custom_vjp) and is used on arrays in pieces.\n\n"
+            f"{name_call()} was differentiated from outside, with a function in its step that has "
+            "a derivative of its own (jax.custom_vjp) and is used on arrays in pieces.\n\n"
             "Such a derivative is written for whole arrays, and a replica has pieces of them.\n\n"
             "Differentiate inside of the step, or gather before: jaxdist.partition.gather(tree)."
         )
@@ -303,10 +305,11 @@ def _raise_in_derivative(fn: Callable[..., list[Any]]) -> Callable[..., list[Any
     return wrapped
 
 
+@called("strategy.run")
 def _explain_not_inside(eqn: Any) -> str:
     source = _compat.find_source(eqn)
     return (
-        f"strategy.run{f', at {source}' if source else ''}: {eqn.primitive.name} holds a program "
+        f"{name_call()}{f', at {source}' if source else ''}: {eqn.primitive.name} holds a program "
         "that uses arrays in pieces.\n\n"
         "Inside of it jaxdist cannot tell a piece from a whole array.\n\n"
         "Gather them before: jaxdist.partition.gather(tree)."

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from jaxdist import _compat
+from jaxdist._called import called, name_call
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs.interpreter import ForwardAnalysis
 from jaxdist._program.jaxprs.primitives import LAYOUT_ONLY
@@ -140,6 +141,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
             raise ShardedArrayError(_explain_unequal_copies(eqn, cut.over(self.layout), axes))
         return ShardFact(over, cut)
 
+    @called("strategy.run")
     def _open(self, eqn: Any, given: ShardFact) -> ShardFact:
         """Return the fact of `OPEN`: its operand must be in pieces, or equal on all replicas."""
         cut = eqn.params["cut"].without_splits()
@@ -149,7 +151,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
                 aval = eqn.invars[0].aval
                 found = [f"{aval.dtype}{list(aval.shape)}"]
                 raise ShardedArrayError(
-                    _explain_not_pieces(f"strategy.run, at {source}, uses", found)
+                    _explain_not_pieces(f"{name_call()}, at {source}, uses", found)
                 )
             self.wrong[eqn.params["name"]] = None
         if given.cut is not None and given.cut != cut:
@@ -200,6 +202,7 @@ def _check_together(eqn: Any, inputs: Sequence[ShardFact], piece: ShardFact) -> 
             _refuse(eqn, piece, f"{name} combines them with pieces that are cut differently")
 
 
+@called("strategy.run")
 def check_results(names: Sequence[str]) -> None:
     """Check that no result is declared as a piece without a proof.
 
@@ -207,7 +210,7 @@ def check_results(names: Sequence[str]) -> None:
         ShardedArrayError: Some results are. The error has their names.
     """
     if names:
-        raise ShardedArrayError(_explain_not_pieces("strategy.run would return", names))
+        raise ShardedArrayError(_explain_not_pieces(f"{name_call()} would return", names))
 
 
 def _explain_not_pieces(what: str, names: Sequence[str]) -> str:
@@ -221,10 +224,11 @@ def _explain_not_pieces(what: str, names: Sequence[str]) -> str:
     )
 
 
+@called("strategy.run")
 def _explain_unequal_copies(eqn: Any, over: Sequence[str], axes: Sequence[str]) -> str:
     aval, source = eqn.outvars[0].aval, _compat.find_source(eqn)
     return (
-        f"strategy.run{f', at {source}' if source else ''}: {aval.dtype}{list(aval.shape)} is "
+        f"{name_call()}{f', at {source}' if source else ''}: {aval.dtype}{list(aval.shape)} is "
         f"declared to be a sharded array in pieces over the replica axes {list(over)}, and the "
         f"declared values may differ over {axes} too.\n\n"
         f"Replicas that differ only on {axes} hold copies of one piece, so they must declare the "
@@ -250,6 +254,7 @@ _TO_GATHER = (
 )
 
 
+@called("strategy.run")
 def _refuse(eqn: Any, piece: ShardFact, why: str) -> NoReturn:
     cut = piece.cut
     where = "" if cut is None else f" (dim {cut.dim}, of {cut.size} elements)"
@@ -258,7 +263,7 @@ def _refuse(eqn: Any, piece: ShardFact, why: str) -> NoReturn:
     unknown = _TO_GATHER if source else f"{_TO_GATHER} {_IN_OPTIMIZERS}"
     remedy = _OF_OPTIMIZERS if _compat.is_from_library(eqn, "optax") else unknown
     raise ShardedArrayError(
-        f"strategy.run{f', at {source}' if source else ''}: an operation would see the "
+        f"{name_call()}{f', at {source}' if source else ''}: an operation would see the "
         f"pieces{where} that a replica holds of a sharded array instead of the array: "
         f"{why}.\n\n"
         "The result would not be that of the whole array, and would differ between replicas."

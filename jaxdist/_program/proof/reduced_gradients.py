@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from jaxdist import _compat
+from jaxdist._called import called, name_call
 from jaxdist._program.jaxprs.interpreter import ForwardAnalysis
 from jaxdist._program.jaxprs.subprograms import iterate_equations
 from jaxdist._values import OPEN, PIECE, REDUCED_PIECES
@@ -93,11 +94,12 @@ def _is_linear(eqn: Any, inputs: list[Reduced]) -> bool:
     return name in _LINEAR
 
 
+@called("strategy.run")
 def _explain(eqn: Any, line: str) -> str:
     aval = eqn.invars[0].aval
     source = _compat.find_source(eqn)
     return (
-        f"strategy.run{f', at {source}' if source else ''}: all_reduce was given an array in "
+        f"{name_call()}{f', at {source}' if source else ''}: all_reduce was given an array in "
         f"pieces, {aval.dtype}{list(aval.shape)}, which is a function, at {line}, of a gradient "
         "that was not all-reduced before.\n\n"
         "The gradient of a parameter in pieces is the mean over the replicas already, so this is "

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from jaxdist import _compat
+from jaxdist._called import called, name_call
 from jaxdist._collectives import ASSUME_REPLICATED, NO_PLAN, REQUIRE_REPLICATED, AllReducePlan
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan, While
@@ -239,9 +240,10 @@ def get_named_axes(params: dict[str, Any]) -> tuple[str, ...]:
     return tuple(a for a in flat if isinstance(a, str))
 
 
+@called("strategy.run")
 def _explain_must_be_equal(eqn: Any) -> str:
     return (
-        f"strategy.run: {eqn.params['what']} may differ between replicas, at "
+        f"{name_call()}: {eqn.params['what']} may differ between replicas, at "
         f"{_compat.find_source(eqn)}.\n\n"
         "The sharded update gives each replica a piece of every array, so whatever is not a "
         "gradient has to be the same on all of them.\n\n"

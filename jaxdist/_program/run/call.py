@@ -9,6 +9,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxdist import _compat
+from jaxdist._called import called, name_call
 from jaxdist._integers import check_fits, has_cut_off
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Flat
@@ -180,6 +181,7 @@ class LeafName:
         return self.flat.name(self.number - self.num_state)
 
 
+@called("strategy.run")
 def run_inside_trace(call: Call, program: Program, around: AbstractMesh | None) -> Any:
     """Put the program of a call into the enclosing trace: nothing is compiled.
 
@@ -195,7 +197,7 @@ def run_inside_trace(call: Call, program: Program, around: AbstractMesh | None) 
     if variables and current_binding() is None:
         names = [v.label for v in variables.all]
         raise ContextError(
-            f"strategy.run was called inside another function that JAX is tracing (jax.jit, scan, "
+            f"{name_call()} was called inside another function that JAX is tracing (jax.jit, scan, "
             f"grad), and its step uses {len(names)} variable(s): {names[:5]}.\n\n"
             "The traced function would keep the values that they have now, and assignments would "
             "be lost.\n\n"
@@ -212,6 +214,7 @@ def run_inside_trace(call: Call, program: Program, around: AbstractMesh | None) 
     return call.update_state(program, results)
 
 
+@called("strategy.run")
 def find_mesh_of_trace(layout: ReplicaMesh) -> AbstractMesh | None:
     """Return the mesh with Explicit axes that the types of the caller's values name; None for Auto.
 
@@ -235,7 +238,7 @@ def find_mesh_of_trace(layout: ReplicaMesh) -> AbstractMesh | None:
     sizes = zip(mesh.shape.items(), mesh.axis_types, strict=True)
     types = ", ".join(f"{axis}: {size} {kind}" for (axis, size), kind in sizes)
     raise ContextError(
-        f"strategy.run was called in a function that JAX is tracing (jax.jit, grad, scan), under "
+        f"{name_call()} was called in a function that JAX is tracing (jax.jit, grad, scan), under "
         f"a mesh of {mesh.size} device(s) with the axes ({types}). The strategy's mesh has "
         f"{own.size} device(s) and the axes {dict(own.shape)}.\n\n"
         "Values in that function have the types of its mesh, and one program has one mesh.\n\n"

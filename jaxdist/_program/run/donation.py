@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
-from jaxdist._called import called, refuse
+from jaxdist._called import called, name_call, refuse
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Flat, GraphNode, Static, argument_name
 from jaxdist._program.compile.program import Program
@@ -119,6 +119,7 @@ def find_donated_leaves(donated: Sequence[int], flat: Flat, graph: GraphShape | 
     return leaves
 
 
+@called("strategy.run")
 def check_not_repeated(donated: Sequence[int], leaves: Sequence[Any], program: Program) -> None:
     """Raise if the call contains one buffer twice and donates it.
 
@@ -136,7 +137,7 @@ def check_not_repeated(donated: Sequence[int], leaves: Sequence[Any], program: P
         first = seen.setdefault(id(leaf), i)
         if first != i and (i in program.donated or first in program.donated):
             raise DonationError(
-                f"strategy.run would donate one array twice: {names[first]} and {names[i]} are "
+                f"{name_call()} would donate one array twice: {names[first]} and {names[i]} are "
                 "the same buffer.\n\n"
                 "A donated buffer is given to the results, so nothing else may use it.\n\n"
                 "Copy one of them first (jnp.copy), or leave it out of donate_argnums "

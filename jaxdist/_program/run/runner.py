@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxdist import _compat
+from jaxdist._called import called, name_call
 from jaxdist._program.arguments.exact import exact
 from jaxdist._program.arguments.options import RunOptions, check_options
 from jaxdist._program.arguments.retrace import Compilation, RetraceWatch
@@ -92,6 +93,7 @@ class Runner:
             step.guard()
         return step
 
+    @called("strategy.run")
     def explain(
         self,
         error: Exception,
@@ -103,8 +105,8 @@ class Runner:
         """Return a better error for a call that failed, or None."""
         try:
             if type(error) is ValueError:
-                check_keys("strategy.run was given", "args", tuple(args))
-                check_keys("strategy.run was given", "kwargs", dict(kwargs or {}))
+                check_keys(f"{name_call()} was given", "args", tuple(args))
+                check_keys(f"{name_call()} was given", "kwargs", dict(kwargs or {}))
             if isinstance(error, _compat.InvalidNumberError):
                 self.step(fn, options).find_invalid_number(tuple(args), dict(kwargs or {}), error)
             if isinstance(error, (RuntimeError, ValueError)) and is_about_deleted(error):
@@ -117,7 +119,13 @@ class Runner:
         self, fn: Callable[..., Any], args: Any, kwargs: Any, options: RunOptions | None
     ) -> Program:
         """Return the program that a call would run."""
-        return self.step(fn, options).program(tuple(args), dict(kwargs or {}))
+        try:
+            return self.step(fn, options).program(tuple(args), dict(kwargs or {}))
+        except Exception as error:
+            better = self.explain(error, fn, args, kwargs, options)
+            if better is None:
+                raise
+            raise better from error
 
 
 def _is_hashable(fn: Any) -> bool:

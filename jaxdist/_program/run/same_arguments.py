@@ -20,7 +20,7 @@ import jax
 from jax.tree_util import keystr
 
 from jaxdist import _processes
-from jaxdist._called import called
+from jaxdist._called import called, name_call
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.run.call import Call, LeafName
 from jaxdist._values import (
@@ -113,6 +113,7 @@ class LaterCalls:
             if other != me:
                 self._compare(other, me, json.loads(text))
 
+    @called("strategy.run")
     def _compare(self, other: int, me: int, theirs: Mapping[str, Mapping[str, str]]) -> None:
         for number, own in self._kept.items():
             there = theirs.get(number)
@@ -123,7 +124,7 @@ class LaterCalls:
             odd = max(other, me)
             _processes.tell_blame([odd])
             raise ProgramMismatchError(
-                f"strategy.run: {names[0]} of call {number} was different in process {odd}.\n\n"
+                f"{name_call()}: {names[0]} of call {number} was different in process {odd}.\n\n"
                 "A plain array or number is the same for every replica, so it must be equal in all "
                 "processes. Results computed since then may be wrong.\n\n"
                 "Pass the part of each replica as a distributed value, or the same value in all "

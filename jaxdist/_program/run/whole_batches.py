@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist import _compat
+from jaxdist._called import called, name_call
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.exact import is_key
 from jaxdist._program.arguments.leaf_names import leaf_names
@@ -185,6 +186,7 @@ def _without_updated(
     return [] if len(parts) > 1 and any(part in _UPDATED for part in parts) else chosen
 
 
+@called("strategy.run")
 def _explain(fn: Any, shapes: dict[str, tuple[int, ...]], num_replicas: int) -> str:
     listed = [f"{name} {list(shape)}" for name, shape in shapes.items()]
     more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
@@ -195,7 +197,7 @@ def _explain(fn: Any, shapes: dict[str, tuple[int, ...]], num_replicas: int) -> 
         else ""
     )
     return (
-        f"strategy.run({getattr(fn, '__name__', type(fn).__name__)}): each of {num_replicas} "
+        f"{name_call()}({getattr(fn, '__name__', type(fn).__name__)}): each of {num_replicas} "
         f"replicas computes all rows of {', '.join(listed[:5])}{more}. A plain array is the same "
         "on every replica, and nothing else in this step differs between them, so all devices do "
         "the same work. To split the rows, take the batches from "

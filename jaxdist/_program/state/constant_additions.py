@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jaxdist._called import called, name_call
 from jaxdist._collectives import ASSUME_REPLICATED
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.retrace import user_stack_level
@@ -27,6 +28,7 @@ _OLD = 4
 _DATA = 8
 
 
+@called("strategy.run")
 def check_constant_additions(
     variables: Sequence[Variable],
     traced: TracedStep,
@@ -69,7 +71,7 @@ def check_constant_additions(
     ]
     if found:
         raise StateDivergenceError(
-            f"strategy.run would add what one of {num_replicas} replicas counts to "
+            f"{name_call()} would add what one of {num_replicas} replicas counts to "
             f"{len(found)} metric(s) of Keras: {', '.join(found[:10])}.\n\n"
             "They have one value for all replicas. The step updates them with a constant, such as "
             "the number of rows of a replica, which would be added once.\n\n"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
+from jaxdist._called import called, name_call
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.nnx import graph_rules
 from jaxdist._program.proof.made_of_nothing import (
@@ -120,12 +121,13 @@ def rows_of(signature: Signature, num_replicas: int) -> list[int]:
     return []
 
 
+@called("strategy.run")
 def _message(
     origin: Origin, target: str, replicas: Sequence[int], rows: Sequence[int], step: str
 ) -> str:
     which = f"Replicas {list(replicas)} have" if len(replicas) > 1 else f"Replica {replicas[0]} has"
     return (
-        f"strategy.run: a mean over no rows would reach {target}, and with it all replicas.\n\n"
+        f"{name_call()}: a mean over no rows would reach {target}, and with it all replicas.\n\n"
         f"{which} no rows in {step}, so {origin.name} at {origin.line} gives nan there. The "
         f"rows of the replicas are {list(rows)}.\n\n{_list_remedies(rows)}"
     )

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxdist._called import called, name_call
 from jaxdist._program.arguments.arguments import is_static
 from jaxdist._program.arguments.retrace import user_stack_level
 from jaxdist._program.nnx import graph_rules
@@ -34,6 +35,7 @@ _OTHER_STATE = (
 )
 
 
+@called("strategy.run")
 def find_combinations(
     signature: Signature,
     traced: TracedStep,
@@ -90,7 +92,7 @@ def find_combinations(
         raise _diverging_variables_error(graph, diverging, num_replicas)
     if integers:
         raise StateDivergenceError(
-            f"strategy.run would average {len(integers)} batch statistic(s) of integers or "
+            f"{name_call()} would average {len(integers)} batch statistic(s) of integers or "
             f"booleans that are different on each of {num_replicas} replicas: "
             f"{_list_names(integers)}.\n\n"
             "Batch statistics are averaged over the replicas, and integers have no exact mean.\n\n"
@@ -99,7 +101,7 @@ def find_combinations(
         )
     if not_sums:
         raise StateDivergenceError(
-            f"strategy.run cannot combine what {num_replicas} replicas put into "
+            f"{name_call()} cannot combine what {num_replicas} replicas put into "
             f"{len(not_sums)} metric variable(s): {_list_names(not_sums)}.\n\n"
             "A metric's variables grow by the sum of what the replicas add to them; the three of "
             "nnx.metrics.Welford by what its update() makes of more values. The step does "
@@ -113,6 +115,7 @@ def find_combinations(
     return tuple(found)
 
 
+@called("strategy.run")
 def _check_metrics_are_apart(
     graph: GraphShape,
     grown: Mapping[int, Sequence[Dependence]],
@@ -130,7 +133,7 @@ def _check_metrics_are_apart(
         for n in group:
             if n not in own and results[n] is not Dependence.FREE:
                 raise StateDivergenceError(
-                    f"strategy.run cannot combine what {num_replicas} replicas put into the "
+                    f"{name_call()} cannot combine what {num_replicas} replicas put into the "
                     f"metric variable {graph.name(n)}: the amount that each adds depends on "
                     f"another metric variable, {source}.\n\n"
                     "A metric's variables grow by the sum of what the replicas add to them. What "
@@ -174,6 +177,7 @@ def _has_mean(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
+@called("strategy.run")
 def _diverging_variables_error(
     graph: GraphShape, numbers: Sequence[int], num_replicas: int
 ) -> StateDivergenceError:
@@ -185,7 +189,7 @@ def _diverging_variables_error(
     if not all(issubclass(k, _TRAINED) for k in kinds):
         remedies.append(_OTHER_STATE)
     return StateDivergenceError(
-        f"strategy.run would leave {len(names)} NNX variable(s) with a different value on each of "
+        f"{name_call()} would leave {len(names)} NNX variable(s) with a different value on each of "
         f"{num_replicas} replicas: {_list_names(names)}.\n\n"
         "Each of them is one variable, mirrored, and is updated in place on all replicas; they "
         "must all compute the same update.\n\n" + "\n".join(remedies)
@@ -201,6 +205,7 @@ class _ReturnedArgument:
     is_state: bool
 
 
+@called("strategy.run")
 def check_functional_state(
     signature: Signature,
     traced: TracedStep,
@@ -223,7 +228,7 @@ def check_functional_state(
         leaves = [leaf for r in certain for leaf in r.leaves]
         names = [name for name, _ in leaves]
         raise StateDivergenceError(
-            f"strategy.run would return state that is different on each of {num_replicas} "
+            f"{name_call()} would return state that is different on each of {num_replicas} "
             f"replicas: {_list_names(names)}.\n\n"
             f"{certain[0].argument} is passed in equal on all replicas and returned with the same "
             "structure, so it is state. State must be the same on all replicas.\n\n"

@@ -21,6 +21,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jaxdist import _compat
+from jaxdist._called import called, name_call
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._program.jaxprs.subprograms import iterate_equations
@@ -107,9 +108,10 @@ def _devices_of(sharding: Sharding) -> frozenset[Any] | None:
     return frozenset(sharding.device_set)
 
 
+@called("strategy.run")
 def _where(eqn: Any) -> str:
     source = _compat.find_source(eqn)
-    return f"strategy.run, at {source}," if source else "strategy.run"
+    return f"{name_call()}, at {source}," if source else name_call()
 
 
 # With the functions of `jax.random`.
@@ -232,12 +234,13 @@ class LayoutsOfReplica:
         return sharding.spec
 
 
+@called("strategy.run")
 def describe_left_out(step: str, lines: Iterable[str], layout: ReplicaMesh) -> str:
     """Return the log line for layouts that lost an axis of replicas."""
     first, *others = lines
     more = f" and {len(others)} more" if others else ""
     return (
-        f"strategy.run: {step} names the replica axes {list(layout.replica_axes)} in a layout, "
+        f"{name_call()}: {step} names the replica axes {list(layout.replica_axes)} in a layout, "
         f"which has no effect: {first}{more}. A step has the values of one replica, whose rows are "
         "divided before it. Shapes in the step are those of one replica"
     )

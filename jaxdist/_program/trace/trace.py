@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import PyTreeDef
 
 from jaxdist import _compat
-from jaxdist._called import called
+from jaxdist._called import called, name_call
 from jaxdist._collectives import fresh_trace_key
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static, explain_ref, unflatten
@@ -499,7 +499,7 @@ class LocalStep:
 
     @called("The step")
     def _flatten_result(self, result: Any) -> list[Any]:
-        check_keys("The step returned", "result", result)
+        check_keys(f"{name_call()} returned", "result", result)
         result = open_result(result, _is_whole)
         leaves, treedef = jax.tree_util.tree_flatten_with_path(result, is_leaf=_is_whole)
         marks: list[Any] = []
@@ -508,7 +508,7 @@ class LocalStep:
         for path, leaf in leaves:
             name = "result" + jax.tree_util.keystr(path)
             if isinstance(leaf, (PerReplica, nnx.Module, nnx.Optimizer)):
-                raise ReplicaValueError(refused_result_message(name, leaf, "The step"))
+                raise ReplicaValueError(refused_result_message(name, leaf, name_call()))
             if isinstance(leaf, Sharded):
                 if leaf.has_padding:  # The step closed over it, so nobody removed the padding.
                     leaf = make_undeclared(leaf.whole(), leaf.cut)
@@ -516,7 +516,7 @@ class LocalStep:
                 self.cuts[self.num_graph + len(arrays)] = leaf.cut
                 leaf = leaf.held
             if _compat.is_mutable(leaf):
-                raise ArgumentTypeError(explain_ref(f"The step returned {name}, a jax.Ref"))
+                raise ArgumentTypeError(explain_ref(f"{name_call()} returned {name}, a jax.Ref"))
             if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
                 marks.append(len(arrays))
                 # No operation of JAX has converted an array that the step closes over.

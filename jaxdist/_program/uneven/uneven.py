@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxdist import _compat
-from jaxdist._called import call_as
+from jaxdist._called import call_as, called, name_call
 from jaxdist._collectives import GatherLog, check_together, fresh_trace_key, record_gathers
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static, is_static
@@ -65,6 +65,7 @@ def uneven_shapes(name: object, value: PerReplica, layout: ReplicaMesh) -> Shape
     return shapes
 
 
+@called("strategy.run")
 def not_virtually(shapes: Shapes) -> ShapeError:
     """Return the error for virtual replicas with values of different shapes."""
     count = len(shapes)
@@ -73,7 +74,7 @@ def not_virtually(shapes: Shapes) -> ShapeError:
     sizes = [n for n in (total - total % count, total + -total % count) if n]
     fitting = " or ".join(map(str, sizes))
     return ShapeError(
-        f"strategy.run: {count} virtual replicas of deterministic=True were given values of "
+        f"{name_call()}: {count} virtual replicas of deterministic=True were given values of "
         f"different shapes: {', '.join(str(list(s)) for s in shapes)}.\n\n"
         "Replicas take turns on one program, so all of them have one shape; a batch has a "
         f"multiple of {count} rows, and this one has {total}.\n\n"
@@ -221,6 +222,7 @@ def get_signature_of_replica(signature: Signature, replica: int, num_replicas: i
     return dataclasses.replace(signature, inputs=tuple(inputs), uneven=())
 
 
+@called("strategy.run")
 def _trace_with_known_gathers(
     fn: Callable[..., Any], signatures: list[Signature], strategy: HasLayout, groups: Groups
 ) -> list[TracedStep]:
@@ -258,7 +260,7 @@ def _trace_with_known_gathers(
             return [dataclasses.replace(t, means=means) for t in traces]
         assumed = found
     raise ShapeError(
-        f"strategy.run: the number of rows in an all_gather did not settle in {MAX_ROUNDS} rounds "
+        f"{name_call()}: the number of rows in an all_gather did not settle in {MAX_ROUNDS} rounds "
         "of tracing.\n\nThe number of rows that a replica passes to an all_gather must follow from "
         "the shapes of the arguments.\n\n"
         "Do not compute it from the number of rows that another all_gather returned."
@@ -356,6 +358,7 @@ def check_ranks(traces: Sequence[TracedStep], groups: Groups) -> None:
             raise StateDivergenceError(_explain_ranks(path, shapes, groups))
 
 
+@called("strategy.run")
 def join_templates(traces: Sequence[TracedStep], groups: Groups) -> Any:
     """Return the structure of the results; Python values that differ become a `PerReplica`."""
     flat = [jax.tree.flatten(t.template, is_leaf=is_static) for t in traces]
@@ -363,7 +366,7 @@ def join_templates(traces: Sequence[TracedStep], groups: Groups) -> Any:
         # JAX considers the structures of {0.0: x} and {-0.0: x} equal.
         if exact(treedef) != exact(flat[0][1]):
             raise StateDivergenceError(
-                "strategy.run: the step returns different structures on different replicas.\n"
+                f"{name_call()}: the step returns different structures on different replicas.\n"
                 f"Replicas {groups.members(0)}: {flat[0][1]}\n"
                 f"Replicas {groups.members(group)}: {treedef}\n\n"
                 "The results of all replicas become one pytree, leaf by leaf.\n\n"
@@ -376,7 +379,7 @@ def join_templates(traces: Sequence[TracedStep], groups: Groups) -> Any:
         if len(set(kinds)) > 1:
             arrays = [r for r, g in enumerate(groups.of_replica) if not kinds[g]]
             raise StateDivergenceError(
-                f"strategy.run: a result is an array on replicas {arrays} and "
+                f"{name_call()}: a result is an array on replicas {arrays} and "
                 f"{column[kinds.index(True)]!r} on others.\n\n"
                 "A result is an array on all replicas, or a Python value on all of them.\n\n"
                 "Return the same kind of value on every replica, such as jnp.asarray(value)."
@@ -393,10 +396,11 @@ def _is_same_mark(first: Any, other: Any) -> bool:
     return type(first) is type(other) and not isinstance(first, Static) and first == other
 
 
+@called("strategy.run")
 def _explain_ranks(path: str, shapes: Sequence[tuple[int, ...]], groups: Groups) -> str:
     found = groups.describe([str(list(shape)) for shape in shapes])
     return (
-        f"strategy.run: {path} has different ranks on different replicas.\n{found}\n\n"
+        f"{name_call()}: {path} has different ranks on different replicas.\n{found}\n\n"
         "Values of replicas may differ in size, not in rank.\n\n"
         "Keep all dims, also those of size 1 and 0."
     )

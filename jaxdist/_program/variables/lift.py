@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxdist import _compat
+from jaxdist._called import called, name_call
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._program.jaxprs.primitives import PLACEHOLDER
@@ -70,6 +71,7 @@ class LiftedVariables:
 NO_VARIABLES = LiftedVariables((), (), 0)
 
 
+@called("strategy.run")
 def lift(
     fn: Callable[..., Any], signature: Signature, strategy: HasLayout, known: LiftedVariables
 ) -> tuple[TracedStep, Signature, LiftedVariables]:
@@ -109,7 +111,7 @@ def lift(
     else:
         names = sorted({v.label for v in touched.values()})
         raise ContextError(
-            f"strategy.run traced {getattr(fn, '__name__', fn)!s} {MAX_TRACES} times, and it used "
+            f"{name_call()} traced {getattr(fn, '__name__', fn)!s} {MAX_TRACES} times, and it used "
             f"other variables, or used them in another way, every time; last {names[:5]}.\n\n"
             "Which variables a step uses is part of its program.\n\n"
             "Choose them by an argument of the step, not by state that changes from call to call."
@@ -129,12 +131,13 @@ def lift(
     return joined_trace(extended, inner, final, groups, layout), extended, found
 
 
+@called("strategy.run")
 def _check_merge_calls(traces: Sequence[TracedStep], groups: Groups) -> None:
     if len({len(t.merge_calls) for t in traces}) == 1:
         return
     calls = [f"{len(t.merge_calls)}, at {list(t.merge_calls)[:5]}" for t in traces]
     raise DivergentCollectiveError(
-        "strategy.run: some replicas made a different number of merge_calls.\n"
+        f"{name_call()}: some replicas made a different number of merge_calls.\n"
         f"{groups.describe(calls)}\n\n"
         "A merge function runs for all replicas, so all of them must reach it.\n\n"
         "Call merge_call outside of the condition, and pass what the condition decides."
@@ -233,6 +236,7 @@ def _slot_of_variable(variable: Variable, layout: ReplicaMesh) -> InSlot:
     return InSlot(placement, shape, dtype, False, is_scalar, is_variable=True)
 
 
+@called("strategy.run")
 def check_equal(variables: Sequence[Variable], differs: Sequence[bool], num_replicas: int) -> None:
     """Raise if a mirrored variable would differ between replicas."""
     found = [v for v, d in zip(variables, differs, strict=True) if d and not v.home.per_replica]
@@ -242,11 +246,11 @@ def check_equal(variables: Sequence[Variable], differs: Sequence[bool], num_repl
     own = next((v._remedy_of_divergence for v in found if v._remedy_of_divergence), "")
     if own:
         raise StateDivergenceError(
-            f"strategy.run would leave {len(names)} variable(s) with a different value on each of "
+            f"{name_call()} would leave {len(names)} variable(s) with a different value on each of "
             f"{num_replicas} replicas: {', '.join(names[:10])}.\n\n{own}"
         )
     raise StateDivergenceError(
-        f"strategy.run would leave {len(names)} variable(s) with a different value on each of "
+        f"{name_call()} would leave {len(names)} variable(s) with a different value on each of "
         f"{num_replicas} replicas: {', '.join(names[:10])}.\n\n"
         "Each of them is mirrored and has VariableAggregation.NONE (or belongs to no strategy), so "
         "all replicas must assign the same value, and jaxdist cannot prove that they do.\n\n"

@@ -11,6 +11,7 @@ from jax.extend.core import Literal
 from jax.sharding import Sharding
 
 from jaxdist import _compat
+from jaxdist._called import called, name_call
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan, While, get_solve
@@ -206,10 +207,11 @@ class OneReplica(Interpreter[Any]):
         return self.run(*get_solve(eqn, inputs))
 
 
+@called("strategy.run")
 def _needs_a_device(eqn: Any) -> str:
     name = eqn.primitive.name
     return (
-        "strategy.run of a strategy with deterministic=True was given a step that has a "
+        f"{name_call()} of a strategy with deterministic=True was given a step that has a "
         f"{name} that depends on the replica or on a mesh, at {_compat.find_source(eqn)}.\n\n"
         f"Several virtual replicas share one device, and a {name} sees the device.\n\n"
         "Read get_replica_context().replica_id_in_sync_group outside of it and pass the number "

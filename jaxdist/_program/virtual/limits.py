@@ -5,12 +5,13 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
-from jaxdist._called import called
+from jaxdist._called import called, name_call
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.compiler_options import request_options
 from jaxdist.errors import ContextError, UnsupportedError
 
 
+@called("strategy.run")
 def check_compiled(layout: ReplicaMesh) -> None:
     """Refuse to run virtual replicas, and replicas of several processes, op by op.
 
@@ -19,9 +20,9 @@ def check_compiled(layout: ReplicaMesh) -> None:
     """
     if layout.is_shared:
         raise ContextError(
-            "strategy.run was called op by op (jaxdist.config.run_eagerly or jax.disable_jit), and "
-            f"this process has {len(layout.local_replicas)} of the {layout.num_replicas} replicas "
-            "of the strategy.\n\n"
+            f"{name_call()} was called op by op (jaxdist.config.run_eagerly or jax.disable_jit), "
+            f"and this process has {len(layout.local_replicas)} of the {layout.num_replicas} "
+            "replicas of the strategy.\n\n"
             "Op by op, one process runs all replicas in turn, and shows the values of each.\n\n"
             "Inspect the step in one process: jaxdist.testing.virtual_devices("
             f"{layout.num_replicas}) and MirroredStrategy(), or here with jax.debug.print."
@@ -29,7 +30,7 @@ def check_compiled(layout: ReplicaMesh) -> None:
     if layout.num_virtual is None:
         return
     raise ContextError(
-        "strategy.run of a strategy with deterministic=True was called op by op "
+        f"{name_call()} of a strategy with deterministic=True was called op by op "
         "(jaxdist.config.run_eagerly or jax.disable_jit).\n\n"
         "Operations that run one by one are rounded differently than in a compiled step, so the "
         "bits would not be those of the strategy.\n\n"
@@ -51,7 +52,7 @@ def check_inside_trace(layout: ReplicaMesh) -> None:
     if options is None or _compat.are_set_by_flags(options) or request_options(options):
         return
     raise ContextError(
-        "strategy.run of a strategy with deterministic=True was called inside another function "
+        f"{name_call()} of a strategy with deterministic=True was called inside another function "
         f"that JAX is tracing (jax.jit, scan, grad), on {layout.platform} with JAX "
         f"{jax.__version__}.\n\n"
         f"There XLA keeps the bits only with {_compat.format_flags(options)}, set before JAX "

@@ -16,7 +16,6 @@ from jaxdist._strategies.contexts import check_across
 from jaxdist._strategies.extended.version_1_members import ExtendedV1
 from jaxdist._typing import PyTree
 from jaxdist._validate import (
-    CallerRename,
     as_arrays,
     as_flag,
     as_list,
@@ -101,7 +100,7 @@ class StrategyExtended(ExtendedV1):
         """
         return bool(self._strategy._requires_static_shapes)
 
-    @called("StrategyExtended.reduce_to")
+    @called("StrategyExtended.reduce_to", replaces="Strategy.reduce")
     def reduce_to(
         self,
         reduce_op: ReduceOp | str,
@@ -140,17 +139,14 @@ class StrategyExtended(ExtendedV1):
         Source:
             `tf.distribute.StrategyExtended.reduce_to`.
         """
-        caller = "StrategyExtended.reduce_to"
         check_across(self._strategy, "extended.reduce_to", _INSIDE)
         reduce_op = _collectives.reduce_op(reduce_op)
         target = _collectives.target_in_strategy(destinations, self._strategy.layout)
         chosen = _collectives.read_options(options, experimental_hints)
-        # Errors of `Strategy.reduce` begin with its name; the user called this method.
-        with CallerRename("Strategy.reduce", caller):
-            reduced = self._strategy.reduce(reduce_op, value, axis=None, options=chosen)
+        reduced = self._strategy.reduce(reduce_op, value, axis=None, options=chosen)
         return self._put_on_target(reduced, target)
 
-    @called("StrategyExtended.batch_reduce_to")
+    @called("StrategyExtended.batch_reduce_to", replaces="Strategy.reduce")
     def batch_reduce_to(
         self,
         reduce_op: ReduceOp | str,
@@ -185,7 +181,6 @@ class StrategyExtended(ExtendedV1):
         Source:
             `tf.distribute.StrategyExtended.batch_reduce_to`.
         """
-        caller = "StrategyExtended.batch_reduce_to"
         check_across(self._strategy, "extended.batch_reduce_to", _INSIDE)
         reduce_op = _collectives.reduce_op(reduce_op)
         pairs = _collectives.check_pairs(value_destination_pairs)
@@ -194,8 +189,7 @@ class StrategyExtended(ExtendedV1):
         targets = [_collectives.target_in_strategy(d, layout) for _, d in pairs]
         # The list is one pytree, so one `reduce` can pack all values.
         values = [v for v, _ in pairs]
-        with CallerRename("Strategy.reduce", caller):
-            reduced = self._strategy.reduce(reduce_op, values, axis=None, options=chosen)
+        reduced = self._strategy.reduce(reduce_op, values, axis=None, options=chosen)
         return [self._put_on_target(v, t) for v, t in zip(reduced, targets, strict=True)]
 
     @called("StrategyExtended.broadcast_to")
@@ -406,7 +400,7 @@ class StrategyExtended(ExtendedV1):
             _check_variable(v, f"var_list[{number}]")
         return tuple(self.worker_devices)
 
-    @called("StrategyExtended.call_for_each_replica")
+    @called("StrategyExtended.call_for_each_replica", replaces="strategy.run")
     def call_for_each_replica(
         self,
         fn: Callable[..., Any],
@@ -422,11 +416,9 @@ class StrategyExtended(ExtendedV1):
         Source:
             `tf.compat.v1.distribute.StrategyExtended.call_for_each_replica`.
         """
-        caller = "StrategyExtended.call_for_each_replica"
         check_callable(fn)
         check_call_arguments(args, kwargs)
-        with CallerRename("strategy.run ", f"{caller} "):
-            return self._strategy.run(fn, args, kwargs)
+        return self._strategy.run(fn, args, kwargs)
 
     @called("StrategyExtended")
     def _put_on_target(self, value: PyTree, target: Any) -> PyTree:

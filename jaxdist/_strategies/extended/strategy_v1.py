@@ -11,7 +11,7 @@ from jaxdist._collectives import ReduceOp
 from jaxdist._not_there import MISSING_MEMBERS, missing_member
 from jaxdist._strategies.extended import input_v1
 from jaxdist._typing import PyTree
-from jaxdist._validate import CallerRename, check_callable, check_text, log_without_effect
+from jaxdist._validate import check_callable, check_text, log_without_effect
 from jaxdist._values import Variable
 
 
@@ -24,6 +24,10 @@ class StrategyMethodsV1:
         """This strategy."""
         return self
 
+    @called(
+        "experimental_distribute_datasets_from_function",
+        replaces="distribute_datasets_from_function",
+    )
     def experimental_distribute_datasets_from_function(
         self,
         dataset_fn: Callable[[data.InputContext], Any],
@@ -49,10 +53,7 @@ class StrategyMethodsV1:
             DeprecationWarning,
             stacklevel=2,
         )
-        name = "distribute_datasets_from_function"
-        # Errors of the newer method begin with its name; the user called the older one.
-        with CallerRename(name, f"experimental_{name}"):
-            return self._strategy.distribute_datasets_from_function(dataset_fn, options)
+        return self._strategy.distribute_datasets_from_function(dataset_fn, options)
 
     @called("Strategy.unwrap", replaces="experimental_local_results")
     def unwrap(self, value: PyTree) -> tuple[Any, ...]:
@@ -99,6 +100,7 @@ class StrategyMethodsV1:
         values = self._strategy.experimental_local_results(value)
         return values[0] if len(values) == 1 else values
 
+    @called("Strategy.make_dataset_iterator", replaces="experimental_distribute_dataset")
     def make_dataset_iterator(self, dataset: Any) -> data.DistributedIterator:
         """Return the iterator of `experimental_distribute_dataset(dataset)`.
 
@@ -112,10 +114,13 @@ class StrategyMethodsV1:
         Source:
             `tf.compat.v1.distribute.Strategy.make_dataset_iterator`.
         """
-        with CallerRename("experimental_distribute_dataset", "Strategy.make_dataset_iterator"):
-            return iter(self._strategy.experimental_distribute_dataset(dataset))
+        return iter(self._strategy.experimental_distribute_dataset(dataset))
 
-    @called("Strategy.make_input_fn_iterator")
+    @called(
+        "Strategy.make_input_fn_iterator",
+        replaces="distribute_datasets_from_function",
+        arguments={"dataset_fn": "input_fn"},
+    )
     def make_input_fn_iterator(
         self,
         input_fn: Callable[[data.InputContext], Any],
@@ -141,13 +146,10 @@ class StrategyMethodsV1:
         Source:
             `tf.compat.v1.distribute.Strategy.make_input_fn_iterator`.
         """
-        caller = "Strategy.make_input_fn_iterator"
         check_callable(input_fn, "input_fn")
         input_v1.check_per_worker(replication_mode)
-        name = "distribute_datasets_from_function"
         make = input_v1.make_dataset_fn(input_fn)
-        with CallerRename(f"{name} was given dataset_fn", f"{caller} was given input_fn"):
-            return iter(self._strategy.distribute_datasets_from_function(make))
+        return iter(self._strategy.distribute_datasets_from_function(make))
 
     @called("Strategy.experimental_make_numpy_dataset")
     def experimental_make_numpy_dataset(

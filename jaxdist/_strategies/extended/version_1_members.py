@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jaxdist import _replica
-from jaxdist._called import called, name_call, refuse, refuse_type
+from jaxdist._called import called, refuse, refuse_type
 from jaxdist._devices import runtime
 from jaxdist._program import UpdateOfCopies
 from jaxdist._strategies.contexts import CALL_BEFORE_RUN, check_across
@@ -16,7 +16,6 @@ from jaxdist._strategies.extended import input_v1
 from jaxdist._strategies.extended.input_v1 import MultiStepContext
 from jaxdist._typing import PyTree
 from jaxdist._validate import (
-    CallerRename,
     ErrorNote,
     as_flag,
     as_integer,
@@ -110,6 +109,7 @@ class ExtendedV1:
                 "in the scope of this strategy.",
             )
 
+    @called(None, replaces="strategy.run", arguments={"args[1]": "args", "args[2]": "kwargs"})
     def _update_copies(
         self,
         fn: Callable[..., Any],
@@ -119,22 +119,12 @@ class ExtendedV1:
         group: bool,
     ) -> Any:
         """Call `fn` on each replica, with its own copy of `variable`."""
-        caller = name_call()
         strategy = self._strategy
         frame = _replica.innermost_explicit_frame()
         step: Any = UpdateOfCopies(fn)
         if frame is None or not frame.is_inside_step:
-            # The user's arguments are nested in those of the internal step. Errors about them are
-            # rewritten to name the user's arguments.
-            with (
-                CallerRename("strategy.run was given args[1]", f"{caller} was given args"),
-                CallerRename("strategy.run cannot take args[1]", f"{caller} cannot take args"),
-                CallerRename("strategy.run was given args[2]", f"{caller} was given kwargs"),
-                CallerRename("strategy.run cannot take args[2]", f"{caller} cannot take kwargs"),
-                CallerRename("args[1]", f"{caller}: args"),
-                CallerRename("args[2]", f"{caller}: kwargs"),
-            ):
-                result = strategy.run(step, (variable, tuple(args), dict(kwargs or {})))
+            # The user's arguments are nested in those of the internal step.
+            result = strategy.run(step, (variable, tuple(args), dict(kwargs or {})))
             return result if group else strategy.experimental_local_results(result)
         # A step is being traced, so the update becomes part of it and is not a step of its own.
         result = step(variable, args, kwargs)

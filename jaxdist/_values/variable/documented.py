@@ -8,10 +8,10 @@ import numpy as np
 
 from jaxdist._called import called, refuse
 from jaxdist._devices import device_name
-from jaxdist._validate import CallerRename, check_instance, log_without_effect
+from jaxdist._validate import check_instance, log_without_effect
 from jaxdist._values.arithmetic import Arithmetic, make_operator, make_reflected_operator
 from jaxdist._values.variable.arguments import check_name
-from jaxdist.errors import ContextError, MissingNameError, ShapeError
+from jaxdist.errors import ContextError, JaxdistError, MissingNameError, ShapeError
 
 _GRAPHS = "JAX has no graphs and sessions: a variable has its value at once, read_value()."
 _SAVED = "A checkpoint saves the value: jaxdist.training.Checkpoints, or read_value()."
@@ -133,11 +133,12 @@ class DocumentedNames:
             log_without_effect("session", "there are no sessions")
         # Errors of `assign` must name `load`, which is what the user called.
         name = f"Variable {self.label!r}"
-        with (
-            CallerRename(f"{name}.assign ", f"{name}.load "),
-            CallerRename(f"The value of {name}.assign ", f"The value of {name}.load "),
-        ):
+        try:
             self.assign(value, read_value=False)
+        except JaxdistError as error:
+            text = str(error).replace(f"{name}.assign ", f"{name}.load ", 1)
+            error.args = (text, *error.args[1:])
+            raise
 
     def experimental_ref(self: Any) -> Any:
         """Return `ref()`; this is its older name.

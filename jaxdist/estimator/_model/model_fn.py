@@ -9,9 +9,9 @@ import optax
 from flax import nnx
 
 from jaxdist import data
-from jaxdist._called import call_as, name_call, refuse
+from jaxdist._called import call_as, called, name_call, refuse
 from jaxdist._strategies import Strategy
-from jaxdist._validate import CallerRename, check_callable, check_instance, show
+from jaxdist._validate import check_callable, check_instance, show
 from jaxdist._values import is_per_replica
 from jaxdist.errors import ArgumentError
 from jaxdist.estimator._model.building import get_module
@@ -216,11 +216,14 @@ def make_input_fn(input_fn: Any, *, mode: str, params: Any, config: Any) -> Inpu
     return call
 
 
-def rename_input() -> CallerRename:
-    """Return a context manager in which errors of the dataset name `input_fn`."""
-    caller = name_call()
-    name = "distribute_datasets_from_function was given dataset_fn"
-    return CallerRename(name, f"{caller} was given input_fn")
+@called(None, replaces="distribute_datasets_from_function", arguments={"dataset_fn": "input_fn"})
+def open_input(
+    strategy: Strategy,
+    input_fn: Callable[[data.InputContext], Any],
+    options: data.InputOptions,
+) -> data.DistributedIterator:
+    """Return the batches of an input function; errors name `input_fn`."""
+    return iter(strategy.distribute_datasets_from_function(input_fn, options))
 
 
 def split_batch(element: Any) -> tuple[Any, Any]:

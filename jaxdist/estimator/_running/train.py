@@ -23,7 +23,7 @@ from jaxdist.estimator._hooks import (
     call_each,
 )
 from jaxdist.estimator._model.building import build
-from jaxdist.estimator._model.model_fn import InputFn, rename_input, split_batch, take_local
+from jaxdist.estimator._model.model_fn import InputFn, open_input, split_batch, take_local
 from jaxdist.estimator._model.spec import ModeKeys
 from jaxdist.estimator._run_config import RunConfig
 from jaxdist.estimator._running.folder import ModelFolder, WarmStartSettings, warm_start
@@ -149,11 +149,8 @@ def _open_input(training: Training) -> Any:
     # A mean over a batch that only some replicas have would weight its rows differently.
     is_one = training.strategy.num_replicas_in_sync == 1
     policy = PartialBatch.UNEVEN if is_one else PartialBatch.DROP
-    with rename_input():
-        dataset = training.strategy.distribute_datasets_from_function(
-            training.input_fn, InputOptions(partial_batch=policy)
-        )
-        return iter(dataset)
+    options = InputOptions(partial_batch=policy)
+    return open_input(training.strategy, training.input_fn, options)
 
 
 def _make_state(training: Training, batch: Any) -> TrainState:

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxdist._called import called
 from jaxdist._strategies import Strategy
-from jaxdist._validate import CallerRename, ErrorNote, show
+from jaxdist._validate import ErrorNote, show
 from jaxdist.data import Batches, DistributedDataset, InputOptions, PartialBatch
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 from jaxdist.fit._callbacks.saving import Position
@@ -92,9 +93,9 @@ class Feed:
             self._rest = self._endless()
         return itertools.islice(self._rest, max(self._steps - step, 0))
 
+    @called("fit.Model.fit", replaces="experimental_distribute_dataset")
     def _begin_pass(self) -> None:
-        with CallerRename("experimental_distribute_dataset", "fit.Model.fit"):
-            self._pass = iter(self._data)
+        self._pass = iter(self._data)
         self.passes, self._count = self.passes + 1, 0
 
     def _read(self) -> Iterator[Any]:
