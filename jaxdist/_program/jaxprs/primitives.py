@@ -48,6 +48,9 @@ PAIRWISE = frozenset(
 # They return their operand, and change at most its layout over the devices.
 LAYOUT_ONLY = frozenset({"sharding_constraint", "pcast", "pvary", "reshard", "mesh_cast"})
 
+# Decompositions of matrices that have several results, and are custom calls on CPUs and GPUs.
+DECOMPOSITIONS = frozenset("eig eigh geqp3 geqrf hessenberg lu qr schur svd tridiagonal".split())
+
 SUMS = frozenset({"psum", "psum2", "psum_invariant"})
 SCATTERS = frozenset({"psum_scatter", "reduce_scatter"})
 

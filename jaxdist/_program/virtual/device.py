@@ -162,7 +162,10 @@ class OneReplica(Interpreter[Any]):
             raise UnsupportedError(_needs_a_device(eqn))
         # Shardings of results name the mesh of the trace, which does not exist here.
         params = {k: None if isinstance(v, Sharding) else v for k, v in eqn.params.items()}
-        return _compat.bind_like(eqn, inputs, params, in_current_mesh=True)
+        results = _compat.bind_like(eqn, inputs, params, in_current_mesh=True)
+        # A barrier reads all results. GSPMD marks only those as local that something reads, and
+        # ends the process at a custom call with results of both kinds.
+        return barrier(results) if eqn.primitive.name in known.DECOMPOSITIONS else results
 
     def call(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
