@@ -71,6 +71,13 @@ def use_no_mesh() -> Iterator[None]:
     if not is_mesh_set():
         yield
         return
+    with use_empty_mesh():
+        yield
+
+
+@contextlib.contextmanager
+def use_empty_mesh() -> Iterator[None]:
+    """Set a mesh without devices, also where no mesh is set."""
     devices = _CONCRETE.swap_local(_mesh.empty_concrete_mesh)
     try:
         with use_abstract_mesh(_mesh.empty_abstract_mesh):

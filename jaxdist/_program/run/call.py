@@ -121,7 +121,13 @@ def read(flat: Flat, cached_graph: CachedGraph | None, layout: ReplicaMesh) -> C
     graph = cached_graph.shape if cached_graph else None
     structure = exact_structure(flat.treedef)
     signature = Signature(
-        flat.treedef, flat.slots, tuple(inputs), graph, uneven=tuple(uneven), structure=structure
+        flat.treedef,
+        flat.slots,
+        tuple(inputs),
+        graph,
+        uneven=tuple(uneven),
+        structure=structure,
+        settings=_compat.read_settings(),
     )
     return Call(flat, signature, leaves, cached_graph, moved, has_padding)
 

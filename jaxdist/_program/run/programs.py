@@ -291,6 +291,8 @@ def describe_difference(before: Signature, now: Signature, names: Sequence[str])
         pairs = zip(before.slots, now.slots, strict=False)
         changed = [f"{a!r} -> {b!r}" for a, b in pairs if a != b]
         return f"a Python value that is part of the program: {', '.join(changed[:3])}"
+    if before.settings != now.settings:
+        return "a setting of JAX, such as jax_enable_x64"
     if before.graph != now.graph:
         return "the structure or a static attribute of an NNX object"
     offset = len(now.inputs) - len(names)

@@ -83,6 +83,8 @@ class Signature:
     uneven: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = ()
     # Tells `treedef` apart from structures that JAX considers equal; see Note [Equal constants].
     structure: Any = None
+    # JAX's settings; see `_compat.read_settings`.
+    settings: Any = dataclasses.field(default=None, repr=False)
     # The name of the step in messages; a different one for a batch that will come later.
     step: str = dataclasses.field(default="this step", compare=False)
 
