@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jaxdist._compat.arrays import put_uncommitted as put_uncommitted
     from jaxdist._compat.arrays import set_variables as set_variables
     from jaxdist._compat.binding import bind_like as bind_like
+    from jaxdist._compat.binding import make_weak as make_weak
     from jaxdist._compat.binding import rewrite_derivatives as rewrite_derivatives
     from jaxdist._compat.binding import rewrite_jvp as rewrite_jvp
     from jaxdist._compat.binding import use_source_of as use_source_of

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax._src import linear_util as _linear_util
 from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info
@@ -86,3 +87,13 @@ def bind_like(
     with use_source_of(eqn), eqn.ctx.manager, mesh:
         results = eqn.primitive.bind(*operands, **params)
     return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def make_weak(array: Any) -> Any:
+    """Return an array whose dtype yields to others, like that of a Python number.
+
+    Waits for a public argument `weak_type` of `jax.lax.convert_element_type`.
+    """
+    return jax.lax.convert_element_type_p.bind(
+        array, new_dtype=array.dtype, weak_type=True, sharding=None
+    )

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
+from jaxdist import _compat
 from jaxdist._program.nnx.graph_rules import Combination, combine
 from jaxdist._program.state.no_rows import replicas_with_rows
 from jaxdist._program.trace.trace import Argument, Signature, TracedStep
@@ -62,7 +63,10 @@ def call_virtually(
         out_specs=[spec if kind is Kind.PER_REPLICA else PartitionSpec() for kind in kinds],
         check_vma=False,
     )
-    return mapped(*leaves, *constants)
+    # The operations inside were bound one by one, and some lose what JAX notes of Python numbers.
+    weak = [bool(getattr(v.aval, "weak_type", False)) for v in traced.jaxpr.outvars]
+    results = mapped(*leaves, *constants)
+    return [_compat.make_weak(x) if w else x for x, w in zip(results, weak, strict=True)]
 
 
 def _to_local(local: Any, is_own: bool, device: VirtualDevice) -> Same | Own:
