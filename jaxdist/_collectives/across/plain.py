@@ -33,14 +33,22 @@ def choose_fetch(array: Any, layout: ReplicaMesh) -> Callable[[Any], np.ndarray]
 
 def _fetch_shards(array: jax.Array) -> np.ndarray:
     """Return an array with one shard for each replica, shard by shard."""
+    if not array.size:
+        return _as_numpy(array)
     return np.concatenate(list(map(np.asarray, _compat.get_shards(array))))
+
+
+def _as_numpy(array: Any) -> np.ndarray:
+    # XLA does not split an array without elements: each of its shards has the shape of the whole,
+    # and NumPy would get another shape than the array has, or JAX raises.
+    return np.asarray(array) if array.size else np.zeros(array.shape, array.dtype)
 
 
 def fetch_bits(array: Any) -> np.ndarray:
     """Return an array as a NumPy array; for random keys, their bits."""
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
-    return np.asarray(array)
+    return _as_numpy(array)
 
 
 def is_addressable(array: jax.Array) -> bool:
@@ -67,7 +75,7 @@ def take_plain_array(array: jax.Array) -> jax.Array:
     if isinstance(array, jax.core.Tracer):
         return array
     if not array.is_fully_replicated and is_addressable(array):
-        return put_on_default_device(np.asarray(array))
+        return put_on_default_device(_as_numpy(array))
     if not array.is_fully_replicated:
         # Several processes: no process has the whole array, so a program brings it to all of them.
         sharding: Any = array.sharding
@@ -82,7 +90,7 @@ def gather_whole(value: Sharded) -> Any:
     """Return a sharded array whole, uncommitted if this process can read all of it."""
     # Through the host: the shards are on several devices, and an uncommitted array has one buffer.
     whole = value.whole()
-    return jnp.asarray(np.asarray(whole)) if is_addressable(whole) else take_plain_array(whole)
+    return jnp.asarray(_as_numpy(whole)) if is_addressable(whole) else take_plain_array(whole)
 
 
 _CHANNEL = "numbers"

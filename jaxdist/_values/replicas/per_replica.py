@@ -1,5 +1,6 @@
 """`PerReplica`: one value for each replica; and the base class of all distributed values."""
 
+import copy
 import enum
 import operator
 from collections.abc import Iterable, Sequence
@@ -243,6 +244,32 @@ class PerReplica(DistributedValues):
         rows = shards[0].shape[0] // count
         return tuple(s[i * rows : (i + 1) * rows] for s in shards for i in range(count))
 
+    def __reduce__(self) -> Any:
+        # JAX writes an array without its sharding, which decides whose value each row is. So the
+        # values are written one by one.
+        others = {
+            name: getattr(self, name) for name in ("_agreed", "_ahead") if hasattr(self, name)
+        }
+        if self._form is Form.LOCAL or isinstance(self._data, jax.Array):
+            return PerReplica, (self.values,), (None, others)
+        return object.__new__, (PerReplica,), (None, {**others, "_flat": self._flat})
+
+    def __copy__(self) -> "PerReplica":
+        return self._with_children(self._flat[0])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PerReplica":
+        # JAX would not split the copy of an array without elements.
+        kept = self.is_global and not self._data.size
+        return self._with_children(self._flat[0] if kept else copy.deepcopy(self._flat[0], memo))
+
+    def _with_children(self, children: tuple[Any, ...]) -> "PerReplica":
+        made: PerReplica = object.__new__(type(self))
+        for name in ("_agreed", "_ahead"):
+            if hasattr(self, name):
+                setattr(made, name, getattr(self, name))
+        made._flat = (children, self._flat[1])
+        return made
+
     def __repr__(self) -> str:
         # The repr must never fail: error messages and debuggers print tracers and donated arrays.
         data = self._data
@@ -308,8 +335,8 @@ def _fix_empty_shard(part: jax.Array, sharding: NamedSharding, shape: tuple[int,
     # XLA does not split an array without elements: each of its shards has the shape of the whole.
     if part.size:
         return part
-    own = np.zeros(sharding.shard_shape(shape), part.dtype)
-    return jax.device_put(own, part.sharding)
+    # Also for random keys, of which NumPy has no zeros.
+    return jax.device_put(part.reshape(sharding.shard_shape(shape)), part.sharding)
 
 
 def _assemble_values(array: jax.Array, sharding: NamedSharding) -> list[jax.Array]:
