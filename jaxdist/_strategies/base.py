@@ -697,6 +697,13 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             "Use copy.deepcopy(strategy), or make a second strategy."
         )
 
+    def __reduce__(self) -> NoReturn:
+        raise ContextError(
+            f"A {type(self).__name__} was pickled.\n\n"
+            "It has devices, which belong to this process.\n\n"
+            "Make the strategy again where it is needed."
+        )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "Strategy":
         memo[id(self)] = other = self._on(self.layout)
         return other

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import pickle
 from typing import Any
 
 import jax
@@ -305,6 +306,19 @@ def test_a_shallow_copy_is_refused(strategy: Strategy) -> None:
     instead = "get_strategy()" if type(strategy).__name__ == "DefaultStrategy" else "copy.deepcopy"
     with refused(ContextError, f"{type(strategy).__name__}.", "copy.copy was called", instead):
         copy.copy(strategy)
+
+
+def test_a_strategy_and_what_belongs_to_it_are_not_pickled(strategy: Strategy) -> None:
+    name = type(strategy).__name__
+    with refused(ContextError, f"A {name} was pickled", "Make the strategy again"):
+        pickle.dumps(strategy)
+    with strategy.scope():
+        variable = jaxdist.Variable(1.0)
+    # Variables of the default strategy belong to no strategy.
+    if name != "DefaultStrategy":
+        with refused(ContextError, f"a Variable of a {name}", "Pickle np.asarray(variable)"):
+            pickle.dumps({"v": variable})
+    assert pickle.loads(pickle.dumps(np.asarray(variable))) == 1
 
 
 def test_a_deep_copy_is_another_strategy_on_the_same_devices(strategy_row: Row) -> None:

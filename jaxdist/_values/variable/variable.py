@@ -462,6 +462,15 @@ class Variable(
     def __copy__(self) -> "Variable":
         return self.__deepcopy__({})
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._strategy is None:
+            return super().__reduce_ex__(protocol)
+        raise ContextError(
+            f"{self.name!r}, a Variable of a {type(self._strategy).__name__}, was pickled.\n\n"
+            "It is on the devices of its strategy, which belong to this process.\n\n"
+            "Pickle np.asarray(variable), or save it with jaxdist.training.Checkpoints."
+        )
+
     def __repr__(self) -> str:
         what = f"Variable {self.name!r} {self.dtype}{list(self.shape)}"
         # While tracing, printing must not read the variable: a read would become part of the step.
