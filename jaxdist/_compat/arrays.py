@@ -55,11 +55,11 @@ def is_committed(array: jax.Array) -> bool:
 def describe_arrays(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
     """Return shapes, dtypes, shardings and JAX's settings as a key; None if not all are arrays.
 
-    Tracers have no shardings, so they do not count as arrays here.
+    Tracers have no shardings, and deleted arrays no buffers, so they do not count as arrays here.
     """
     key = [_config.trace_context()]
     for leaf in leaves:
-        if type(leaf) is not _xla_client.ArrayImpl:
+        if type(leaf) is not _xla_client.ArrayImpl or _is_deleted(leaf):
             return None
         key += leaf.aval, leaf.sharding, leaf._committed
     return tuple(key)

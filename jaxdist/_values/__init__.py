@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jaxdist._values.arrays import compute_auto as compute_auto
     from jaxdist._values.arrays import copy_if_writable as copy_if_writable
     from jaxdist._values.arrays import copy_writable_leaves as copy_writable_leaves
+    from jaxdist._values.arrays import make_deleted_error as make_deleted_error
     from jaxdist._values.arrays import put as put
     from jaxdist._values.arrays import refuse_ref as refuse_ref
     from jaxdist._values.arrays import view_auto as view_auto

@@ -13,7 +13,7 @@ from jaxdist import _compat
 from jaxdist._called import called
 from jaxdist._integers import check_fits
 from jaxdist._mesh import make_auto_sharding
-from jaxdist.errors import ArgumentTypeError
+from jaxdist.errors import ArgumentTypeError, DonationError
 
 T = TypeVar("T")
 
@@ -120,6 +120,24 @@ def compute_auto(fn: Callable[[Any], Any], array: Any) -> Any:
         return fn(array)
     [result] = _compat.call_with_auto_types(lambda x: [fn(x)], [array], [PartitionSpec()], mesh)
     return result
+
+
+def make_deleted_error(what: str, array: Any) -> DonationError:
+    """Return the error about an array whose buffer was donated.
+
+    On several CPU devices XLA would end the process at a program that gets such an array.
+
+    Args:
+        what: The beginning of the message: what was done with which value.
+        array: The array.
+    """
+    return DonationError(
+        f"{what}, whose buffer is gone: {array.dtype}{list(array.shape)}.\n\n"
+        "A step with donate_argnums gives the buffers of those arguments to its results, so they "
+        "hold nothing afterwards, and neither does what shares them: a Variable and its "
+        "read_value(), a PerReplica and its values.\n\n"
+        "Use what that step returned, or pass it a copy: jax.tree.map(jnp.copy, state)."
+    )
 
 
 def refuse_ref(what: str, value: Any) -> None:

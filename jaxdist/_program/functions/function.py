@@ -43,6 +43,7 @@ from jaxdist._values import (
     copy_writable_leaves,
     current_binding,
     get_arrays,
+    make_deleted_error,
     set_arrays,
 )
 
@@ -182,7 +183,10 @@ class Function:
             with serve(draws):
                 found = self._trace(given, state, flat.dynamic)
             compiled = self._build(given, key, found, ())
+        self._check_alive(flat, cached_graph, state)
         while True:
+            for variable in compiled.variables:
+                variable.check_alive()
             CPU_STEPS.make_room()
             try:
                 with serve(draws):
@@ -212,6 +216,18 @@ class Function:
             written = [compiled.variables[i] for i in sorted(variables)]
             set_arrays(written, [variables[i] for i in sorted(variables)])
         return result
+
+    def _check_alive(self, flat: Flat, cached_graph: Any, state: Sequence[Any]) -> None:
+        """Raise if an argument is deleted; see `make_deleted_error`."""
+        held = jax.tree.leaves((state, flat.dynamic))
+        if not _compat.has_deleted(held):
+            return
+        named = [(cached_graph.shape.name(i), x) for i, x in enumerate(state)]
+        named += [(flat.name(i), x) for i, x in enumerate(flat.dynamic)]
+        arrays = ((name, x) for name, leaf in named for x in jax.tree.leaves(leaf))
+        name, array = next((n, x) for n, x in arrays if _compat.has_deleted((x,)))
+        what = f"jaxdist.function {getattr(self._fn, '__name__', 'function')} was given {name}"
+        raise make_deleted_error(what, array)
 
     def _build(
         self, given: FunctionCall, key: Any, found: FunctionTrace, before: tuple[Variable, ...]

@@ -236,6 +236,8 @@ class Step:
             leaves = call.leaves_of(program)
             if _compat.has_deleted(leaves):
                 self.check_deleted(args, kwargs)
+                for variable in program.variables.all:
+                    variable.check_alive()
             check_not_repeated(self.donated, leaves, program)
             self._buffers.register_structure(args, kwargs)
             CPU_STEPS.make_room()

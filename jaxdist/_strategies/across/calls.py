@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import keystr
+from jax.tree_util import GetAttrKey, keystr
 
 from jaxdist import _collectives, _compat
 from jaxdist._called import call_as
@@ -46,12 +46,14 @@ from jaxdist._values import (
     as_per_replica,
     close_containers,
     is_container,
+    make_deleted_error,
     open_containers,
     place_per_replica,
     refuse_ref,
     stops,
     view_auto,
 )
+from jaxdist.errors import DonationError
 
 _MOST_KNOWN = 256
 
@@ -253,6 +255,8 @@ class AcrossReplicas:
         arrays: list[Any] = []
         if self._communication.ops is None and not has_options and not in_merge:
             key, arrays = _find_key(method, value, axis, op)
+        if key is None and _compat.has_deleted(jax.tree.leaves(value)):
+            raise _make_deleted_error(method, value)
         known = None if key is None else self._known.get(key)
         if known is not None:
             return _apply_known(*known, arrays)
@@ -324,6 +328,14 @@ def _find_key(method: Method, value: Any, axis: Any, op: Any) -> tuple[Any, list
     except TypeError:
         return None, []
     return key, leaves
+
+
+def _make_deleted_error(method: Method, value: Any) -> DonationError:
+    named = jax.tree.flatten_with_path(value)[0]
+    path, array = next((path, x) for path, x in named if _compat.has_deleted([x]))
+    # The last key of an array in a `PerReplica` is no part of the user's value.
+    name = "value" + keystr(tuple(k for k in path if k != GetAttrKey("array")))
+    return make_deleted_error(f"{method.caller} was given {name}", array)
 
 
 _TYPES_OF_OPS = (str, ReduceOp, NoneType)

@@ -15,7 +15,7 @@ from jaxdist import _compat
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_flag, as_integer, show
-from jaxdist._values.arrays import copy_if_writable
+from jaxdist._values.arrays import copy_if_writable, make_deleted_error
 from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 
 
@@ -234,6 +234,8 @@ class PerReplica(DistributedValues):
                 "Pass it to strategy.run, strategy.reduce or strategy.gather, which know.",
                 kind=ReplicaValueError,
             )
+        if self._data.is_deleted():
+            raise make_deleted_error("PerReplica.values was read", self._data)
         shards = shards_by_replica(self._data)
         if self._form is Form.SCALARS:
             # Iterating over a shard slices it on the device; a single scalar needs only a reshape.

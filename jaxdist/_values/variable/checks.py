@@ -11,7 +11,7 @@ from jaxdist import _compat, _integers
 from jaxdist._called import call_as, called, name_call, refuse, refuse_type
 from jaxdist._validate import as_array, check_not_masked, is_array, show, spell_dtype
 from jaxdist._values.access import VariableAggregation, VariableSynchronization
-from jaxdist._values.arrays import copy_if_writable, refuse_ref
+from jaxdist._values.arrays import copy_if_writable, make_deleted_error, refuse_ref
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.variable.arguments import name_method, refuse_in_method
 from jaxdist.errors import ArgumentError, ArgumentTypeError, InputContextError, ShapeError
@@ -103,6 +103,8 @@ def make_initial_array(name: str, initial_value: Any, dtype: Any, shape: Any) ->
             "A variable outlives the trace that the value belongs to.",
             "Make the variable before strategy.run or jax.jit, and use it in there.",
         )
+    if is_array(value) and _compat.has_deleted((value,)):
+        raise make_deleted_error(f"Variable {name!r} was given initial_value", value)
     array: Any = as_array("initial_value", copy_if_writable(value) if is_array(value) else value)
     chosen = None if dtype is None else _check_dtype(dtype)
     # A weakly typed variable would take the dtype of the first value added to it. `asarray` keeps
@@ -157,6 +159,9 @@ def cast_to_variable(variable: Any, value: Any) -> jax.Array | np.ndarray:
     is_array = hasattr(value, "dtype") and hasattr(value, "shape")
     if is_array and _compat.is_mutable(value):
         refuse_ref(f"{name_method(variable.label)} was given {parameter_name()}", value)
+    if is_array and _compat.has_deleted((value,)):
+        what = f"{name_method(variable.label)} was given {parameter_name()}"
+        raise make_deleted_error(what, value)
     if isinstance(value, np.ma.MaskedArray):
         call_as(name_method(variable.label), check_not_masked, parameter_name(), value)
     array = value if is_array else _as_array(variable, value)

@@ -20,6 +20,7 @@ from jaxdist._values.access import (
     VariableSynchronization,
     get_call_context,
 )
+from jaxdist._values.arrays import make_deleted_error
 from jaxdist._values.replicas.binding import current_binding
 from jaxdist._values.replicas.per_replica import DistributedValues
 from jaxdist._values.replicas.placement import Kind, placement_of
@@ -416,9 +417,19 @@ class Variable(
         # In a `jaxdist.function` the array is an argument or a result of the compiled function.
         binding = current_binding()
         if binding is None:
+            self.check_alive()
             home = self._home
             return self._held if home.store is None else home.bring(self._held)
         return binding.held(self, self._held)
+
+    def check_alive(self) -> None:
+        """Raise if a step got the array of the variable and donated it.
+
+        Raises:
+            DonationError: The buffer of the array is gone.
+        """
+        if _compat.has_deleted((self._held,)):
+            raise make_deleted_error(f"Variable {self.name!r} was used", self._held)
 
     @held.setter
     def held(self, array: jax.Array) -> None:
@@ -432,8 +443,10 @@ class Variable(
     @property
     def one_copy(self) -> jax.Array:
         """The array that changes outside of a step are computed from."""
-        is_bound = current_binding() is not None
-        return self.held if is_bound else self._home.bring_one(self._held)
+        if current_binding() is not None:
+            return self.held
+        self.check_alive()
+        return self._home.bring_one(self._held)
 
     @property
     def distribute_strategy(self) -> Any:
@@ -476,6 +489,8 @@ class Variable(
         # While tracing, printing must not read the variable: a read would become part of the step.
         if get_call_context().in_step is not None or current_binding() is not None:
             return f"<{what}>"
+        if _compat.has_deleted((self._held,)):
+            return f"<{what} of a deleted array>"
         held: Any = self.distributed if self._home.per_replica else np.asarray(self._held)
         return f"<{what} {held!r}>"
 
