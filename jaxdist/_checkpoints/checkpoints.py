@@ -504,10 +504,18 @@ def _check_sharding(sharding: Any) -> None:
 def _to_plain_json(notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the notes as `restore` will return them: tuples as lists, keys as strings."""
     try:
-        return json.loads(json.dumps(dict(notes)))
+        return json.loads(json.dumps(dict(notes)), object_pairs_hook=_read_object)
     except (TypeError, ValueError) as error:
         raise refuse_type(
             f"notes={show(notes)}: {error}.",
             "notes hold only values that JSON can represent.",
             "Turn arrays into lists or numbers, or put them in the state.",
         ) from error
+
+
+def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        # JSON makes strings of the keys 1 and "1"; the last value would win.
+        raise ValueError("two keys of one dict are the same string in JSON")
+    return found

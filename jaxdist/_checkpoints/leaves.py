@@ -125,10 +125,27 @@ def _fill(objects: Sequence[Any], dicts: Sequence[Any]) -> None:
 
 
 def name_leaves(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
-    """Return the leaves by name. Random keys and indices of slices become integer arrays."""
+    """Return the leaves by name. Random keys and indices of slices become integer arrays.
+
+    Raises:
+        ArgumentError: Two leaves have the same name, so one of them would be lost.
+    """
     flat, _ = tree_flatten_with_path(tree, is_leaf)
     # A state that is one array has an empty path.
-    return {keystr(path, simple=True, separator=".") or "value": _to_array(x) for path, x in flat}
+    names = [keystr(path, simple=True, separator=".") or "value" for path, _ in flat]
+    found = {name: _to_array(leaf) for name, (_, leaf) in zip(names, flat, strict=True)}
+    if len(found) < len(flat):
+        twice = next(name for name in names if names.count(name) > 1)
+        paths = [
+            f"state{keystr(p)}" for name, (p, _) in zip(names, flat, strict=True) if name == twice
+        ]
+        raise refuse(
+            f"{' and '.join(paths)}, which have the same name in the checkpoint: {twice!r}.",
+            "A leaf has the keys of its path as its name, with dots between them, and each name "
+            "is one leaf.",
+            "Give one of these keys another name, for instance without a dot.",
+        )
+    return found
 
 
 def check_leaves(tree: PyTree) -> None:
@@ -149,7 +166,8 @@ def check_leaves(tree: PyTree) -> None:
             "Pass what is trained, such as (model, optimizer).",
         )
     for path, leaf in flat:
-        kind = getattr(getattr(_to_array(leaf), "dtype", None), "kind", "O")
+        dtype = getattr(_to_array(leaf), "dtype", None)
+        kind = getattr(dtype, "kind", "O")
         # Objects, bytes, strings, and times: NumPy has arrays of these, JAX and Orbax do not.
         if kind in "OSUMm":
             raise refuse_type(
@@ -157,6 +175,19 @@ def check_leaves(tree: PyTree) -> None:
                 "A checkpoint has arrays and numbers as leaves.",
                 "Put text and other plain values into the notes: save(step, state, notes={...}). "
                 "For objects that contain arrays, pass the arrays.",
+            )
+        if not getattr(dtype, "isnative", True):
+            # JAX cannot read them, so the checkpoint could not be restored.
+            raise refuse_type(
+                f"{_shorten(leaf)} at state{keystr(path)}, of the dtype {dtype.str!r}.",
+                "A checkpoint has numbers in the byte order of the machine.",
+                "Convert them: value.astype(value.dtype.newbyteorder('=')).",
+            )
+        if isinstance(dtype, np.dtype) and (dtype.fields or dtype.type is np.void):
+            raise refuse_type(
+                f"{_shorten(leaf)} at state{keystr(path)}, of the dtype {dtype}.",
+                "A checkpoint has arrays of numbers, and this one has records or bytes.",
+                "Save a dict with an array of each field.",
             )
 
 
