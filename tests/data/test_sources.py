@@ -16,6 +16,7 @@ from jaxdist.data import (
     InputOptions,
     InputReplicationMode,
     PartialBatch,
+    batches,
     distribute_dataset,
     distribute_datasets_from_function,
 )
@@ -396,3 +397,51 @@ def test_no_thread_of_grain_outlives_the_iterator(grain: Any) -> None:
     for thread in set(threading.enumerate()) - before:
         thread.join(30)
         assert not thread.is_alive(), thread.name
+
+
+# Batches that are divided already
+
+
+def _distributed_again(kind: str) -> Any:
+    layout = make_layout(4)
+    once = distribute_dataset([np.arange(8)] * 4, layout)
+    return {
+        "a distributed dataset": lambda: distribute_dataset(once, layout),
+        "its iterator": lambda: distribute_dataset(iter(once), layout),
+        "a loader over it": lambda: distribute_dataset(lambda: ({"x": b} for b in once), layout),
+        "a list of its batches": lambda: distribute_dataset(list(once), layout),
+        "a function of it": lambda: distribute_datasets_from_function(lambda _: once, layout),
+    }[kind]()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "a distributed dataset",
+        "its iterator",
+        "a loader over it",
+        "a list of its batches",
+        "a function of it",
+    ],
+)
+def test_batches_that_are_divided_already_are_not_divided_again(kind: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="element 0 has a part for each replica"):
+        next(iter(_distributed_again(kind)))
+
+
+@pytest.mark.parametrize("kind", ["batches", "list"])
+@pytest.mark.parametrize("number", [np.int32, np.int64, np.uint8])
+def test_a_position_may_consist_of_numbers_of_numpy(kind: str, number: Any) -> None:
+    def make() -> Any:
+        rows = np.arange(12)
+        data = batches(rows, 4, shuffle=True) if kind == "batches" else np.split(rows, 3)
+        return iter(distribute_dataset(data, make_layout(2)))
+
+    iterator, resumed = make(), make()
+    next(iterator)
+    state = jax.tree.map(lambda n: n if isinstance(n, bool) else number(n), iterator.get_state())
+    resumed.set_state(state)
+    assert _ids(next(resumed)) == _ids(next(iterator))
+    # The position that follows is plain again.
+    assert json.loads(json.dumps(resumed.get_state())) == iterator.get_state()
+    assert [_ids(b) for b in resumed] == [_ids(b) for b in iterator]

@@ -290,7 +290,8 @@ class BatchesIterator(Iterator[PyTree], HasRowsAhead):
         """
         own_state = self.get_state()
         _check_state(own_state, state)
-        self._epoch, self._index = state["epoch"], state["index"]
+        # A checkpoint may have turned ints into NumPy scalars, which JSON does not hold.
+        self._epoch, self._index = int(state["epoch"]), int(state["index"])
         self._order = self._source.order(self._epoch)
         self._claim_pass()
 
@@ -334,7 +335,7 @@ def _check_state(own_state: BatchesState, state: Any) -> None:
     check_same_order(own_state, state, "data.batches", "num_examples", rule)
     epoch, index = state["epoch"], state["index"]
     most = own_state["num_examples"]
-    is_sound = isinstance(epoch, int) and isinstance(index, int)
+    is_sound = isinstance(epoch, (int, np.integer)) and isinstance(index, (int, np.integer))
     if not is_sound or epoch < 0 or not 0 <= index <= most:
         raise refuse(
             f"a damaged state: epoch={epoch!r}, index={index!r}, for {most} examples.",

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import PyTreeDef, keystr
 
-from jaxdist._called import call_as, called, name_call
+from jaxdist._called import call_as, called, name_call, refuse_type
 from jaxdist._integers import check_all_fit, has_cut_off
-from jaxdist._validate import check_keys
-from jaxdist._values import allocate_aligned
+from jaxdist._validate import check_keys, show
+from jaxdist._values import allocate_aligned, is_per_replica
 from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
 
 Leaf = np.ndarray | jax.Array
@@ -74,6 +74,14 @@ class ElementReader:
 
     @called(lambda self: self._caller)
     def _check_structure(self, raw: Any, arrays: list[Any], treedef: PyTreeDef, index: int) -> None:
+        if any(map(is_per_replica, jax.tree.leaves(raw, is_leaf=is_per_replica))):
+            raise refuse_type(
+                f"a dataset whose element {index} has a part for each replica: {show(raw)}.",
+                "It divides batches of arrays, and this one is divided already: a distributed "
+                "dataset or its iterator makes such batches.",
+                "Loop over the distributed dataset itself, or pass the dataset that it was made "
+                "from.",
+            )
         _check_numeric(raw, arrays, index)
         dtypes = [a.dtype for a in arrays]
         if self._treedef is not None and not self._is_same_on_devices(treedef, dtypes):
