@@ -90,6 +90,8 @@ class Model:
         check_no_stages(module, self.strategy.layout)
         self.history = History()
         self.stop_training = False
+        # Whether `fit` runs. It trains with the optimizer and the steps of one `compile`.
+        self._is_fitting = False
         # How many passes over the data are done: each has its own order of examples.
         self._passes = 0
         # After how many epochs the current `fit` evaluates; None without validation.
@@ -145,9 +147,11 @@ class Model:
         Raises:
             ArgumentError: A name is unknown, or means probabilities in Keras.
             ArgumentTypeError: An argument is of the wrong type.
+            ContextError: A `fit` of this model runs.
             UnsupportedError: `mixed_precision="float16"` with parameter servers, or a module whose
                 layers are on the stages of a pipeline.
         """
+        self._check_is_not_fitting("compile")
         check_no_stages(self.module, self.strategy.layout)
         losses = find_losses(loss, loss_weights)
         plain = find_output_metrics("metrics", metrics, loss)
@@ -196,6 +200,22 @@ class Model:
                 f"fit.Model.{method} was called in a block of training.use_average.\n\n"
                 "There the module has the average, and the optimizer keeps the parameters.\n\n"
                 "Call it outside of the block. In it, evaluate, predict or call export_weights."
+            )
+
+    def _check_is_not_fitting(self, method: str) -> None:
+        """Check that no `fit` of this model runs.
+
+        Raises:
+            ContextError: One does, so a callback called the method.
+        """
+        if self._is_fitting:
+            raise ContextError(
+                f"fit.Model.{method} was called while its fit runs, such as in a callback.\n\n"
+                "A fit trains with one optimizer, one loss and one history from its first epoch to "
+                "its last.\n\n"
+                "Call fit with fewer epochs, then "
+                f"{method}, and then fit(initial_epoch=...). A callback may set "
+                "model.learning_rate and call train_on_batch, evaluate and predict."
             )
 
     def objects(self) -> dict[str, Any]:
@@ -298,9 +318,9 @@ class Model:
             The history, which is also `model.history`.
 
         Raises:
-            ContextError: `compile` has not been called.
-            ShapeError: Arrays have different numbers of examples (all are listed), or a loss does
-                not have a value for each example.
+            ContextError: `compile` has not been called, or another `fit` of this model runs.
+            ShapeError: Arrays have different numbers of examples (all are listed), or none; or a
+                loss does not have a value for each example.
             NonFiniteLossError: A loss is not finite. The error names the step and its examples.
         """
         return training.fit(

@@ -168,7 +168,7 @@ def _feed_logs(callback: fit.Callback, model: fit.Model, values: list[float]) ->
         ({"patience": 0}, [3, 2, 2], 3),
         ({"patience": 2, "min_delta": 0.5}, [3, 2.8, 2.6, 1], 3),
         ({"patience": 1, "mode": "max"}, [1, 2, 1.5, 3], 3),
-        ({"patience": 2, "baseline": 1.0}, [3, 2, 0.5], 2),
+        ({"patience": 2, "baseline": 1.0}, [3, 2, 2.5, 0.5], 3),
         ({"patience": 1, "start_from_epoch": 3}, [1, 2, 3, 4, 5], 5),
         ({"patience": 2}, [3, float("nan"), float("nan"), 1], 3),
     ],
@@ -195,7 +195,7 @@ def test_early_stopping_gives_back_the_weights_of_the_best_epoch() -> None:
 
 class _AddsValue(fit.Callback):
     def on_epoch_end(self, epoch: int, logs: Any) -> None:
-        logs["val_own"] = 1.0
+        logs["val_own_error"] = 1.0
 
 
 WATCHING = {
@@ -216,7 +216,7 @@ def test_a_value_of_validation_is_refused_before_training_where_nothing_is_valid
     for one, other in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(one, other)
     # A callback of the user may add the value.
-    own = [_AddsValue(), WATCHING[kind](tmp_path, "val_own")]
+    own = [_AddsValue(), WATCHING[kind](tmp_path, "val_own_error")]
     assert len(_fit(model, callbacks=own).history["loss"]) == 3
     with pytest.raises(ArgumentError, match=r"monitor='val_loss', and the epoch has loss"):
         _fit(model, callbacks=[_AddsValue(), WATCHING[kind](tmp_path / "other", "val_loss")])
@@ -227,8 +227,8 @@ def test_a_value_of_validation_is_refused_before_training_where_nothing_is_valid
 def test_a_value_that_is_not_there_is_named() -> None:
     model = make_model(mirrored(1))
     given: dict[str, Any] = {"validation_data": (DATA.x, DATA.y)}
-    with pytest.raises(ArgumentError, match=r"monitor='val_lose', and the epoch has loss"):
-        _fit(model, callbacks=[fit.EarlyStopping("val_lose")], **given)
+    with pytest.raises(ArgumentError, match=r"monitor='val_los_loss', and the epoch has loss"):
+        _fit(model, callbacks=[fit.EarlyStopping("val_los_loss")], **given)
     with pytest.raises(ArgumentError, match=r"mode='best'"):
         fit.EarlyStopping(mode="best")
     with pytest.raises(ArgumentError, match=r"factor=1.5"):

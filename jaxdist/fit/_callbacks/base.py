@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -243,8 +244,32 @@ class LambdaCallback(Callback):
         super().__init__()
 
 
-# Metrics for which higher is better. As in Keras, lower is better for all others.
-_MORE_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "top_", "fmeasure")
+# Words in the names of values for which higher, or lower, is better.
+_MORE_IS_BETTER = {
+    *("acc", "accuracy", "auc", "auroc", "precision", "recall", "specificity", "sensitivity"),
+    *("fbeta", "fmeasure", "fscore", "top", "iou", "dice"),
+}
+_LESS_IS_BETTER = {
+    *("loss", "error", "mse", "mae", "rmse", "mape", "msle", "huber", "cosh", "nll"),
+    *("entropy", "crossentropy", "perplexity", "divergence", "deviance", "hinge"),
+}
+
+
+def _find_mode(name: str) -> str | None:
+    """Return "min" or "max" by the last word of a name that says which; None if no word does.
+
+    The last word is what is measured: `recall_loss` is a loss, and `loss_accuracy` is not.
+    """
+    # Split `BinaryAccuracy` before its capitals, and drop digits: `acc1`, `top_5`.
+    words = re.findall(r"[a-z]+\d*", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+    for word in reversed(words):
+        stem = word.rstrip("0123456789")
+        if stem in _LESS_IS_BETTER:
+            return "min"
+        # `f1`, but not `f`.
+        if stem in _MORE_IS_BETTER or (stem == "f" and word != "f"):
+            return "max"
+    return None
 
 
 class Monitor:
@@ -255,6 +280,9 @@ class Monitor:
         name: The name in the logs, such as "val_loss".
         mode: "min", "max", or "auto" by the name.
         min_delta: By how much a value has to be better to count.
+
+    Raises:
+        ArgumentError: The mode is unknown, or it is "auto" and the name does not say which.
     """
 
     def __init__(self, name: str, mode: str, min_delta: float = 0.0) -> None:
@@ -266,8 +294,15 @@ class Monitor:
                 "Pass 'min', 'max', or 'auto', which decides by the name.",
             )
         if mode == "auto":
-            is_more = any(part in name for part in _MORE_IS_BETTER)
-            mode = "max" if is_more else "min"
+            found = _find_mode(name)
+            if found is None:
+                raise refuse(
+                    f"monitor={name!r} and mode='auto'.",
+                    "'auto' reads in the name whether the best value is the smallest, as of a "
+                    "loss or an error, or the largest, as of an accuracy; this name says neither.",
+                    "Pass mode='min' or mode='max'.",
+                )
+            mode = found
         self.name, self._caller = name, name_call()
         self._sign = -1.0 if mode == "max" else 1.0
         self._delta = as_number("min_delta", min_delta, least=0.0)

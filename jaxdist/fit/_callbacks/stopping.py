@@ -102,9 +102,11 @@ class EarlyStopping(Callback):
                     self._weights = self.model.get_weights()
             is_enough = self._baseline is None or self._is_beyond_baseline(value)
             self._wait = 0 if is_enough else self._wait + 1
-        else:
-            self._wait += 1
-        if self._wait > 0 and self._wait >= self._patience:
+            # As in Keras: an epoch that is better than all before it does not end the training,
+            # even one that is not beyond the baseline.
+            return
+        self._wait += 1
+        if self._wait >= self._patience:
             self.stopped_epoch = epoch
             self.model.stop_training = True
 

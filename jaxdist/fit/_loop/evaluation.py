@@ -72,8 +72,8 @@ def _measure(
             callbacks.call("on_test_batch_end", index, compiled.steps.results(total))
     for vector in pending:
         total = total + np.asarray(vector, np.float64)
-    if index < 0:
-        raise _make_empty_error()
+    if index < 0 or not compiled.steps.count(total):
+        raise _make_empty_error(index + 1)
     logs: dict[str, float] = compiled.steps.results(total)
     callbacks.call("on_test_end", logs)
     return logs
@@ -118,10 +118,11 @@ def _predict(
         if ends:
             each.call("on_predict_batch_end", index, {})
     found += [_fetch_rows(strategy, *entry) for entry in pending]
-    if not found:
-        raise _make_empty_error()
+    whole = jax.tree.map(lambda *parts: np.concatenate(parts), *found) if found else None
+    if not found or any(not leaf.shape[0] for leaf in jax.tree.leaves(whole)):
+        raise _make_empty_error(len(found))
     each.call("on_predict_end", {})
-    return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+    return whole
 
 
 def _fetch_rows(strategy: Strategy, outputs: Any, mask: Any) -> Any:
@@ -138,20 +139,13 @@ def _fetch_rows(strategy: Strategy, outputs: Any, mask: Any) -> Any:
     if mask is None:
         return rows
     is_real = gather(mask).astype(bool)
-    for leaf in jax.tree.leaves(rows):
-        if leaf.shape[:1] != is_real.shape:
-            raise ShapeError(
-                f"fit.Model.predict called the module with {is_real.size} examples of x, and it "
-                f"returned an array of shape {list(leaf.shape)}.\n\n"
-                "Dim 0 of what a module returns is the examples.\n\n"
-                "Return one output for each example."
-            )
     return jax.tree.map(lambda leaf: leaf[is_real], rows)
 
 
-def _make_empty_error() -> ShapeError:
+def _make_empty_error(batches: int) -> ShapeError:
+    found = f"whose batches ({batches}) have no examples" if batches else "without batches"
     return refuse(
-        "x, a dataset without batches.",
+        f"x, a dataset {found}.",
         "It needs at least one example. A generator can be read only once.",
         "Pass arrays, or a dataset that starts again at each iter().",
         kind=ShapeError,

@@ -89,6 +89,15 @@ class Totals:
             )
         return values
 
+    def has_no_examples(self) -> bool:
+        """Whether all steps whose sums are fetched had no examples.
+
+        With a loss scale, steps that are skipped count none either, so it is False.
+        """
+        if self._total is None or self._is_scaled:
+            return False
+        return not self._steps.count(self._total)
+
     def logs(self) -> dict[str, float]:
         """Return loss and metrics over all steps whose sums are fetched."""
         return {} if self._total is None else self._steps.results(self._total)

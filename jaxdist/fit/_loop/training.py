@@ -12,6 +12,7 @@ from jaxdist._checkpoints import Interrupts
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer, as_number, show
 from jaxdist._values import PerReplica, is_per_replica
+from jaxdist.errors import ShapeError
 from jaxdist.fit._callbacks.base import Callback, CallbackList, Logs, check_watched
 from jaxdist.fit._callbacks.saving import ModelCheckpoint, Position
 from jaxdist.fit._history import History
@@ -82,6 +83,7 @@ class FitArguments:
 def fit(model: Any, given: FitArguments) -> History:
     """Train a model; `Model.fit` documents it."""
     compiled = model.get_compiled("fit")
+    model._check_is_not_fitting("fit")
     model._check_has_parameters("fit")
     # It may have been placed after `compile`.
     check_no_stages(model.module, model.strategy.layout)
@@ -126,9 +128,11 @@ def fit(model: Any, given: FitArguments) -> History:
         model._validates_average = callbacks.has("_in_evaluation")
         progress = Progress(verbose, given.epochs, num_steps)
         loop = _Loop(model, compiled, feed, callbacks, progress, classes, start)
+        model._is_fitting = True
         try:
             loop.run(given.epochs, validate, given.validation_freq)
         finally:
+            model._is_fitting = False
             model._passes = feed.passes
             # Also after Ctrl-C or an error: afterwards no step may change the model.
             compiled.runner.wait()
@@ -240,6 +244,13 @@ class _Loop:
             self._feed.check_not_empty(step, epoch, before.step)
         compiled.runner.wait()
         totals.fetch()
+        if totals.has_no_examples():
+            raise refuse(
+                f"a dataset whose batches ({step}) of epoch {epoch + 1} have no examples.",
+                "The loss is a mean over examples, so an epoch has at least one.",
+                "Look at what makes the batches, such as a filter that drops all examples.",
+                kind=ShapeError,
+            )
         self._position = Position(epoch, steps=before.steps - before.step + step)
         return totals.logs()
 

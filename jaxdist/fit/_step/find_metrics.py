@@ -93,7 +93,7 @@ def measure_sums(
     """Return the sums of a metric, or raise if they are not sums over the examples.
 
     Raises:
-        ArgumentTypeError: They are not a dict of arrays.
+        ArgumentTypeError: They are not a dict of arrays of real numbers.
         ShapeError: A sum has a value for each example.
     """
     found = metric.sums(y_true, y_pred, weight)
@@ -103,6 +103,13 @@ def measure_sums(
             f"{caller}, and its sums returned {show(found)}.\n\n"
             "sums returns a dict from names to arrays, each a sum over examples.\n\n"
             "Return for instance {'total': jnp.sum(weight * values), 'count': jnp.sum(weight)}."
+        )
+    unreal = [n for n, x in found.items() if jnp.issubdtype(x.dtype, jnp.complexfloating)]
+    if unreal:
+        raise ArgumentTypeError(
+            f"{caller}, and its sum {unreal[0]!r} is {found[unreal[0]].dtype}.\n\n"
+            "Sums are real numbers; the imaginary part would be lost.\n\n"
+            "Return two sums, for instance jnp.sum(values.real) and jnp.sum(values.imag)."
         )
     suspects = [name for name, value in found.items() if rows > 1 and rows in jnp.shape(value)]
     if suspects:

@@ -181,7 +181,7 @@ def measure_examples(what: str, function: Loss, y_true: Any, y_pred: Any, rows: 
     """Return the values of a loss or metric, or raise if they are not one for each example.
 
     Raises:
-        ArgumentTypeError: They are not an array.
+        ArgumentTypeError: They are not an array, or they are complex.
         ShapeError: There is not one for each example, or one depends on several examples.
     """
     try:
@@ -233,7 +233,7 @@ def check_values(what: str, values: Any, rows: int) -> jax.Array:
     """Return the values of a loss or metric, or raise if there is not one for each example.
 
     Raises:
-        ArgumentTypeError: The result is not an array.
+        ArgumentTypeError: The result is not an array, or its values are complex.
         ShapeError: Its dim 0 is not the number of examples.
     """
     if not isinstance(values, jax.Array):
@@ -241,6 +241,12 @@ def check_values(what: str, values: Any, rows: int) -> jax.Array:
             f"{name_call()} called {what}, and it returned {show(values)}.\n\n"
             "It returns one value for each example: an array [b] or [b, ...].\n\n"
             "Return an array of JAX."
+        )
+    if jnp.issubdtype(values.dtype, jnp.complexfloating):
+        raise ArgumentTypeError(
+            f"{name_call()} called {what}, and it returned {values.dtype} values.\n\n"
+            "Values are real numbers: complex ones have no order, and no mean that fit shows.\n\n"
+            "Return for instance jnp.abs(y_pred - y_true) ** 2."
         )
     if values.ndim == 0:
         raise ShapeError(

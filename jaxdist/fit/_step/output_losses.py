@@ -45,10 +45,11 @@ class Losses:
 
     Args:
         entries: One loss without a key, or one for each output that has a loss.
+        count: How many outputs the model returns; None if `compile` did not get a list.
     """
 
-    def __init__(self, entries: Sequence[OutputLoss]) -> None:
-        self._entries = tuple(entries)
+    def __init__(self, entries: Sequence[OutputLoss], count: int | None = None) -> None:
+        self._entries, self._count = tuple(entries), count
 
     @property
     def names(self) -> dict[str, str]:
@@ -64,7 +65,17 @@ class Losses:
         """Return the total over the examples of this replica, and the part of each output.
 
         `weight` is the weight of the examples. Without it `counts` is used, 0 for padding.
+
+        Raises:
+            ArgumentError: The model returns more or fewer outputs than the list of losses has.
         """
+        if isinstance(outputs, (list, tuple)) and self._count not in (None, len(outputs)):
+            raise refuse(
+                f"a list of losses with {self._count} entries in compile, and a model that returns "
+                f"{len(outputs)} outputs.",
+                "A list has one entry for each output.",
+                "Give the outputs without a loss an entry of None.",
+            )
         total: Any = 0.0
         parts: dict[str, jax.Array] = {}
         for entry in self._entries:
@@ -104,8 +115,18 @@ def find_losses(loss: Any, loss_weights: Any) -> Losses:
             "At least one output has a loss; None is for those without.",
             "Pass for instance loss={'a': 'mse'}.",
         )
+    names = [name_output(key) for key in found]
+    if len({*names}) < len(names):
+        raise refuse(
+            f"losses of the outputs {list(found)}, which have the names {', '.join(names)}.",
+            "Each output has its own name in the logs, or its losses would be two values of one "
+            "name.",
+            "Give the outputs other keys.",
+        )
     weights = _find_weights(loss_weights, found, entries)
-    return Losses([OutputLoss(key, function, weights[key]) for key, function in found.items()])
+    count = len(loss) if isinstance(loss, (list, tuple)) else None
+    made = [OutputLoss(key, function, weights[key]) for key, function in found.items()]
+    return Losses(made, count)
 
 
 def _entries_of(given: Any) -> dict[Key, Any] | None:

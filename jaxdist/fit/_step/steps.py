@@ -118,6 +118,9 @@ class Steps:
         metrics: Metrics in which each example counts once.
         weighted: Metrics in which each example counts with its weight.
         compute_dtype: The dtype of parameters and inputs during a call; None keeps theirs.
+
+    Raises:
+        ArgumentError: Two values would have the same name in the logs.
     """
 
     def __init__(
@@ -135,6 +138,7 @@ class Steps:
         self._metrics += [
             (f"weighted_{m.name}" if m.name in taken else m.name, m, True) for m in weighted
         ]
+        _check_names([LOSS, *losses.names.values(), *(name for name, _, _ in self._metrics)])
         self._mode = _find_mode_argument(module)
         # By the size of the vector: a metric may have other shapes when it evaluates other data.
         self._layouts: dict[int, Layout] = {}
@@ -210,10 +214,23 @@ class Steps:
         return packed if context is None else context.all_reduce(ReduceOp.SUM, packed)
 
     def predict(self, module: nnx.Module, batch: Any) -> Any:
-        """Return the outputs for the examples of this replica."""
+        """Return the outputs for the examples of this replica.
+
+        Raises:
+            ShapeError: There is not one output for each example.
+        """
         x, _, _ = split_batch(batch)
         view = as_view(module, is_training=False)
-        return self.call(view, x, is_training=False)
+        outputs, rows = self.call(view, x, is_training=False), count_rows(x)
+        for leaf in jax.tree.leaves(outputs):
+            if jnp.shape(leaf)[:1] != (rows,):
+                raise ShapeError(
+                    f"fit.Model.predict called the module with {rows} examples of x, and it "
+                    f"returned an array of shape {list(jnp.shape(leaf))}.\n\n"
+                    "Dim 0 of what a module returns is the examples.\n\n"
+                    "Return one output for each example."
+                )
+        return outputs
 
     def call(self, module: nnx.Module, x: Any, *, is_training: bool) -> Any:
         """Call a module with the settings of `compile`, in training or not."""
@@ -235,12 +252,19 @@ class Steps:
             raise
         return jax.tree.map(lambda leaf: _cast(leaf, jnp.float32), outputs)
 
+    @called("fit.Model")
     def _measure(
         self, y: Any, outputs: Any, weight: Any, mask: jax.Array | None, rows: int
     ) -> dict[tuple[str, str], jax.Array]:
         """Return the sums of loss and metrics over the examples of this replica."""
         counts = jnp.ones(rows, jnp.float32) if mask is None else mask.astype(jnp.float32)
         if weight is not None:
+            if jnp.iscomplexobj(weight):
+                raise refuse_type(
+                    f"sample_weight of the dtype {weight.dtype}.",
+                    "A weight is a real number.",
+                    "Pass for instance np.abs(sample_weight).",
+                )
             # The padding has copies of a real row and of its weight. Set these weights to 0.
             weight = jnp.asarray(weight, jnp.float32)
             shape = counts.shape + (1,) * (weight.ndim - 1)
@@ -274,14 +298,13 @@ class Steps:
 
     # Outside a step
 
+    def count(self, vector: np.ndarray) -> float:
+        """Return the number of examples from the sums over all examples."""
+        return float(self._read(vector)[ROWS, ""])
+
     def results(self, vector: np.ndarray) -> dict[str, float]:
         """Return loss and metrics from the sums over all examples."""
-        found: dict[tuple[str, str], np.ndarray] = {}
-        at = 0
-        for key, shape in self._layouts[vector.size]:
-            size = math.prod(shape)
-            found[key] = vector[at : at + size].reshape(shape)
-            at += size
+        found = self._read(vector)
         rows = float(found[ROWS, ""])
         logs = {LOSS: float(found[LOSS, ""]) / rows if rows else math.nan}
         for part, name in self._losses.names.items():
@@ -290,6 +313,29 @@ class Steps:
             parts = {part: v for (i, part), v in found.items() if i == str(index)}
             logs[name] = float(metric.result(parts))
         return logs
+
+    def _read(self, vector: np.ndarray) -> dict[tuple[str, str], np.ndarray]:
+        """Return the parts of a vector that `_pack` made."""
+        found: dict[tuple[str, str], np.ndarray] = {}
+        at = 0
+        for key, shape in self._layouts[vector.size]:
+            size = math.prod(shape)
+            found[key] = vector[at : at + size].reshape(shape)
+            at += size
+        return found
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Check that each value has its own name in the logs, also beside those of validation."""
+    of_logs = [*names, *(f"val_{name}" for name in names)]
+    twice = sorted({name for name in of_logs if of_logs.count(name) > 1})
+    if twice:
+        raise refuse(
+            f"losses and metrics with the names {', '.join(names)}.",
+            "Each value of the logs has its own name, after that of its output, and a validation "
+            f"adds val_: here {', '.join(twice)} would be two values.",
+            "Give the metric another name: fit.Mean(function, 'another name').",
+        )
 
 
 @contextlib.contextmanager

@@ -1,0 +1,258 @@
+"""Values of `fit.Model` that were wrong without an error: now right, or a named error."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from jaxdist import fit
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
+from tests.fit.models import make_data, make_model, mirrored
+
+DATA = make_data(20)
+X, Y = DATA.x, DATA.x[:, :1] * 2
+
+
+class _Line(nnx.Module):
+    """One dense layer, whose outputs may be given another form."""
+
+    def __init__(self, form: Any = None) -> None:
+        self.dense = nnx.Linear(4, 1, rngs=nnx.Rngs(0))
+        self._form = form
+
+    def __call__(self, x: jax.Array) -> Any:
+        out = self.dense(x)
+        return out if self._form is None else self._form(out)
+
+
+def _make(form: Any = None, replicas: int = 4, **kwargs: Any) -> fit.Model:
+    return make_model(mirrored(replicas), _Line(form), **{"loss": "mse", **kwargs})
+
+
+UNREAL = {
+    "targets": (lambda: _make().evaluate(X, Y * 1j, verbose=0), "complex64 values"),
+    "outputs": (
+        lambda: _make(lambda out: out * 1j).evaluate(X, Y, verbose=0),
+        "complex64 values",
+    ),
+    "a metric": (
+        lambda: _make(metrics=[lambda t, p: (t - p) * 1j]).evaluate(X, Y, verbose=0),
+        "complex64 values",
+    ),
+    "weights": (
+        lambda: _make().fit(X, Y, sample_weight=np.full(20, 1j), verbose=0),
+        "sample_weight of the dtype complex64",
+    ),
+    "weights of a dataset": (
+        lambda: _make().fit([(X, Y, np.full(20, 1j))], verbose=0),
+        "sample_weight of the dtype complex64",
+    ),
+}
+
+
+@pytest.mark.parametrize("part", UNREAL)
+def test_complex_numbers_are_refused_where_their_imaginary_part_would_be_lost(part: str) -> None:
+    call, message = UNREAL[part]
+    with pytest.raises(ArgumentTypeError, match=message):
+        call()
+
+
+class _Turned(fit.Metric):
+    def sums(self, y_true: Any, y_pred: Any, weight: jax.Array) -> dict[str, jax.Array]:
+        return {"total": jnp.sum(weight) * 1j}
+
+    def result(self, sums: Any) -> float:
+        return float(np.abs(sums["total"]))
+
+
+def test_a_complex_sum_of_a_metric_is_refused() -> None:
+    with pytest.raises(ArgumentTypeError, match="its sum 'total' is complex64"):
+        _make(metrics=[_Turned("turned")]).evaluate(X, Y, verbose=0)
+
+
+MODES = {
+    "min": [
+        *("loss", "val_loss", "mse", "mae", "root_mean_squared_error", "recall_loss", "top_loss"),
+        *("desktop_mae", "accel_loss", "face_mse", "val_accident_error", "top_5_error", "val_NLL"),
+        *("log_cosh", "huber", "accuracy_loss", "token_perplexity", "CrossEntropy"),
+    ],
+    "max": [
+        *("accuracy", "val_acc", "top_5_accuracy", "precision", "recall", "auc", "AUC", "f1"),
+        *("val_f1_score", "a_accuracy", "BinaryAccuracy", "acc1", "loss_accuracy", "top_k"),
+        *("error_recall", "val_head_iou"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("mode", "name"), [(m, n) for m, names in MODES.items() for n in names])
+@pytest.mark.parametrize("make", [fit.EarlyStopping, fit.ReduceLROnPlateau])
+def test_the_best_value_of_a_name_is_that_of_its_last_word(make: Any, mode: str, name: str) -> None:
+    monitor = make(monitor=name)._monitor
+    monitor.best = 0.5
+    assert monitor.is_better(0.25) == (mode == "min")
+    assert monitor.is_better(0.75) == (mode == "max")
+
+
+@pytest.mark.parametrize("name", ["val_bleu", "<lambda>", "f", "accident", "recallable", "score"])
+@pytest.mark.parametrize(
+    "make",
+    [fit.EarlyStopping, fit.ReduceLROnPlateau, lambda **given: fit.ModelCheckpoint("x", **given)],
+    ids=["stopping", "plateau", "checkpoint"],
+)
+def test_a_name_that_says_no_direction_needs_a_mode(make: Any, name: str) -> None:
+    with pytest.raises(ArgumentError, match="Pass mode='min' or mode='max'"):
+        make(monitor=name)
+    assert make(monitor=name, mode="max")._monitor.is_better(-1e9)
+
+
+class _Stub:
+    """The part of a model that early stopping uses."""
+
+    def __init__(self) -> None:
+        self.stop_training, self.epoch, self.weights = False, 0, None
+        self.history, self.writes_logs, self.metrics = fit.History(), False, []
+
+    def get_weights(self) -> int:
+        return self.epoch
+
+    def set_weights(self, weights: int) -> None:
+        self.weights = weights
+
+
+def _stop(callback: Any, values: list[float]) -> tuple[int | None, Any]:
+    """Return the epoch of the stop, and that of the restored weights."""
+    model = _Stub()
+    callback.set_model(model)
+    callback.set_params({"verbose": 0})
+    callback.on_train_begin({})
+    for model.epoch, value in enumerate(values):
+        model.history.add(model.epoch, {"loss": value})
+        callback.on_epoch_begin(model.epoch, {})
+        callback.on_epoch_end(model.epoch, {"loss": value})
+        if model.stop_training:
+            break
+    callback.on_train_end({})
+    return (model.epoch if model.stop_training else None), model.weights
+
+
+def test_early_stops_are_those_of_keras_for_any_baseline_and_patience(keras: Any) -> None:
+    random = np.random.default_rng(0)
+    stops = 0
+    for _ in range(600):
+        # Eighths: adding and subtracting min_delta is exact.
+        values = (random.integers(-16, 17, 8) / 8).tolist()
+        given: dict[str, Any] = {
+            "monitor": "loss",
+            "min_delta": float(random.choice([0, 0.5])),
+            "patience": int(random.integers(4)),
+            "mode": str(random.choice(["min", "max"])),
+            "baseline": random.choice([None, -0.5, 0.0, 0.75]),
+            "restore_best_weights": bool(random.integers(2)),
+            "start_from_epoch": int(random.choice([0, 2])),
+        }
+        found = _stop(fit.EarlyStopping(**given), values)
+        assert found == _stop(keras.callbacks.EarlyStopping(**given), values), (given, values)
+        stops += found[0] is not None
+    assert stops > 100
+
+
+INSIDE = {
+    "compile": lambda model: model.compile(optax.sgd(0.0), "mae"),
+    "fit": lambda model: model.fit(X, Y, verbose=0),
+}
+
+
+@pytest.mark.parametrize("method", INSIDE)
+@pytest.mark.parametrize("when", ["on_train_begin", "on_train_batch_end", "on_epoch_end"])
+def test_a_callback_neither_compiles_nor_fits_the_model_that_is_trained(
+    method: str, when: str
+) -> None:
+    model = _make()
+    call = fit.LambdaCallback(**{when: lambda *_: INSIDE[method](model)})
+    with pytest.raises(ContextError, match=f"fit.Model.{method} was called while its fit runs"):
+        model.fit(X, Y, verbose=0, callbacks=[call])
+    # Outside of it both work again.
+    INSIDE[method](model)
+    assert len(model.fit(X, Y, verbose=0).history["loss"]) == 1
+
+
+NO_ROWS = {
+    "one for all": lambda out: out.sum(),
+    "a constant": lambda out: jnp.ones(7),
+    "a mean beside": lambda out: {"out": out, "mean": out.mean()},
+    "a number beside": lambda out: (out, 3.0),
+}
+
+
+@pytest.mark.parametrize("form", NO_ROWS)
+@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize("kind", ["arrays", "batches", "distributed"])
+def test_predict_refuses_outputs_that_are_not_one_for_each_example(
+    form: str, replicas: int, kind: str
+) -> None:
+    model = _make(NO_ROWS[form], replicas)
+    batches = [(X[:8],), (X,)]
+    x = {
+        "arrays": X,
+        "batches": batches,
+        "distributed": model.strategy.experimental_distribute_dataset(batches),
+    }[kind]
+    with pytest.raises(ShapeError, match="Return one output for each example"):
+        model.predict(x, verbose=0)
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate", "predict"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_batches_without_any_example_are_an_error_and_no_nan(call: str, count: int) -> None:
+    model, empty = _make(), (X[:0], Y[:0])
+    with pytest.raises(ShapeError, match=rf"batches \({count}\).* have no examples"):
+        getattr(model, call)([empty] * count, verbose=0)
+    # One without examples among others counts for nothing.
+    found = model.evaluate([(X, Y), empty], verbose=0)
+    assert math.isclose(found, model.evaluate(X, Y, verbose=0), rel_tol=1e-6)
+    assert len(model.predict([(X, Y), empty], verbose=0)) == len(X)
+
+
+def _mean(name: str) -> fit.Metric:
+    return fit.Mean(lambda y_true, y_pred: jnp.abs(y_true - y_pred), name)
+
+
+TWICE = {
+    "an output and a metric": {
+        "loss": {"a": "mse", "a_b": "mse"},
+        "metrics": {"a": [_mean("b_mae")], "a_b": ["mae"]},
+    },
+    "a loss of an output": {
+        "loss": {"a": "mse", "a_b": "mse"},
+        "metrics": {"a": [_mean("b_loss")]},
+    },
+    "a number and a name": {"loss": {0: "mse", "output_0": "mae"}},
+    "the prefix of a weighted metric": {
+        "metrics": ["mae", _mean("weighted_mae")],
+        "weighted_metrics": ["mae"],
+    },
+    "the loss of validation": {"metrics": [_mean("val_loss")]},
+    "a metric of validation": {"metrics": ["mae"], "weighted_metrics": [_mean("val_mae")]},
+}
+
+
+@pytest.mark.parametrize("case", TWICE)
+def test_two_values_of_one_name_are_refused_and_none_is_lost(case: str) -> None:
+    with pytest.raises(ArgumentError, match="would be two values"):
+        _make(**TWICE[case])
+    _make(metrics=["mae", _mean("b_mae")], weighted_metrics=["mae"])
+
+
+@pytest.mark.parametrize("losses", [["mse"], ["mse", None, "mse"], ("mse",)])
+@pytest.mark.parametrize("call", ["fit", "evaluate"])
+def test_a_list_of_losses_has_one_for_each_output(call: str, losses: Any) -> None:
+    model = _make(lambda out: (out, 2 * out), loss=losses)
+    with pytest.raises(ArgumentError, match=rf"{len(losses)} entries.* returns 2 outputs"):
+        getattr(model, call)(X, (Y, Y, Y), verbose=0)
+    model = _make(lambda out: (out, 2 * out), loss=["mse", None])
+    assert model.evaluate(X, (Y, Y), verbose=0) > 0
