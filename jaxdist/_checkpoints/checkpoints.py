@@ -166,16 +166,17 @@ class Checkpoints:
                 "notes are a dict that JSON can represent, or None.",
                 "Pass for instance notes={'epoch': 1}.",
             )
-        # This raises the error of the previous `save`, if it failed.
-        steps = self._writer.read_steps("save", step)
-        if steps and step <= steps[-1]:
-            resume = f"Resume from step {steps[-1]}"
-            raise make_step_error("step", step, self.directory, steps, resume)
-        # Check all arguments first: a rejected call must not take the lock.
-        written = _to_plain_json(notes or {})
-        state = gather_whole_arrays(to_plain(state))
-        check_leaves(state)
-        self._writer.write(step, name_leaves(state), written)
+        with self._writer.calls:
+            # This raises the error of the previous `save`, if it failed.
+            steps = self._writer.read_steps("save", step)
+            if steps and step <= steps[-1]:
+                resume = f"Resume from step {steps[-1]}"
+                raise make_step_error("step", step, self.directory, steps, resume)
+            # Check all arguments first: a rejected call must not take the lock.
+            written = _to_plain_json(notes or {})
+            state = gather_whole_arrays(to_plain(state))
+            check_leaves(state)
+            self._writer.write(step, name_leaves(state), written)
 
     @called("Checkpoints.discard_after")
     def discard_after(self, step: int) -> tuple[int, ...]:
@@ -217,7 +218,8 @@ class Checkpoints:
             (5, 6)
         """
         step = as_integer("step", step, least=-1, most=_LAST_STEP)
-        deleted = self._writer.delete_after(step)
+        with self._writer.calls:
+            deleted = self._writer.delete_after(step)
         if deleted:
             _LOG.info("Deleted %s in %s.", describe_steps(deleted), self.directory)
         return deleted

@@ -27,6 +27,7 @@ from jaxdist._values import (
     refuse_ref,
     stops,
 )
+from jaxdist.errors import ContextError
 
 
 def to_plain(state: PyTree) -> PyTree:
@@ -154,9 +155,17 @@ def check_leaves(tree: PyTree) -> None:
     Raises:
         ArgumentTypeError: A leaf is neither an array nor a number. The error names its path.
         ArgumentError: No array has an element; Orbax does not write such a state.
+        ContextError: A leaf is traced.
     """
     flat = tree_flatten_with_path(tree)[0]
     for path, leaf in flat:
+        if isinstance(leaf, jax.core.Tracer):
+            raise refuse(
+                f"state{keystr(path)}, a traced value: it was called in a step or under jax.jit.",
+                "A traced value has a number only while the compiled function runs.",
+                "Return the state from the step, and save what it returns.",
+                kind=ContextError,
+            )
         refuse_ref(f"Checkpoints.save was given state{keystr(path)}", leaf)
         check_not_masked(f"state{keystr(path)}", leaf)
     if not any(np.size(leaf) for _, leaf in flat):
@@ -166,7 +175,7 @@ def check_leaves(tree: PyTree) -> None:
             "Pass what is trained, such as (model, optimizer).",
         )
     for path, leaf in flat:
-        dtype = getattr(_to_array(leaf), "dtype", None)
+        dtype: Any = getattr(_to_array(leaf), "dtype", None)
         kind = getattr(dtype, "kind", "O")
         # Objects, bytes, strings, and times: NumPy has arrays of these, JAX and Orbax do not.
         if kind in "OSUMm":

@@ -37,6 +37,8 @@ class Writer:
         self._has_lock = False
         self._thread: threading.Thread | None = None
         self._failure: tuple[int, Exception] | None = None
+        # Threads may save with one object; the checks of a call and its write belong together.
+        self.calls = threading.RLock()
 
     def write(self, step: int, leaves: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
         """Copy the leaves to the host, and start to write them. Call `read_steps` before.
@@ -101,6 +103,7 @@ class Writer:
                 call.
         """
         self.wait()
+        self._wait_for_others()
         group = self.find_group()
         if group is None:
             return self._storage.list_steps()
@@ -181,6 +184,17 @@ class Writer:
             if self._failure is not None:
                 (step, error), self._failure = self._failure, None
                 raise self._fail(step, error) from error
+
+    def _wait_for_others(self) -> None:
+        """Wait for other objects of this process that write into the directory.
+
+        They share the lock of the job, and a write deletes the parts of one that seems interrupted.
+        """
+        for other in list(_RUNNING):
+            if other is not self and str(other._directory) == str(self._directory):
+                with delay_interrupts():
+                    if other._thread is not None:
+                        self._join(other._thread)
 
     def _join(self, thread: threading.Thread) -> None:
         if self._joint is None:

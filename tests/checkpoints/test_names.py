@@ -1,13 +1,17 @@
 """What a checkpoint cannot keep apart or read again is refused when it is saved."""
 
+import contextlib
+import threading
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdist.errors import ArgumentError, ArgumentTypeError
+import jaxdist
+from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, ContextError
 from jaxdist.training import Checkpoints
 
 ONE, TWO = jnp.ones(2), jnp.zeros(2)
@@ -30,7 +34,7 @@ def test_two_leaves_of_one_name_are_refused_and_none_is_lost(
         with pytest.raises(ArgumentError, match=name):
             checkpoints.save(1, state)
         checkpoints.save(1, {"a.b": ONE})
-        with pytest.raises(ArgumentError, match="'a.b'"):
+        with pytest.raises(ArgumentError, match=r"'a\.b'"):
             checkpoints.restore({"a.b": ONE, "a": {"b": TWO}})
 
 
@@ -66,3 +70,58 @@ def test_notes_whose_keys_are_one_string_in_json_are_refused(tmp_path: Path) -> 
         restored = checkpoints.restore({"w": ONE})
     assert restored is not None
     assert restored.notes == {"best": {"1": 0.5, "2": 0.25}}
+
+
+@pytest.mark.parametrize("kind", ["run", "jit"])
+def test_a_traced_state_is_refused_and_the_folder_can_be_used(tmp_path: Path, kind: str) -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    with Checkpoints(tmp_path) as checkpoints:
+
+        def step(w: jax.Array) -> jax.Array:
+            checkpoints.save(1, {"w": w})
+            return w
+
+        with pytest.raises(ContextError, match=r"state\['w'\], a traced value"):
+            strategy.run(step, (ONE,)) if kind == "run" else jax.jit(step)(ONE)
+        checkpoints.save(1, {"w": ONE})
+        assert checkpoints.steps() == (1,)
+
+
+def _read_all(folder: Path) -> dict[int, float]:
+    with Checkpoints(folder) as checkpoints:
+        found = {}
+        for step in checkpoints.steps():
+            restored = checkpoints.restore({"w": jnp.zeros(100_000, int)}, step=step)
+            assert restored is not None
+            found[step] = float(restored.state["w"][-1])
+    return found
+
+
+def test_two_objects_of_one_process_save_one_after_the_other(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path, keep=9) as one, Checkpoints(tmp_path, keep=9) as other:
+        for step in range(6):
+            (one, other)[step % 2].save(step, {"w": jnp.full(100_000, step)})
+            # The next one sees this checkpoint, although it may still be written.
+            with pytest.raises(CheckpointError, match=f"save was given step={step}, and"):
+                (other, one)[step % 2].save(step, {"w": jnp.full(100_000, -1)})
+    assert _read_all(tmp_path) == {step: step for step in range(6)}
+
+
+def test_threads_that_save_with_one_object_save_whole_checkpoints(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path, keep=9) as checkpoints:
+        gate, saved = threading.Barrier(6), []
+
+        def save(step: int) -> None:
+            gate.wait()
+            # Only steps after those of the other threads so far can be saved.
+            with contextlib.suppress(CheckpointError):
+                checkpoints.save(step, {"w": jnp.full(100_000, step)})
+                saved.append(step)
+
+        threads = [threading.Thread(target=save, args=(step,)) for step in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert 5 in saved
+    assert _read_all(tmp_path) == {step: step for step in sorted(saved)}

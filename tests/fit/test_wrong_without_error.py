@@ -1,6 +1,8 @@
 """Values of `fit.Model` that were wrong without an error: now right, or a named error."""
 
+import csv
 import math
+import pathlib
 from typing import Any
 
 import jax
@@ -114,7 +116,8 @@ class _Stub:
     """The part of a model that early stopping uses."""
 
     def __init__(self) -> None:
-        self.stop_training, self.epoch, self.weights = False, 0, None
+        self.stop_training, self.epoch = False, 0
+        self.weights: int | None = None
         self.history, self.writes_logs, self.metrics = fit.History(), False, []
 
     def get_weights(self) -> int:
@@ -151,7 +154,7 @@ def test_early_stops_are_those_of_keras_for_any_baseline_and_patience(keras: Any
             "min_delta": float(random.choice([0, 0.5])),
             "patience": int(random.integers(4)),
             "mode": str(random.choice(["min", "max"])),
-            "baseline": random.choice([None, -0.5, 0.0, 0.75]),
+            "baseline": [None, -0.5, 0.0, 0.75][random.integers(4)],
             "restore_best_weights": bool(random.integers(2)),
             "start_from_epoch": int(random.choice([0, 2])),
         }
@@ -222,7 +225,7 @@ def _mean(name: str) -> fit.Metric:
     return fit.Mean(lambda y_true, y_pred: jnp.abs(y_true - y_pred), name)
 
 
-TWICE = {
+TWICE: dict[str, dict[str, Any]] = {
     "an output and a metric": {
         "loss": {"a": "mse", "a_b": "mse"},
         "metrics": {"a": [_mean("b_mae")], "a_b": ["mae"]},
@@ -256,3 +259,44 @@ def test_a_list_of_losses_has_one_for_each_output(call: str, losses: Any) -> Non
         getattr(model, call)(X, (Y, Y, Y), verbose=0)
     model = _make(lambda out: (out, 2 * out), loss=["mse", None])
     assert model.evaluate(X, (Y, Y), verbose=0) > 0
+
+
+def test_two_callbacks_do_not_save_into_one_directory(tmp_path: pathlib.Path) -> None:
+    model, first = _make(), fit.ModelCheckpoint(tmp_path / "a")
+    best = fit.ModelCheckpoint(tmp_path / "a", "loss", save_best_only=True)
+    with pytest.raises(ArgumentError, match=r"2 callbacks ModelCheckpoint with the directory"):
+        model.fit(X, Y, verbose=0, callbacks=[first, best])
+    best = fit.ModelCheckpoint(tmp_path / "b", "loss", save_best_only=True)
+    assert model.fit(X, Y, verbose=0, callbacks=[first, best]).epoch == [0]
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_a_csv_file_has_the_values_of_each_validation(tmp_path: pathlib.Path, every: int) -> None:
+    path, model = tmp_path / "log.csv", _make(metrics=["mae"])
+    history = model.fit(
+        *(X, Y, 8),
+        epochs=4,
+        verbose=0,
+        validation_split=0.2,
+        validation_freq=every,
+        callbacks=[fit.CSVLogger(path)],
+    ).history
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for name, values in history.items():
+        found = [row[name] for row in rows]
+        assert [float(value) for value in found if value != "NA"] == values
+        is_of_validation = [name.startswith("val_") for _ in rows]
+        missing = [v and (epoch + 1) % every > 0 for epoch, v in enumerate(is_of_validation)]
+        assert [value == "NA" for value in found] == missing
+
+
+def test_a_value_without_a_column_of_the_csv_file_is_logged_once(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "log.csv"
+    _make().fit(X, Y, verbose=0, callbacks=[fit.CSVLogger(path)])
+    given: dict[str, Any] = {"epochs": 3, "verbose": 0, "validation_split": 0.2}
+    _make().fit(X, Y, callbacks=[fit.CSVLogger(path, append=True)], **given)
+    assert caplog.text.count("has no column for val_loss") == 1
+    assert [line.count(",") for line in path.read_text().splitlines()] == [1] * 5

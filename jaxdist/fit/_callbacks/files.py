@@ -6,6 +6,7 @@ In a job of several processes, one process writes logs; each process records its
 import abc
 import csv
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,6 +18,8 @@ from jaxdist._devices import chips
 from jaxdist._validate import as_flag, as_integer, as_path
 from jaxdist.errors import BackendStartedError
 from jaxdist.fit._callbacks.base import Callback, Logs
+
+_LOG = logging.getLogger("jaxdist")
 
 
 class _EpochLog(Callback, abc.ABC):
@@ -62,8 +65,9 @@ class _EpochLog(Callback, abc.ABC):
 class CSVLogger(_EpochLog):
     """Writes the values of each epoch as a line of a CSV file.
 
-    Each line is on disk after its epoch. The columns are the names of the first epoch of the file.
-    A training that `ModelCheckpoint(resume=True)` continues also continues the file.
+    Each line is on disk after its epoch. The columns are the names of the first epoch of the file,
+    and those of validation if a later epoch has one. A value without a column is logged once. A
+    training that `ModelCheckpoint(resume=True)` continues also continues the file.
 
     Args:
         filename: The file.
@@ -88,14 +92,32 @@ class CSVLogger(_EpochLog):
                 "Pass for instance separator=','.",
             )
         self._separator = separator
+        self._left_out: set[str] = set()
 
     def _write(self, file: TextIO, row: dict[str, Any]) -> None:
         with self._path.open(newline="") as lines:
             names: list[str] = next(csv.reader(lines, delimiter=self._separator), [])
+        is_new = not names
+        if is_new:
+            names = list(row)
+            # As in Keras: the first validation may come some epochs later.
+            if getattr(self.model, "_validates_every", None) and not any(
+                n.startswith("val_") for n in names
+            ):
+                names += [f"val_{name}" for name in names if name != "epoch"]
+        left_out = [n for n in row if n not in names and n not in self._left_out]
+        if left_out:
+            self._left_out.update(left_out)
+            _LOG.warning(
+                "fit.CSVLogger: %s has no column for %s, so these values are not written. Pass "
+                "another file, or append=False.",
+                self._path,
+                ", ".join(left_out),
+            )
         writer = csv.DictWriter(
-            file, names or list(row), delimiter=self._separator, extrasaction="ignore", restval="NA"
+            file, names, delimiter=self._separator, extrasaction="ignore", restval="NA"
         )
-        if not names:
+        if is_new:
             writer.writeheader()
         writer.writerow(row)
 

@@ -72,9 +72,18 @@ def find_start(model: Any, callbacks: Sequence[Callback], initial_epoch: int | N
     """Return where a training begins. Changes nothing yet.
 
     Raises:
+        ArgumentError: Two callbacks save into one directory.
         CheckpointError: The training would not begin after all existing checkpoints.
     """
     savers = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
+    folders = [str(saver._directory) for saver in savers]
+    twice = next((folder for folder in folders if folders.count(folder) > 1), None)
+    if twice is not None:
+        raise refuse(
+            f"{folders.count(twice)} callbacks ModelCheckpoint with the directory {twice!r}.",
+            "Each numbers its checkpoints by epochs or steps, and a directory has one of a number.",
+            "Give each its own directory.",
+        )
     found = [(saver, saver._read_newest()) for saver in savers]
     resumable = [(s, p) for s, p in found if s._resumes and p is not None]
     if resumable:
