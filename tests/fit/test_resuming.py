@@ -375,7 +375,7 @@ def test_a_resumed_training_knows_the_best_value_of_each_callback(
     for epochs, saved in ((2, (1, 2)), (3, (1, 2)), (4, (1, 2, 4))):
         savers = {
             "all": fit.ModelCheckpoint(tmp_path / "all", resume=True),
-            "best": fit.ModelCheckpoint(tmp_path / "best", "worth", save_best_only=True),
+            "best": fit.ModelCheckpoint(tmp_path / "best", "worth", True, "min"),
         }
         callbacks = [_Worth(), *(savers[name] for name in order)]
         model.fit(DATA.x, DATA.y, SIZE, epochs, callbacks=callbacks, verbose=0)

@@ -232,7 +232,7 @@ def test_a_module_returns_an_output_for_each_example() -> None:
         def __call__(self, x: jax.Array) -> jax.Array:
             return x.sum(axis=0)
 
-    with pytest.raises(ShapeError, match=r"it returned an array of shape \[8\]"):
+    with pytest.raises(ShapeError, match=r"it returned an array of shape \[4\]"):
         make_model(mirrored(2), Sum()).predict(DATA.x)
     with pytest.raises(ShapeError, match=r"fit.Model was given x=\{\}"):
         make_model(mirrored(2)).fit([({}, DATA.y)], verbose=0)

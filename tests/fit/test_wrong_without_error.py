@@ -12,7 +12,7 @@ import optax
 import pytest
 from flax import nnx
 
-from jaxdist import fit
+from jaxdist import data, fit
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 from tests.fit.models import make_data, make_model, mirrored
 
@@ -300,3 +300,68 @@ def test_a_value_without_a_column_of_the_csv_file_is_logged_once(
     _make().fit(X, Y, callbacks=[fit.CSVLogger(path, append=True)], **given)
     assert caplog.text.count("has no column for val_loss") == 1
     assert [line.count(",") for line in path.read_text().splitlines()] == [1] * 5
+
+
+class _Numbered:
+    """An iterator of batches whose targets are the number of the batch; it may have positions."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        self.number += 1
+        return X[:8] * 0, np.full((8, 1), float(self.number), np.float32)
+
+
+class _WithPositions(_Numbered):
+    def get_state(self) -> int:
+        return self.number
+
+    def set_state(self, state: int) -> None:
+        self.number = state
+
+
+def _square(numbers: Any) -> float:
+    """Return the loss of an output of 0 for some batches."""
+    return float(np.mean(np.square(numbers)))
+
+
+@pytest.mark.parametrize("kind", [_Numbered, _WithPositions])
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_an_iterator_loses_no_batch_between_calls(kind: Any, replicas: int) -> None:
+    model, source = _make(replicas=replicas, optimizer=optax.sgd(0.0)), kind()
+    given: dict[str, Any] = {"verbose": 0}
+    assert model.evaluate(source, steps=2, **given) == _square([1, 2])
+    assert model.predict(source, steps=3, **given).shape == (24, 1)
+    history = model.fit(source, steps_per_epoch=2, epochs=2, **given).history
+    assert history["loss"] == [_square([6, 7]), _square([8, 9])]
+    history = model.fit(X, Y, epochs=3, validation_data=source, validation_steps=2, **given).history
+    assert history["val_loss"] == [_square([10, 11]), _square([12, 13]), _square([14, 15])]
+    assert source.number == 15
+
+
+@pytest.mark.parametrize("kind", [_Numbered, _WithPositions])
+def test_a_resumed_training_reads_all_that_it_needs_of_an_iterator(
+    kind: Any, tmp_path: pathlib.Path
+) -> None:
+    def train(folder: pathlib.Path, epochs: int) -> tuple[list[float], int]:
+        model, source = _make(optimizer=optax.sgd(0.0)), kind()
+        save = fit.ModelCheckpoint(folder, resume=True, save_freq=1)
+        given: dict[str, Any] = {"steps_per_epoch": 3, "epochs": epochs, "verbose": 0}
+        return model.fit(source, callbacks=[save], **given).history["loss"], source.number
+
+    first, number = train(tmp_path, 2)
+    rest, end = train(tmp_path, 5)
+    assert (number, end) == (6, 15)
+    assert first + rest == [_square([n, n + 1, n + 2]) for n in (1, 4, 7, 10, 13)]
+
+
+def test_random_keys_are_not_examples() -> None:
+    keys = jax.random.split(jax.random.key(0), 8)
+    with pytest.raises(ArgumentTypeError, match=r"x=Array"):
+        _make().predict(keys, verbose=0)
+    with pytest.raises(ArgumentTypeError, match=r"arrays\['k'\].* an array of key<fry>"):
+        data.batches({"k": keys}, 4)

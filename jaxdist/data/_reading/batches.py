@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr
 
@@ -353,6 +354,13 @@ def check_arrays(arrays: PyTree, name: str = "arrays") -> int:
         check_not_masked(place, leaf)
         # `np.asarray` would read all of an array on disk, so prefer its own dtype.
         dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+        if jnp.issubdtype(dtype, jax.dtypes.extended):
+            raise refuse_type(
+                f"{place}={show(leaf)}, an array of {dtype}.",
+                "Examples are rows of NumPy arrays, and NumPy has no random keys.",
+                "Pass jax.random.key_data(keys), and make keys of it in the step: "
+                "jax.random.wrap_key_data(data).",
+            )
         if getattr(dtype, "hasobject", False):
             raise refuse_type(
                 f"{place}={show(leaf)}, an array of objects.",

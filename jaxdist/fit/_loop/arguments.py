@@ -145,7 +145,7 @@ def _as_arrays(name: str, tree: Any) -> Any:
     def convert(path: Any, leaf: Any) -> np.ndarray | jax.Array:
         check_not_masked(f"{name}{keystr(path)}", leaf)
         array = leaf if isinstance(leaf, (np.ndarray, jax.Array)) else np.asarray(leaf)
-        if array.dtype.kind in "USOMm":
+        if getattr(array.dtype, "kind", "O") in "USOMm":
             raise refuse_type(
                 f"{name}{keystr(path)}={show(leaf)}.",
                 "Its leaves are arrays of numbers, [N, ...].",

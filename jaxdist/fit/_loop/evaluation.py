@@ -15,7 +15,7 @@ from jaxdist._values import is_per_replica
 from jaxdist.errors import ShapeError
 from jaxdist.fit._callbacks.base import Callback, CallbackList
 from jaxdist.fit._loop.arguments import MOST, as_batch_size, read_examples
-from jaxdist.fit._loop.feed import distribute_padded
+from jaxdist.fit._loop.feed import distribute_padded, limit_elements
 from jaxdist.fit._loop.progress import as_verbose, print_result
 
 # How many batches may be on the devices before the oldest result is fetched.
@@ -60,7 +60,7 @@ def _measure(
     callbacks.call("on_test_begin", {})
     total: Any = 0.0
     pending: deque[Any] = deque()
-    data = iter(distribute_padded(strategy, source, batch_size))
+    data = iter(distribute_padded(strategy, limit_elements(source, steps), batch_size))
     index = -1
     for index, (batch, mask) in enumerate(itertools.islice(data, steps)):
         if begins:
@@ -107,7 +107,7 @@ def _predict(
     each.call("on_predict_begin", {})
     found: list[Any] = []
     pending: deque[Any] = deque()
-    data = iter(distribute_padded(strategy, source, batch_size))
+    data = iter(distribute_padded(strategy, limit_elements(source, steps), batch_size))
     for index, (batch, mask) in enumerate(itertools.islice(data, steps)):
         if begins:
             each.call("on_predict_batch_begin", index, {})

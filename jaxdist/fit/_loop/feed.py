@@ -4,7 +4,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ class Feed:
         seed: The seed of these orders.
         first_pass: The number of the first order: how many passes came before.
         steps: The number of batches of an epoch; None is a whole pass.
+        epochs: The number of epochs that begin with this one.
         notes_positions: Whether `get_state` is called within an epoch.
         continues: The position of a resumed training; None begins a new pass.
     """
@@ -49,6 +50,7 @@ class Feed:
         seed: int,
         first_pass: int,
         steps: int | None,
+        epochs: int | None = None,
         notes_positions: bool = False,
         continues: Position | None = None,
     ) -> None:
@@ -64,6 +66,8 @@ class Feed:
                 batch_size, shuffle=shuffle, seed=seed, first_epoch=first_pass
             )
             source = self._batches
+        elif steps is not None and epochs is not None:
+            source = limit_elements(source, self._count_needed(steps, epochs, continues))
         is_distributed = isinstance(source, DistributedDataset)
         self._is_padded = _needs_equal_rows(strategy) and _can_be_padded(source)
         options = _make_options(is_padded=self._is_padded)
@@ -76,6 +80,14 @@ class Feed:
         self._pass: Any = None
         self._count = self._count_of_epoch = 0
         self._last: deque[tuple[int, int, Any]] = deque(maxlen=2)
+
+    def _count_needed(self, steps: int, epochs: int, continues: Position | None) -> int:
+        """Return how many elements of an iterator are read in all epochs."""
+        done = 0 if continues is None else continues.step
+        skipped = 0
+        if self._continues is not None and self._continues["position"] is None:
+            skipped = self._continues["batches"]
+        return max(steps * epochs - done, 0) + skipped
 
     def epoch(self, step: int = 0) -> Iterator[Any]:
         """Return the batches of the next epoch; those after `step` if it is resumed."""
@@ -217,6 +229,45 @@ def _skip(batches: Any, count: int, position: Any) -> None:
             "A training resumes with the dataset that it began with.\n\n"
             "Pass the same dataset, or give its iterator get_state() and set_state(state)."
         )
+
+
+class _Limited(Iterator[Any]):
+    """The next elements of an iterator of the user, and no more.
+
+    Datasets read ahead. What is read ahead of an iterator that yields its elements only once would
+    be lost for the next call with it.
+    """
+
+    def __init__(self, source: Iterator[Any], count: int) -> None:
+        self._source, self._left = source, count
+
+    def __next__(self) -> Any:
+        if self._left == 0:
+            raise StopIteration
+        self._left -= 1
+        return next(self._source)
+
+
+class _LimitedWithState(_Limited):
+    """The same, of an iterator with positions. The count is that of the elements after a seek."""
+
+    def get_state(self) -> Any:
+        return cast(Any, self._source).get_state()
+
+    def set_state(self, state: Any) -> None:
+        cast(Any, self._source).set_state(state)
+
+
+def limit_elements(source: Any, count: int | None) -> Any:
+    """Return a dataset of at most `count` elements if `source` can be read only once."""
+    is_one_shot = isinstance(source, Iterator) and iter(source) is source
+    if count is None or not is_one_shot:
+        return source
+    has_state = hasattr(source, "get_state") and hasattr(source, "set_state")
+    kind: type[_Limited] = _LimitedWithState if has_state else _Limited
+    # Errors name the class of the dataset.
+    named = type(type(source).__name__, (kind,), {})
+    return named(source, count)
 
 
 def _needs_equal_rows(strategy: Strategy) -> bool:

@@ -119,6 +119,7 @@ def fit(model: Any, given: FitArguments) -> History:
             seed=given.seed,
             first_pass=max(model._passes, start.epoch) if continues is None else continues.passes,
             steps=given.steps_per_epoch,
+            epochs=max(given.epochs - start.epoch, 0),
             notes_positions=any(saver._saves_steps for saver in start.savers),
             continues=continues,
         )
