@@ -216,13 +216,26 @@ def make_predict_step(module: nnx.Module) -> PredictStep:
     return PredictStep(Steps(module, find_losses("mse", None), (), (), None))
 
 
+@called(CALLER)
 def make_optimizer(
     module: nnx.Module, transform: optax.GradientTransformation, scale: DynamicScale | None
 ) -> "nnx.Optimizer[Any]":
-    """Return the optimizer of a module, with a loss scale if one is given."""
-    if scale is not None:
-        return ScaledOptimizer(module, transform, scale)
-    return nnx.Optimizer(module, transform, wrt=nnx.Param)
+    """Return the optimizer of a module, with a loss scale if one is given.
+
+    Raises:
+        ArgumentError: The transformation does not take the parameters of this module.
+    """
+    try:
+        if scale is not None:
+            return ScaledOptimizer(module, transform, scale)
+        return nnx.Optimizer(module, transform, wrt=nnx.Param)
+    except (ValueError, TypeError) as error:
+        raise refuse(
+            f"an optimizer that does not take the parameters of {type(module).__name__}: {error}",
+            "Its masks and labels have the structure of the parameters, which are an nnx.State.",
+            "Pass them as functions, for instance optax.masked(transform, lambda params: "
+            "jax.tree.map(lambda p: p.ndim > 1, params)).",
+        ) from error
 
 
 @called(CALLER)

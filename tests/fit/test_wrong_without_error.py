@@ -1,6 +1,7 @@
 """Values of `fit.Model` that were wrong without an error: now right, or a named error."""
 
 import csv
+import json
 import math
 import pathlib
 from typing import Any
@@ -365,3 +366,71 @@ def test_random_keys_are_not_examples() -> None:
         _make().predict(keys, verbose=0)
     with pytest.raises(ArgumentTypeError, match=r"arrays\['k'\].* an array of key<fry>"):
         data.batches({"k": keys}, 4)
+
+
+@pytest.mark.parametrize("kind", [bool, "int32", "uint8"])
+def test_a_loss_without_a_gradient_is_refused(kind: Any) -> None:
+    model = _make(loss=lambda y_true, y_pred: (y_true > y_pred)[:, 0].astype(kind))
+    with pytest.raises(ArgumentTypeError, match="nothing would be trained"):
+        model.fit(X, Y, verbose=0)
+
+
+class _Factor(nnx.Module):
+    def __init__(self, dtype: Any) -> None:
+        self.dense = nnx.Linear(4, 1, rngs=nnx.Rngs(0))
+        self.factor = nnx.Param(jnp.ones((), dtype))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.real(self.dense(x) * self.factor[...])
+
+
+@pytest.mark.parametrize("dtype", ["int32", "complex64"])
+def test_parameters_that_fit_would_train_wrongly_are_refused(dtype: str) -> None:
+    model = make_model(mirrored(2), _Factor(dtype), loss="mse")
+    with pytest.raises(ArgumentTypeError, match=f"whose parameter factor is {dtype}"):
+        model.fit(X, Y, verbose=0)
+    # Without training they are no harm.
+    wanted = _make().evaluate(X, Y, verbose=0)
+    assert math.isclose(model.evaluate(X, Y, verbose=0), wanted, rel_tol=1e-6)
+
+
+def test_a_module_that_cannot_be_called_is_refused() -> None:
+    class Table(nnx.Module):
+        def __init__(self) -> None:
+            self.w = nnx.Param(jnp.ones(3))
+
+    with pytest.raises(ArgumentTypeError, match=r"has no __call__"):
+        fit.Model(Table())
+
+
+@pytest.mark.parametrize("scale", [None, "float16"])
+def test_masks_of_another_structure_are_an_error_of_compile(scale: str | None) -> None:
+    masked = optax.masked(optax.sgd(0.1), {"dense": {"kernel": True, "bias": False}})
+    with pytest.raises(ArgumentError, match=r"does not take the parameters of _Line"):
+        _make(optimizer=masked, mixed_precision=scale)
+    by_rank = optax.masked(
+        optax.sgd(0.1), lambda params: jax.tree.map(lambda p: p.ndim > 1, params)
+    )
+    assert len(_make(optimizer=by_rank).fit(X, Y, verbose=0).history["loss"]) == 1
+
+
+@pytest.mark.parametrize("value", [np.ones(3), "low", [1.0, 2.0]])
+@pytest.mark.parametrize("make", [fit.EarlyStopping, fit.ReduceLROnPlateau])
+def test_a_watched_value_is_a_number(make: Any, value: Any) -> None:
+    change = fit.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(own_loss=value))
+    with pytest.raises(ArgumentTypeError, match="monitor='own_loss', and a callback has set it"):
+        _make(optimizer="sgd").fit(X, Y, verbose=0, callbacks=[change, make("own_loss")])
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), jnp.float32(0.5), np.array(0.5), 0.5])
+def test_files_of_logs_take_numbers_of_numpy_and_jax(tmp_path: pathlib.Path, number: Any) -> None:
+    change = fit.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(own_loss=number))
+    files = [fit.JSONLogger(tmp_path / "log.jsonl"), fit.CSVLogger(tmp_path / "log.csv")]
+    best = fit.ModelCheckpoint(tmp_path / "best", "own_loss", save_best_only=True)
+    stop = fit.EarlyStopping("own_loss", patience=1)
+    history = _make().fit(X, Y, epochs=4, verbose=0, callbacks=[change, *files, best, stop])
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [row["own_loss"] for row in rows] == [0.5, 0.5]
+    with (tmp_path / "log.csv").open(newline="") as file:
+        assert [float(row["own_loss"]) for row in csv.DictReader(file)] == [0.5, 0.5]
+    assert (history.epoch, stop.best_epoch, best.epochs_done()) == ([0, 1], 0, 1)

@@ -314,6 +314,7 @@ class Monitor:
 
         Raises:
             ArgumentError: No epoch has this value in its logs.
+            ArgumentTypeError: A callback of the user has set it to something else than a number.
         """
         if self.name not in logs:
             validates_every = getattr(model, "_validates_every", None)
@@ -324,7 +325,17 @@ class Monitor:
                 "Values that begin with val_ exist only after a validation.",
                 "Pass one of these names, or validation_data to fit.",
             )
-        return logs[self.name]
+        value = logs[self.name]
+        if value is None:
+            return None
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise refuse_type(
+                f"monitor={self.name!r}, and a callback has set it to {show(value)}.",
+                "It is one number, or None for an epoch without a value.",
+                "Let the callback set logs[name] to a number, such as float(value).",
+            ) from None
 
     @called(lambda self: self._caller)
     def check(self) -> None:

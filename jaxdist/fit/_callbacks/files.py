@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import jax
+import numpy as np
 
 from jaxdist._called import called, refuse
 from jaxdist._devices import chips
-from jaxdist._validate import as_flag, as_integer, as_path
+from jaxdist._validate import as_flag, as_integer, as_path, is_array
 from jaxdist.errors import BackendStartedError
 from jaxdist.fit._callbacks.base import Callback, Logs
 
@@ -141,7 +142,9 @@ class JSONLogger(_EpochLog):
         super().__init__(filename, "log.jsonl", append)
 
     def _write(self, file: TextIO, row: dict[str, Any]) -> None:
-        file.write(json.dumps(row) + "\n")
+        # A callback of the user may add numbers of NumPy and JAX.
+        numbers = {n: np.asarray(v).tolist() if is_array(v) else v for n, v in row.items()}
+        file.write(json.dumps(numbers) + "\n")
 
 
 class Profiler(Callback):

@@ -67,6 +67,7 @@ class Losses:
         `weight` is the weight of the examples. Without it `counts` is used, 0 for padding.
 
         Raises:
+            ArgumentTypeError: The values of a loss are integers or bools.
             ArgumentError: The model returns more or fewer outputs than the list of losses has.
         """
         if isinstance(outputs, (list, tuple)) and self._count not in (None, len(outputs)):
@@ -84,6 +85,14 @@ class Losses:
                 what = f"the loss of the output {entry.key!r}"
                 of_entry = pick(what, "y", y, entry.key), pick(what, "outputs", outputs, entry.key)
             values = measure_examples(what, entry.function, *align(*of_entry), rows)
+            if not jnp.issubdtype(values.dtype, jnp.floating):
+                raise refuse_type(
+                    f"{what} whose values are {values.dtype}.",
+                    "A loss is real numbers that change with the parameters: the gradient of "
+                    "integers and bools is 0, so nothing would be trained.",
+                    "Pass it in metrics, and a loss such as "
+                    "optax.softmax_cross_entropy_with_integer_labels.",
+                )
             part = sum_weighted(values, counts if weight is None else _fit(what, values, weight))
             total = total + (part if entry.weight == 1.0 else entry.weight * part)
             if self.names:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist import _compat
 from jaxdist._called import called, refuse, refuse_type
@@ -171,6 +172,7 @@ class Steps:
             loss = sums[LOSS, ""]
             return loss if scaled is None else loss * scaled.scale[...], sums
 
+        _check_parameters(module)
         find = nnx.value_and_grad(total_loss, has_aux=True)
         (_, sums), grads = find(as_view(module, is_training=True))
         if size == 0 or is_real is not None:
@@ -323,6 +325,23 @@ class Steps:
             found[key] = vector[at : at + size].reshape(shape)
             at += size
         return found
+
+
+def _check_parameters(module: nnx.Module) -> None:
+    """Check that all parameters are real numbers.
+
+    JAX has no gradient of integers. Of complex numbers it returns the conjugate of the direction in
+    which optax moves them, so that the loss would grow.
+    """
+    for path, leaf in tree_flatten_with_path(nnx.to_pure_dict(nnx.state(module, nnx.Param)))[0]:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise refuse_type(
+                f"a module whose parameter {keystr(path, simple=True, separator='.')} is "
+                f"{leaf.dtype}.",
+                "fit trains parameters of real numbers.",
+                "Make another kind of nnx.Variable of integers that are not trained, and two "
+                "parameters of the real and the imaginary part of a complex one.",
+            )
 
 
 def _check_names(names: Sequence[str]) -> None:
