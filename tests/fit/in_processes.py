@@ -125,3 +125,26 @@ def train_with_tracker() -> list[Any]:
     callbacks = [fit.TrackerLogger(make, 2)]
     model.fit(data.x, data.y, 8, 2, verbose=0, callbacks=callbacks)
     return [tracker.lines for tracker in made]
+
+
+def call_differently(folder: str) -> list[str]:
+    """Call `fit` in one process as in no other one, and then in the same way; return the errors."""
+    strategy, data = jaxdist.MultiWorkerMirroredStrategy(), make_data(20)
+    is_odd = jax.process_index() == 1
+    model = make_model(strategy)
+    same: dict[str, Any] = {"batch_size": 8, "verbose": 0}
+    others: list[dict[str, Any]] = [
+        {"epochs": 2},
+        {"initial_epoch": 1, "epochs": 2},
+        {"steps_per_epoch": np.int64(2)},
+        {"validation_data": (data.x, data.y)},
+        {"callbacks": [fit.ModelCheckpoint(folder)]},
+    ]
+    found = []
+    for other in others:
+        given = {"epochs": other.get("epochs", 1), **same} if "initial_epoch" in other else same
+        try:
+            model.fit(data.x, data.y, **{**given, **(other if is_odd else {})})
+        except jaxdist.errors.ProgramMismatchError as error:
+            found.append(str(error))
+    return [*found, str(model.fit(data.x, data.y, **same).epoch)]

@@ -90,3 +90,21 @@ def test_processes_skip_the_same_steps_of_float16_and_have_the_average_of_one() 
         for found, wanted in zip(outcome.result[2:], weights, strict=True):
             for one, other in zip(found, wanted, strict=True):
                 np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_processes_that_call_fit_differently_raise_before_they_wait(tmp_path: pathlib.Path) -> None:
+    outcomes = run_job(in_processes.call_differently, 2, args=(str(tmp_path / "saved"),), devices=1)
+    wanted = [
+        "epochs is 2 there, and 1 elsewhere",
+        "the first epoch is 2 there, and 1 elsewhere",
+        "steps_per_epoch is 2 there, and None elsewhere",
+        "whether it validates is True there, and False elsewhere",
+        "save_freq of each ModelCheckpoint is ['epoch'] there, and [] elsewhere",
+    ]
+    for outcome in outcomes:
+        assert outcome.exit_code == 0, outcome.describe()
+        *errors, epochs = outcome.result
+        assert epochs == "[0]"
+        for error, what in zip(errors, wanted, strict=True):
+            assert f"process 1 makes another call: {what}" in error

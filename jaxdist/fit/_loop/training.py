@@ -27,6 +27,7 @@ from jaxdist.fit._loop.arguments import (
 from jaxdist.fit._loop.feed import Feed, count_steps
 from jaxdist.fit._loop.progress import Progress, as_verbose
 from jaxdist.fit._loop.resuming import Start, describe_states, find_start, restore
+from jaxdist.fit._loop.together import check_same_call
 from jaxdist.fit._loop.totals import StateBefore, Totals
 from jaxdist.fit._stages import check_no_stages
 from jaxdist.fit._step.output_losses import ClassWeights
@@ -110,6 +111,18 @@ def fit(model: Any, given: FitArguments) -> History:
     validate = _make_validation(model, given, held_out, size, callbacks)
     with contextlib.closing(callbacks):
         start = find_start(model, callbacks.callbacks, given.initial_epoch)
+        check_same_call(
+            model.strategy,
+            {
+                "epochs": given.epochs,
+                "the first epoch": start.epoch + 1,
+                "steps_per_epoch": given.steps_per_epoch,
+                "whether it validates": held_out is not None,
+                "validation_freq": given.validation_freq,
+                "validation_steps": given.validation_steps,
+                "save_freq of each ModelCheckpoint": [s._every or "epoch" for s in start.savers],
+            },
+        )
         continues = start.position if start.continues else None
         feed = Feed(
             model.strategy,
