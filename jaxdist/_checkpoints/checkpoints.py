@@ -506,18 +506,24 @@ def _check_sharding(sharding: Any) -> None:
 def _to_plain_json(notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the notes as `restore` will return them: tuples as lists, keys as strings."""
     try:
-        return json.loads(json.dumps(dict(notes)), object_pairs_hook=_read_object)
+        text = json.dumps(dict(notes))
     except (TypeError, ValueError) as error:
         raise refuse_type(
             f"notes={show(notes)}: {error}.",
             "notes hold only values that JSON can represent.",
             "Turn arrays into lists or numbers, or put them in the state.",
         ) from error
+    return json.loads(text, object_pairs_hook=_read_object)
 
 
 def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        # JSON makes strings of the keys 1 and "1"; the last value would win.
-        raise ValueError("two keys of one dict are the same string in JSON")
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise refuse(
+            f"notes with a dict of which two keys are the same string in JSON: {twice!r}.",
+            "JSON has only strings as keys, so 1 and '1' are one key, and one value would be lost.",
+            "Use strings as keys.",
+        )
     return found

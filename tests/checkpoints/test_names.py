@@ -64,7 +64,7 @@ def test_arrays_of_records_are_refused_when_they_are_saved(tmp_path: Path, kind:
 
 def test_notes_whose_keys_are_one_string_in_json_are_refused(tmp_path: Path) -> None:
     with Checkpoints(tmp_path) as checkpoints:
-        with pytest.raises(ArgumentTypeError, match="the same string in JSON"):
+        with pytest.raises(ArgumentError, match="the same string in JSON"):
             checkpoints.save(1, {"w": ONE}, {"best": {1: 0.5, "1": 0.25}})
         checkpoints.save(1, {"w": ONE}, {"best": {1: 0.5, "2": 0.25}})
         restored = checkpoints.restore({"w": ONE})
