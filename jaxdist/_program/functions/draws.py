@@ -102,6 +102,15 @@ class Draws:
             self.put_back()
             self.take(used)
 
+    def make_ended_error(self) -> OutOfRangeError:
+        """Return the error for data that ends in a call which ran as plain Python."""
+        return OutOfRangeError(
+            f"{self._name} asks for another batch, and the dataset has ended.\n\n"
+            "A batch of this call has different shapes on the replicas, so the function ran as "
+            "plain Python: its steps before the end have used their batches.\n\n"
+            "Call it as often as there are batches, or loop outside: for batch in dataset."
+        )
+
     def _take(self, number: int) -> None:
         taken = self.batches[number]
         if len(taken) == MAX_BATCHES:

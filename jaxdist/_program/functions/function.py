@@ -141,7 +141,11 @@ class Function:
                 _compat.hide_frames(better)
                 raise better from error
             raise
-        return self._call_python(args, kwargs)
+        try:
+            return self._call_python(args, kwargs)
+        except StopIteration as error:
+            # Callers wait for the same error, whether the last batch is uneven or not.
+            raise draws.make_ended_error() from error
 
     def _call_python(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with _compat.check_constants(traces_anew=_compat.is_inside_trace()):

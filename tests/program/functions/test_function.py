@@ -350,6 +350,18 @@ def test_iterator_that_is_an_argument_gives_new_batches_at_each_call(two: Strate
     assert train_step.experimental_get_tracing_count() == 1
 
 
+@pytest.mark.parametrize("rows", [(3,), (4, 3), (4, 4, 3), (4, 4, 4, 4, 1)])
+def test_data_that_ends_with_an_uneven_batch_ends_a_function_as_other_data_does(
+    two: Strategy, rows: tuple[int, ...]
+) -> None:
+    train_step = jaxdist.function(_sums_two(two))
+    with iter(_numbers(two, *rows)) as iterator, iter(_numbers(two, *rows)) as plain:
+        for _ in range(len(rows) // 2):
+            assert float(train_step(iterator)) == float(_sums_two(two)(plain))
+        with pytest.raises(OutOfRangeError, match="the dataset has ended"):
+            train_step(iterator)
+
+
 def test_uneven_batches_of_an_argument_run_as_they_are(two: Strategy) -> None:
     @jaxdist.function
     def train_step(iterator: Any, scale: Any) -> Any:
