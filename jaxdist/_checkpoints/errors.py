@@ -9,8 +9,6 @@ from jaxdist.errors import BucketError, CheckpointError, DamagedCheckpointError
 
 DAMAGED = "damaged"  # the folder of damaged checkpoints
 _MOST_SHOWN = 5
-# In tensorstore's error for a dtype that its files do not have.
-_NO_DTYPE = "Unsupported data type"
 
 
 class UnreadableError(ValueError):
@@ -40,11 +38,6 @@ def make_write_error(
         # The last paragraph says what to do.
         text, _, remedy = str(error).rpartition("\n\n")
         error = OSError(text.partition("\n\n")[0].removesuffix("."))
-    elif _NO_DTYPE in str(error):
-        remedy = (
-            "Save arrays of this dtype as another one, for instance value.astype('int8') or "
-            "value.astype('bfloat16'), and cast them back after restore."
-        )
     left = f"The last complete one is of step {others[-1]}." if others else "There is none yet."
     name = "" if isinstance(error, (ElsewhereError, BucketError)) else f"{type(error).__name__}: "
     return CheckpointError(

@@ -13,7 +13,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jaxdist import _compat
 from jaxdist._called import refuse, refuse_type
 from jaxdist._typing import PyTree
-from jaxdist._validate import check_not_masked, show
+from jaxdist._validate import check_not_masked, check_of_jax, show
 from jaxdist._values import (
     Sharded,
     Stop,
@@ -175,29 +175,17 @@ def check_leaves(tree: PyTree) -> None:
             "Pass what is trained, such as (model, optimizer).",
         )
     for path, leaf in flat:
-        dtype: Any = getattr(_to_array(leaf), "dtype", None)
-        kind = getattr(dtype, "kind", "O")
+        array = _to_array(leaf)
+        kind = getattr(getattr(array, "dtype", None), "kind", "O")
         # Objects, bytes, strings, and times: NumPy has arrays of these, JAX and Orbax do not.
-        if kind in "OSUMm":
+        if kind in "OSUTMm":
             raise refuse_type(
                 f"{_shorten(leaf)} at state{keystr(path)}, which is neither an array nor a number.",
                 "A checkpoint has arrays and numbers as leaves.",
                 "Put text and other plain values into the notes: save(step, state, notes={...}). "
                 "For objects that contain arrays, pass the arrays.",
             )
-        if not getattr(dtype, "isnative", True):
-            # JAX cannot read them, so the checkpoint could not be restored.
-            raise refuse_type(
-                f"{_shorten(leaf)} at state{keystr(path)}, of the dtype {dtype.str!r}.",
-                "A checkpoint has numbers in the byte order of the machine.",
-                "Convert them: value.astype(value.dtype.newbyteorder('=')).",
-            )
-        if isinstance(dtype, np.dtype) and (dtype.fields or dtype.type is np.void):
-            raise refuse_type(
-                f"{_shorten(leaf)} at state{keystr(path)}, of the dtype {dtype}.",
-                "A checkpoint has arrays of numbers, and this one has records or bytes.",
-                "Save a dict with an array of each field.",
-            )
+        check_of_jax(f"state{keystr(path)}", array)
 
 
 def _shorten(leaf: Any) -> str:

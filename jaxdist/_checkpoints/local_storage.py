@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxdist._checkpoints.as_bytes import view_stored
 from jaxdist._checkpoints.files import read_dict, replace_file
 from jaxdist._checkpoints.folder_lock import JobLock
 from jaxdist._checkpoints.orbax import list_stored_names, merge_arrays, start_arrays
@@ -105,7 +106,8 @@ class LocalStorage(Storage):
     def start_arrays(
         self, folder: Any, leaves: Mapping[str, Any], shards: Shards, process: int, writer: int
     ) -> Callable[[], None]:
-        return start_arrays(folder / STATE, leaves, writer)
+        stored = {name: view_stored(leaf) for name, leaf in leaves.items()}
+        return start_arrays(folder / STATE, stored, writer)
 
     def publish(self, name: str, step: int, keep: int, writer: int) -> None:
         folder = self.directory / name

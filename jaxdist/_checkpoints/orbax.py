@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from jaxdist._checkpoints.as_bytes import name_stored_dtype, view_real, view_stored
 from jaxdist._checkpoints.errors import UnreadableError
 from jaxdist._processes import get_current_process
 
@@ -111,7 +114,7 @@ def _make_alone_options(writer: int) -> Any:
     return ocp.options.MultiprocessingOptions(primary_host=writer, active_processes={own})
 
 
-def read_stored(path: Path, target: Mapping[str, Any]) -> Any:
+def read_stored(path: Path, target: Mapping[str, Any]) -> dict[str, Any]:
     """Return arrays by name, as `target` describes them.
 
     Raises:
@@ -121,15 +124,24 @@ def read_stored(path: Path, target: Mapping[str, Any]) -> Any:
 
     own = get_current_process().index
     made = ocp.Checkpointer(_make_handler(own), multiprocessing_options=_make_alone_options(own))
+    stored = {name: _as_stored(wanted) for name, wanted in target.items()}
     with _silence_orbax(), made as checkpointer:
         try:
-            return checkpointer.restore(path, args=ocp.args.StandardRestore(target))
+            read = checkpointer.restore(path, args=ocp.args.StandardRestore(stored))
+            return {name: view_real(read[name], wanted.dtype) for name, wanted in target.items()}
         except Exception as error:
             why = f"{type(error).__name__}: {str(error).split('. See full')[0]}"
         # Orbax abandons the other reads that it started. Each of them reports an error on stderr
         # when it is garbage-collected. So collect them here, where `_silence_orbax` suppresses it.
         gc.collect()
     raise UnreadableError(why if len(why) <= _LONGEST_REASON else why[:_LONGEST_REASON] + "...")
+
+
+def _as_stored(wanted: Any) -> Any:
+    """Return a shape with a sharding, or an array of NumPy, in the dtype that is stored."""
+    if isinstance(wanted, np.ndarray):
+        return view_stored(wanted)
+    return wanted.update(dtype=name_stored_dtype(wanted.dtype))
 
 
 @contextlib.contextmanager

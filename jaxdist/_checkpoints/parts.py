@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from jaxdist._buckets import BucketPath, Place
+from jaxdist._checkpoints.as_bytes import clear_unused_bits
 from jaxdist._checkpoints.errors import UnreadableError
 from jaxdist._checkpoints.files import read_dict
 from jaxdist._checkpoints.opening import open_storage
@@ -71,7 +72,7 @@ def _to_shared(leaf: Any, process: Process) -> Any:
     is_shared = isinstance(leaf, jax.Array) and (
         process.count == 1 or not leaf.is_fully_addressable
     )
-    return leaf if is_shared else np.array(leaf)
+    return leaf if is_shared else clear_unused_bits(np.array(leaf))
 
 
 def read_notes(folder: Place) -> tuple[dict[str, Any], dict[str, Any]]:

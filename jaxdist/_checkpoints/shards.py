@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jaxdist._buckets import OCDBT_CACHE, BucketPath, Place, make_bucket_error, make_context
+from jaxdist._checkpoints.as_bytes import name_stored_dtype, view_real, view_stored
 from jaxdist._checkpoints.errors import UnreadableError
 from jaxdist._checkpoints.records import Shards
 
@@ -41,7 +42,7 @@ def start_shards(folder: Place, shards: Shards, process: int) -> Callable[[], No
                 database, spec = folder / f"process_{process}", _describe(values.shape, dtype)
                 path = f"{name}/{number}"
                 array = _open(database, "zarr3", path, spec, transaction=transaction).result()
-                stored = values.view(np.uint8) if dtype in _AS_BYTES else values
+                stored = view_stored(values)
                 done.append(array.write(stored, can_reference_source_data_indefinitely=True))
     done.append(transaction.commit_async())
 
@@ -53,23 +54,18 @@ def start_shards(folder: Place, shards: Shards, process: int) -> Callable[[], No
     return wait
 
 
-# NumPy has a byte for each of their elements, and tensorstore does not know them.
-_AS_BYTES = ("uint4", "uint2")
-
-
 def _describe(shape: Sequence[int], dtype: str) -> dict[str, Any]:
     """Return the description of a shard, which is part of the format of checkpoints.
 
     It is not stored: to look for it would take a request for each shard.
     """
-    stored = "uint8" if dtype in _AS_BYTES else dtype
     row = math.prod(shape[1:]) * np.dtype(dtype).itemsize
     chunk = [min(shape[0], max(1, _CHUNK_BYTES // row)), *shape[1:]] if shape else []
     return {
         "assume_metadata": True,
         "metadata": {
             "shape": list(shape),
-            "data_type": stored,
+            "data_type": name_stored_dtype(dtype),
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
             "chunk_key_encoding": {"name": "default"},
             "codecs": [
@@ -176,8 +172,7 @@ class _Read:
         read = {}
         with _name_errors(folder):
             for key, slices in self._slices.items():
-                values = slices.result()
-                read[key] = values.view(wanted.dtype) if str(wanted.dtype) in _AS_BYTES else values
+                read[key] = view_real(slices.result(), wanted.dtype)
         if isinstance(wanted, np.ndarray):
             return next(iter(read.values()))
         return jax.make_array_from_callback(

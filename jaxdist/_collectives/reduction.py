@@ -10,7 +10,7 @@ import numpy as np
 from jaxdist import _compat
 from jaxdist._called import called, name_call, refuse
 from jaxdist._integers import find_cut_off
-from jaxdist._validate import show
+from jaxdist._validate import find_not_of_jax, show
 from jaxdist._values import (
     VariableAggregation,
     explain_too_large,
@@ -153,38 +153,24 @@ def check_supported(refused: str, leaf: Any) -> None:
         leaf: An array, or a value that NumPy can make an array of.
     """
     dtype = _dtype_of(leaf)
-    found = ""
-    rule = (
-        "JAX has arrays of numbers and booleans, with up to 64 bits for a real number, in the byte "
-        "order of the machine."
-    )
-    # `np.asarray` drops the mask without a warning, so hidden numbers would be reduced.
-    if isinstance(leaf, np.ma.MaskedArray):
-        found, rule = "it is a masked array", "JAX has no masked arrays."
-        remedy = "Pass value.filled(0), and the mask as an array beside it."
+    why = find_not_of_jax(leaf, dtype)
+    if why is not None:
+        found, rule = f"it is {why.found}", why.rule
+        remedy = why.remedy or (
+            "Take it out of the structure; outside of a step, "
+            "strategy.experimental_local_results(value) gives the values of the replicas."
+        )
     elif isinstance(leaf, jax.ShapeDtypeStruct):
         found = "it is a jax.ShapeDtypeStruct, a shape without numbers"
         rule = "A collective needs the numbers of an array."
         remedy = "Pass an array of this shape."
     elif isinstance(dtype, np.dtype) and is_below_a_byte(dtype):
+        found = f"it is {type(leaf).__name__} of dtype {dtype}"
         rule = "XLA has no collectives of numbers of less than a byte."
         wider = "float16" if jnp.issubdtype(dtype, np.floating) else "int8"
         remedy = f"Cast it first: value.astype({wider!r})."
-    elif not isinstance(dtype, np.dtype) or _is_supported(dtype):
-        return
-    elif dtype.kind in "fc":
-        # Longer than 64 bits for a real number, or in another byte order.
-        same = np.dtype(f"{dtype.kind}{min(dtype.itemsize, 8 if dtype.kind == 'f' else 16)}")
-        remedy = f"Cast it first: value.astype({same.name!r})."
-    elif dtype.kind in "iu":
-        remedy = f"Cast it first: value.astype({dtype.newbyteorder('=').name!r})."
     else:
-        remedy = (
-            "Take it out of the structure; outside of a step, "
-            "strategy.experimental_local_results(value) gives the values of the replicas."
-        )
-    # Only now, since the text of a dtype takes as long as all these checks.
-    found = found or f"it is {type(leaf).__name__} of dtype {dtype}"
+        return
     raise ArgumentTypeError(f"{name_call()} {refused}: {found}.\n\n{rule}\n\n{remedy}")
 
 
@@ -223,10 +209,3 @@ def _dtype_of(leaf: Any) -> Any:
     """Return the dtype of a leaf, as NumPy reads it."""
     dtype = getattr(leaf, "dtype", None)
     return np.asarray(leaf).dtype if dtype is None else dtype
-
-
-def _is_supported(dtype: np.dtype[Any]) -> bool:
-    """Whether JAX has arrays of this dtype, possibly with 32 bits instead of 64."""
-    if dtype.kind in "OSUMm" or dtype.type is np.void or not dtype.isnative:
-        return False
-    return dtype.kind not in "fc" or dtype.itemsize <= (8 if dtype.kind == "f" else 16)

@@ -1,7 +1,7 @@
 """Checks of arguments that are arrays or dtypes, with JAX."""
 
 import contextlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,14 +57,87 @@ def as_arrays(name: str, tree: Any) -> Any:
     )
 
 
+class NotOfJax(NamedTuple):
+    """Why JAX has no such array, and what to pass instead."""
+
+    found: str
+    rule: str
+    remedy: str
+
+
+_MASKED = NotOfJax(
+    "a masked array",
+    "JAX has no masked arrays.",
+    "Pass value.filled(0), and the mask as an array beside it.",
+)
+# XLA knows their names, and makes no arrays of them.
+_ONLY_NAMES = {"int1", "uint1", "float6_e2m3fn", "float6_e3m2fn"}
+
+
+def find_not_of_jax(value: Any, dtype: Any) -> NotOfJax | None:
+    """Return why JAX has no array like this one, or None if it has.
+
+    Args:
+        value: An array.
+        dtype: Its dtype; one that is not of NumPy (of random keys, or None) is not judged.
+
+    Returns:
+        The reason. Its remedy is empty for values that are not numbers.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        return _MASKED
+    if not isinstance(dtype, np.dtype) or _is_of_jax(dtype):
+        return None
+    if dtype.name in _ONLY_NAMES:
+        to = "int8" if "int" in dtype.name else "float16"
+        rule = f"XLA makes no arrays of {dtype}."
+        return NotOfJax(f"{type(value).__name__} of dtype {dtype}", rule, _advise_cast(to))
+    rule = (
+        "JAX has arrays of numbers and booleans, with up to 64 bits for a real number, in the byte "
+        "order of the machine."
+    )
+    if dtype.names is not None:
+        remedy = "Pass the fields as a dict of arrays: {k: array[k] for k in array.dtype.names}."
+        return NotOfJax(f"an array with the fields {list(dtype.names)}", rule, remedy)
+    return NotOfJax(f"{type(value).__name__} of dtype {dtype}", rule, _advise(dtype))
+
+
+def _is_of_jax(dtype: np.dtype[Any]) -> bool:
+    """Whether JAX has arrays of this dtype, possibly with 32 bits instead of 64."""
+    if dtype.kind == "V":
+        return dtype.type is not np.void and dtype.name not in _ONLY_NAMES
+    # Not in "OSUTMm": objects, text and times. "W" are complex numbers of 16 bits for each part.
+    if dtype.kind not in "biufc" or not dtype.isnative:
+        return False
+    return dtype.kind not in "fc" or dtype.itemsize <= (8 if dtype.kind == "f" else 16)
+
+
+def _advise(dtype: np.dtype[Any]) -> str:
+    if dtype.kind in "fc":
+        # Longer than 64 bits for a real number, or in another byte order.
+        most = 8 if dtype.kind == "f" else 16
+        return _advise_cast(np.dtype(f"{dtype.kind}{min(dtype.itemsize, most)}").name)
+    if dtype.kind in "iu":
+        return _advise_cast(dtype.newbyteorder("=").name)
+    return _advise_cast("complex64") if dtype.kind == "W" else ""
+
+
+def _advise_cast(dtype: str) -> str:
+    return f"Cast it first: value.astype({dtype!r})."
+
+
 def check_not_masked(name: str, value: Any) -> None:
     """Raise for a masked array: `np.asarray` drops its mask, and the numbers below would count."""
     if isinstance(value, np.ma.MaskedArray):
-        raise refuse_type(
-            f"{name}, a masked array.",
-            "JAX has no masked arrays.",
-            "Pass value.filled(0), and the mask as an array beside it.",
-        )
+        raise refuse_type(f"{name}, {_MASKED.found}.", _MASKED.rule, _MASKED.remedy)
+
+
+def check_of_jax(name: str, value: Any) -> None:
+    """Raise for an array that JAX does not have: masked, or of another dtype."""
+    why = find_not_of_jax(value, getattr(value, "dtype", None))
+    if why is not None:
+        remedy = why.remedy or "Pass numbers instead, or leave it out."
+        raise refuse_type(f"{name}, {why.found}.", why.rule, remedy)
 
 
 def is_array(value: Any) -> bool:

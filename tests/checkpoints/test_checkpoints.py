@@ -439,13 +439,6 @@ def test_ctrl_c_while_a_checkpoint_is_written_waits_until_it_is(
         assert _bits(checkpoints.restore(1, like=_state()).state) == _bits(_state(1))
 
 
-@pytest.mark.parametrize("dtype", ["uint4", "float8_e4m3"])
-def test_a_dtype_that_tensorstore_does_not_have_is_to_be_cast(tmp_path: Path, dtype: str) -> None:
-    error = pytest.raises(CheckpointError, match=rf"(?s){dtype}.*Save arrays of this dtype as")
-    with error, Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, {"w": jnp.ones(4, dtype)})
-
-
 def test_a_checkpoint_that_cannot_be_written_names_the_last_complete_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from jaxdist._checkpoints.bucket_storage import BucketStorage
 from jaxdist.errors import ArgumentError, BucketError, CheckpointError, DamagedCheckpointError
 from jaxdist.training import Checkpoints
 from tests import tables
+from tests.checkpoints import bits
 from tests.checkpoints.buckets.stores import BUCKET, SCHEMES, Proxy, be_impatient, use_store
 
 
@@ -104,6 +105,19 @@ def test_every_kind_of_leaf_comes_back_bit_for_bit(url: str) -> None:
     _assert_equal_bits(other.kernel[...], model.kernel[...])
     for name, wanted in state.items():
         _assert_equal_bits(restored.state[1][name], wanted)
+
+
+def test_all_bit_patterns_of_all_dtypes_come_back(url: str) -> None:
+    mesh = jax.make_mesh((4,), ("a",))
+    rows, columns = (jax.NamedSharding(mesh, jax.P(*s)) for s in (("a",), (None, "a")))
+    host = {name: bits.make_patterns(name) for name in bits.DTYPES}
+    with Checkpoints(url) as checkpoints:
+        checkpoints.save(1, {"rows": bits.make_state(rows), "host": host})
+        restored = checkpoints.restore({"rows": bits.make_empty(columns), "host": host})
+    assert restored is not None
+    for name in bits.DTYPES:
+        bits.assert_equal_bits(name, restored.state["rows"][name])
+        bits.assert_equal_bits(name, restored.state["host"][name])
 
 
 _LAYOUTS = {"rows": ("a",), "columns": (None, "b"), "both": ("a", "b"), "whole": ()}
