@@ -155,23 +155,28 @@ def check_supported(refused: str, leaf: Any) -> None:
     dtype = _dtype_of(leaf)
     why = find_not_of_jax(leaf, dtype)
     if why is not None:
-        found, rule = f"it is {why.found}", why.rule
+        found = why.found if isinstance(leaf, np.ma.MaskedArray) else _describe(leaf, dtype)
+        rule = why.rule
         remedy = why.remedy or (
             "Take it out of the structure; outside of a step, "
             "strategy.experimental_local_results(value) gives the values of the replicas."
         )
     elif isinstance(leaf, jax.ShapeDtypeStruct):
-        found = "it is a jax.ShapeDtypeStruct, a shape without numbers"
+        found = "a jax.ShapeDtypeStruct, a shape without numbers"
         rule = "A collective needs the numbers of an array."
         remedy = "Pass an array of this shape."
     elif isinstance(dtype, np.dtype) and is_below_a_byte(dtype):
-        found = f"it is {type(leaf).__name__} of dtype {dtype}"
+        found = _describe(leaf, dtype)
         rule = "XLA has no collectives of numbers of less than a byte."
         wider = "float16" if jnp.issubdtype(dtype, np.floating) else "int8"
         remedy = f"Cast it first: value.astype({wider!r})."
     else:
         return
-    raise ArgumentTypeError(f"{name_call()} {refused}: {found}.\n\n{rule}\n\n{remedy}")
+    raise ArgumentTypeError(f"{name_call()} {refused}: it is {found}.\n\n{rule}\n\n{remedy}")
+
+
+def _describe(leaf: Any, dtype: Any) -> str:
+    return f"{type(leaf).__name__} of dtype {dtype}"
 
 
 def is_below_a_byte(dtype: np.dtype[Any]) -> bool:

@@ -91,7 +91,7 @@ def find_not_of_jax(value: Any, dtype: Any) -> NotOfJax | None:
     if dtype.name in _ONLY_NAMES:
         to = "int8" if "int" in dtype.name else "float16"
         rule = f"XLA makes no arrays of {dtype}."
-        return NotOfJax(f"{type(value).__name__} of dtype {dtype}", rule, _advise_cast(to))
+        return NotOfJax(f"an array of dtype {dtype}", rule, _advise_cast(to))
     rule = (
         "JAX has arrays of numbers and booleans, with up to 64 bits for a real number, in the byte "
         "order of the machine."
@@ -99,7 +99,7 @@ def find_not_of_jax(value: Any, dtype: Any) -> NotOfJax | None:
     if dtype.names is not None:
         remedy = "Pass the fields as a dict of arrays: {k: array[k] for k in array.dtype.names}."
         return NotOfJax(f"an array with the fields {list(dtype.names)}", rule, remedy)
-    return NotOfJax(f"{type(value).__name__} of dtype {dtype}", rule, _advise(dtype))
+    return NotOfJax(f"an array of dtype {dtype}", rule, _advise(dtype))
 
 
 def _is_of_jax(dtype: np.dtype[Any]) -> bool:

@@ -1,6 +1,7 @@
 """What `fit`, `evaluate` and `predict` take as data."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -206,6 +207,60 @@ def test_wrong_arguments_are_named(kwargs: Any, kind: type[Exception], words: st
     assert words in str(error.value)
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+_CALLS: dict[str, tuple[Callable[[Any, Any, Any, Any], Any], str]] = {
+    "x": (lambda m, bad, x, y: m.fit(bad, y), "fit.Model.fit was given x,"),
+    "a leaf of x": (lambda m, bad, x, y: m.fit({"a": bad}, y), "fit.Model.fit was given x['a'],"),
+    "y": (lambda m, bad, x, y: m.fit(x, bad), "fit.Model.fit was given y,"),
+    "weight": (
+        lambda m, bad, x, y: m.fit(x, y, sample_weight=bad[:, 0]),
+        "fit.Model.fit was given sample_weight,",
+    ),
+    "x of validation": (
+        lambda m, bad, x, y: m.fit(x, y, validation_data=(bad, y)),
+        "fit.Model.fit was given validation_data[0],",
+    ),
+    "y of validation": (
+        lambda m, bad, x, y: m.fit(x, y, validation_data=(x, bad)),
+        "fit.Model.fit was given validation_data[1],",
+    ),
+    "weight of validation": (
+        lambda m, bad, x, y: m.fit(x, y, validation_data=(x, y, bad[:, 0])),
+        "fit.Model.fit was given validation_data[2],",
+    ),
+    "evaluate": (lambda m, bad, x, y: m.evaluate(bad, y), "fit.Model.evaluate was given x,"),
+    "y of evaluate": (lambda m, bad, x, y: m.evaluate(x, bad), "fit.Model.evaluate was given y,"),
+    "predict": (lambda m, bad, x, y: m.predict(bad), "fit.Model.predict was given x,"),
+    "one batch": (
+        lambda m, bad, x, y: m.train_on_batch(x, bad),
+        "fit.Model.train_on_batch was given y,",
+    ),
+}
+
+
+@pytest.mark.parametrize("call", _CALLS)
+@pytest.mark.parametrize(
+    ("dtype", "words"),
+    [
+        (">f4", "dtype >f4.*byte order.*value.astype\\('float32'\\)"),
+        pytest.param(
+            np.longdouble,
+            "dtype float128.*up to 64 bits.*value.astype\\('float64'\\)",
+            marks=pytest.mark.skipif(
+                np.dtype("g").itemsize == 8, reason="no long double on this machine"
+            ),
+        ),
+        ([("a", "f4")], r"with the fields \['a'\].*a dict of arrays"),
+    ],
+)
+def test_an_array_that_jax_does_not_have_is_named_by_its_argument(
+    call: str, dtype: Any, words: str
+) -> None:
+    data = make_data(10)
+    run, start = _CALLS[call]
+    with pytest.raises(ArgumentTypeError, match=f"(?s)^{re.escape(start)}.*{words}"):
+        run(make_model(mirrored(2)), data.x.astype(dtype), data.x, data.y)
 
 
 def test_a_dataset_takes_no_batch_size_and_cannot_be_split() -> None:

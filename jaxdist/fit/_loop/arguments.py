@@ -15,6 +15,7 @@ from jaxdist._validate import (
     as_number,
     check_instance,
     check_not_masked,
+    check_of_jax,
     format_lines,
     show,
 )
@@ -66,36 +67,50 @@ class Examples:
         return Examples(x, y, weight, len(range(*rows.indices(self.count))))
 
 
-def read_examples(x: Any, y: Any, weight: Any, *, needs_y: bool = False) -> "Examples | None":
+_NAMES = ("x", "y", "sample_weight")
+_OF_VALIDATION = ("validation_data[0]", "validation_data[1]", "validation_data[2]")
+
+
+def read_examples(
+    x: Any, y: Any, weight: Any, *, needs_y: bool = False, of_validation: bool = False
+) -> "Examples | None":
     """Return the examples if `x` has arrays, and None if it is a dataset.
+
+    Args:
+        x: The inputs, or a dataset.
+        y: The targets.
+        weight: The weights.
+        needs_y: Whether `y` is required.
+        of_validation: Whether the arguments are the entries of `validation_data`.
 
     Raises:
         ArgumentError: A dataset comes with `y` or weights, which its batches must contain.
-        ArgumentTypeError: `x` is neither, or a leaf is not an array.
+        ArgumentTypeError: `x` is neither, or a leaf is not an array that JAX has.
         ShapeError: Arrays have different numbers of examples; all are listed.
     """
+    names = of_x, of_y, of_weight = _OF_VALIDATION if of_validation else _NAMES
     if is_dataset(x):
-        given = [n for n, v in (("y", y), ("sample_weight", weight)) if v is not None]
+        given = [n for n, v in ((of_y, y), (of_weight, weight)) if v is not None]
         if given:
             raise refuse(
-                f"a dataset as x, and {' and '.join(given)}.",
+                f"a dataset as {of_x}, and {' and '.join(given)}.",
                 "The batches of a dataset contain them: (x, y) or (x, y, sample_weight).",
                 f"Leave out {' and '.join(given)}.",
             )
         return None
     if x is None:
         raise refuse_type(
-            "x=None.",
+            f"{of_x}=None.",
             "x is an array [N, ...], a dict or tuple of arrays, or a dataset of batches.",
             "Pass x.",
         )
     if y is None and needs_y:
         raise refuse_type(
-            "no y, and the loss compares the outputs of the model with it.",
+            f"no {of_y}, and the loss compares the outputs of the model with it.",
             "x and y are arrays [N, ...], or dicts or tuples of them.",
             "Pass y; a model that predicts its own input takes y=x.",
         )
-    parts = {"x": x, "y": y, "sample_weight": weight}
+    parts = dict(zip(names, (x, y, weight), strict=True))
     for name, part in parts.items():
         if part is not None and not jax.tree.leaves(part):
             raise refuse_type(
@@ -105,7 +120,7 @@ def read_examples(x: Any, y: Any, weight: Any, *, needs_y: bool = False) -> "Exa
             )
     if isinstance(weight, (dict, tuple)):
         raise refuse_type(
-            f"sample_weight={show(weight)}.",
+            f"{of_weight}={show(weight)}.",
             "It is one array: the weights of the examples, [N], or of the values of the loss.",
             "Pass for instance sample_weight=np.ones(len(y)).",
         )
@@ -124,7 +139,7 @@ def read_examples(x: Any, y: Any, weight: Any, *, needs_y: bool = False) -> "Exa
             "Pass arrays of one length, with at least one example.",
             kind=ShapeError,
         )
-    return Examples(arrays["x"], arrays["y"], arrays["sample_weight"], counts.pop())
+    return Examples(arrays[of_x], arrays[of_y], arrays[of_weight], counts.pop())
 
 
 def is_dataset(x: Any) -> bool:
@@ -151,13 +166,15 @@ def _as_arrays(name: str, tree: Any) -> Any:
                 "Its leaves are arrays of numbers, [N, ...].",
                 f"Convert it first: np.asarray({name}, np.float32), or use numbers for strings.",
             )
+        check_of_jax(f"{name}{keystr(path)}", array)
         check_fits(f"{name}{keystr(path)}", array)
         return array
 
     # A list of numbers is one array, not a pytree of scalars.
     if isinstance(tree, list):
         if any(getattr(entry, "ndim", 0) for entry in tree):
-            parts = "arguments of the module" if name == "x" else "targets of several outputs"
+            is_x = name in (_NAMES[0], _OF_VALIDATION[0])
+            parts = "arguments of the module" if is_x else "targets of several outputs"
             raise refuse_type(
                 f"{name}={show(tree)}, a list of arrays.",
                 f"It could be the {parts}, or examples.",

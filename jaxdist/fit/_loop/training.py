@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxdist._called import call_as, called, refuse
+from jaxdist._called import called, refuse
 from jaxdist._checkpoints import Interrupts
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer, as_number, show
@@ -309,18 +309,16 @@ def _describe(batch: Any) -> Any:
     ]
 
 
-@called(_CALLER_OF_VALIDATION)
+@called(_CALLER)
 def _make_validation(
     model: Any, given: FitArguments, held_out: Any, batch_size: int, callbacks: CallbackList
 ) -> Callable[[], dict[str, float]] | None:
     if held_out is None:
         return None
     x, y, weight = unpack_validation(held_out)
-    examples = read_examples(x, y, weight, needs_y=True)
+    examples = read_examples(x, y, weight, needs_y=True, of_validation=True)
     if examples is None and given.validation_batch_size is not None:
-        raise call_as(
-            _CALLER,
-            refuse,
+        raise refuse(
             f"validation_batch_size={given.validation_batch_size} and a dataset as "
             "validation_data.",
             "A dataset has batches of its own size.",
