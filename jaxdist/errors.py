@@ -113,7 +113,7 @@ class ArgumentTypeError(JaxdistError, TypeError):
 
 
 class CallArgumentsError(ArgumentTypeError, ValueError):
-    """Raised when `args` of a call is not a list or tuple, or `kwargs` is not a dict.
+    """Raised when `args` and `kwargs` of a call are not a list and a dict, or do not fit it.
 
     Also a `ValueError`, which `tf.distribute` documents.
     """

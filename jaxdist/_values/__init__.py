@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jaxdist._values.indexed_slices import IndexedSlices as IndexedSlices
     from jaxdist._values.indexed_slices import is_sparse as is_sparse
     from jaxdist._values.indexed_slices import make_arithmetic_error as make_arithmetic_error
+    from jaxdist._values.items import Instead as Instead
     from jaxdist._values.kinds import Stop as Stop
     from jaxdist._values.kinds import array_of as array_of
     from jaxdist._values.kinds import as_held as as_held

@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxdist import _compat
 from jaxdist._integers import has_cut_off
+from jaxdist._values.items import NoItemAssignment
 
 
 def make_operator(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,7 +32,7 @@ def _to_operand(other: Any) -> Any:
     return other._operand() if isinstance(other, Arithmetic) else other
 
 
-class Arithmetic:
+class Arithmetic(NoItemAssignment):
     """A base class with the operators of an array; they work on the array of `_operand`."""
 
     __slots__ = ()

@@ -14,11 +14,12 @@ from jaxdist._compat import are_row_numbers, unwrap_row_numbers, wrap_row_number
 from jaxdist._integers import check_fits
 from jaxdist._validate import as_array, as_integer, as_list, check_not_masked, is_array, show
 from jaxdist._values.arrays import copy_if_writable, refuse_ref
+from jaxdist._values.items import Instead, NoItemAssignment
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError, UnsupportedError
 
 
 @final
-class IndexedSlices:
+class IndexedSlices(NoItemAssignment):
     """Rows of an array and their indices, such as the gradient of an embedding table.
 
     An index may occur more than once; its rows are then added up, or applied one after the other.
@@ -53,6 +54,11 @@ class IndexedSlices:
     """
 
     __slots__ = ("_indices", "_leaf", "dense_shape", "values")
+
+    _instead = Instead(
+        "Its rows are an array of JAX, whose elements do not change.",
+        "Make other rows from an array: slices.with_parts(rows, slices.indices).",
+    )
 
     @called("IndexedSlices")
     def __init__(self, values: Any, indices: Any, dense_shape: Sequence[int] | None = None) -> None:

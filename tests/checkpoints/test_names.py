@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_numbers_in_another_byte_order_are_refused_when_they_are_saved(
 ) -> None:
     other = np.dtype(kind).newbyteorder("S")
     with Checkpoints(tmp_path) as checkpoints:
-        with pytest.raises(ArgumentTypeError, match=r"newbyteorder\('='\)"):
+        with pytest.raises(ArgumentTypeError, match=np.dtype(kind).name):
             checkpoints.save(1, {"w": np.arange(3).astype(other)})
         native = np.arange(3).astype(kind)
         checkpoints.save(1, {"w": native})
@@ -53,11 +54,15 @@ def test_numbers_in_another_byte_order_are_refused_when_they_are_saved(
     assert np.array_equal(restored.state["w"], native)
 
 
-@pytest.mark.parametrize("kind", [[("x", "f4"), ("y", "i4")], "V3"])
-def test_arrays_of_records_are_refused_when_they_are_saved(tmp_path: Path, kind: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "found"), [([("x", "f4"), ("y", "i4")], "dict of arrays"), ("V3", "dtype |V3")]
+)
+def test_arrays_of_records_are_refused_when_they_are_saved(
+    tmp_path: Path, kind: Any, found: str
+) -> None:
     with (
         Checkpoints(tmp_path) as checkpoints,
-        pytest.raises(ArgumentTypeError, match="an array of each field"),
+        pytest.raises(ArgumentTypeError, match=re.escape(found)),
     ):
         checkpoints.save(1, {"w": np.zeros(3, kind), "b": ONE})
 

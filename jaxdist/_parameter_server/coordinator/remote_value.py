@@ -9,13 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._parameter_server.variables.servers import Fence
-from jaxdist._values import Arithmetic
+from jaxdist._values import Arithmetic, Instead
 from jaxdist.errors import ArgumentTypeError, MissingNameError
 
-_RULE = (
-    "The function runs on a worker, and its result is here once it has been fetched.\n\n"
-    "Call value.fetch() or coordinator.fetch(value), which wait for the result."
-)
+_RULE = "The function runs on a worker, and its result is here once it has been fetched."
+_REMEDY = "Call value.fetch() or coordinator.fetch(value), which wait for the result."
 
 
 class NoOperand(Arithmetic):
@@ -23,10 +21,15 @@ class NoOperand(Arithmetic):
 
     __slots__ = ()
 
+    _instead = Instead(_RULE, _REMEDY)
+
+    def _name_with_items(self) -> str:
+        return f"{self!r}, the result of a scheduled function,"
+
     def _operand(self, *_: Any, **__: Any) -> NoReturn:
         raise ArgumentTypeError(
             f"{self!r}, the result of a scheduled function, was used as an array or a number."
-            f"\n\n{_RULE}"
+            f"\n\n{_RULE}\n\n{_REMEDY}"
         )
 
     __array__ = __float__ = __int__ = __index__ = __complex__ = _operand
@@ -38,7 +41,8 @@ class NoOperand(Arithmetic):
 
     def __getattr__(self, name: str) -> NoReturn:
         raise MissingNameError(
-            f"{self!r}, the result of a scheduled function, has no attribute {name!r}.\n\n{_RULE}",
+            f"{self!r}, the result of a scheduled function, has no attribute {name!r}.\n\n"
+            f"{_RULE}\n\n{_REMEDY}",
             name=name,
             obj=self,
         )

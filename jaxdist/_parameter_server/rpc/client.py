@@ -1,6 +1,6 @@
 """`Client`: calls functions of a server by name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxdist._called import call_as, called, refuse, refuse_type
@@ -17,7 +17,7 @@ from jaxdist._parameter_server.rpc.values import (
 from jaxdist._parameter_server.transport.connect import check_layer
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_number, check_call_arguments, check_text, show
-from jaxdist.errors import InvalidArgumentError, MissingNameError
+from jaxdist.errors import CallArgumentsError, InvalidArgumentError, MissingNameError
 
 _MethodOfServer = Callable[..., Any]
 
@@ -203,13 +203,15 @@ def _make_methods(
 ) -> tuple[_MethodOfServer, _MethodOfServer]:
     """Return the two functions that a client has for a method."""
 
-    def start(*args: PyTree, timeout_in_ms: float = 0) -> StatusOrResult:
+    def start(*args: PyTree, timeout_in_ms: float = 0, **unknown: Any) -> StatusOrResult:
         caller = f"Client.{name}"
+        call_as(caller, _check_no_more, name, unknown, signature)
         return call_as(
             caller, _start, connection, name, args, timeout_in_ms, _read_whole, signature
         )
 
-    def block(*args: PyTree, timeout_in_ms: float = 0) -> PyTree:
+    def block(*args: PyTree, timeout_in_ms: float = 0, **unknown: Any) -> PyTree:
+        call_as(f"Client.{name}_blocking", _check_no_more, name, unknown, signature)
         return start(*args, timeout_in_ms=timeout_in_ms).get_value()
 
     text = f"RPC Call for {name} method to server {address}"
@@ -220,6 +222,21 @@ def _make_methods(
     for function, own in ((start, name), (block, f"{name}_blocking")):
         function.__name__, function.__qualname__ = own, f"Client.{own}"
     return start, block
+
+
+def _check_no_more(name: str, unknown: Mapping[str, Any], signature: Signature) -> None:
+    """Raise for keyword arguments other than `timeout_in_ms`."""
+    if unknown:
+        names = ", ".join(unknown)
+        remedy = f"Leave {names} out: client.{name}()."
+        if signature.leaves:
+            remedy = f"Pass the values by place, without names: client.{name}(value, ...)."
+        raise refuse(
+            f"the keyword{'s' * (len(unknown) > 1)} {names}.",
+            f"{name!r} takes its arguments {signature} by place, and timeout_in_ms by name.",
+            remedy,
+            kind=CallArgumentsError,
+        )
 
 
 def _start(

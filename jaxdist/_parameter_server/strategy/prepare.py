@@ -28,7 +28,11 @@ from jaxdist._parameter_server.coordinator import (
     on_worker,
     raise_outside,
 )
-from jaxdist._parameter_server.strategy.check_arguments import check_arguments, raise_no_iterator
+from jaxdist._parameter_server.strategy.check_arguments import (
+    check_arguments,
+    check_signature,
+    raise_no_iterator,
+)
 from jaxdist._parameter_server.variables.ports import Port, WorkerIndex
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.sharded import ShardedVariable
@@ -173,13 +177,13 @@ class Preparer:
             try:
                 call = self._calls.read(fn, args, kwargs)
             except ArgumentTypeError:
-                self._check(given_args, given_kwargs)
+                self._check(fn, given_args, given_kwargs)
                 raise
             arguments = jax.tree.leaves(call.arguments)
             specs = tuple(_describe(_find_made(i).template) for i in iterators)
 
             def make() -> ClosureProgram:
-                self._check(given_args, given_kwargs)
+                self._check(fn, given_args, given_kwargs)
                 strategy = self._get_strategy()
                 try:
                     return ClosureProgram(call, adopt(call, strategy), sources, self._trace)
@@ -205,8 +209,11 @@ class Preparer:
             given = [copy_if_writable(x) for x in given]
         return Prepared(program, [*given, *program.find_keys(), OwnIndex()], iterators)
 
-    def _check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def _check(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
         if self._is_for_workers:
+            check_signature(fn, args, kwargs)
             check_arguments(args, kwargs)
 
     def _get_strategy(self) -> Any:

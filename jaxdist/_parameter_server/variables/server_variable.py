@@ -258,7 +258,8 @@ class ServerVariable(Lent, Distant):
                 f"Variable {self._label!r} of a parameter server was changed {what}.\n\n"
                 "A scheduled function changes the modules that are its arguments, and other code "
                 "assigns whole values.\n\n"
-                "Pass the module in args, or assign the whole value: module.kernel[...] = value."
+                "Pass the module in args, or assign the whole value: module.kernel[...] = value. "
+                "Rows of a variable: variable.scatter_update(jaxdist.IndexedSlices(rows, ids))."
             )
         self.assign(value)
 

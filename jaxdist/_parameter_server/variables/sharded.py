@@ -17,6 +17,7 @@ from jaxdist._values import (
     Assignable,
     Change,
     DistributedValues,
+    Instead,
     Scatter,
     ValueOperators,
     Variable,
@@ -220,6 +221,15 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
     def gather(self, indices: Any, name: str | None = None) -> jax.Array:
         """Return rows, as `sparse_read` does; `tf.gather` of a sharded variable."""
         return self._read_rows("gather", "indices", indices, name)
+
+    _instead = Instead(
+        "The servers change the rows of a sharded variable, by its methods.",
+        "Call variable.scatter_update(jaxdist.IndexedSlices(rows, ids)) for rows, or "
+        "variable.assign(value) for all.",
+    )
+
+    def _name_with_items(self) -> str:
+        return f"ShardedVariable {self._label!r}"
 
     @called(lambda self: f"ShardedVariable {self._label!r}[index]")
     def __getitem__(self, index: Any) -> jax.Array:

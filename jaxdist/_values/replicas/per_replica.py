@@ -16,10 +16,11 @@ from jaxdist._called import called, refuse, refuse_type
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_flag, as_integer, show
 from jaxdist._values.arrays import copy_if_writable, make_deleted_error
+from jaxdist._values.items import Instead, NoItemAssignment
 from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 
 
-class DistributedValues:
+class DistributedValues(NoItemAssignment):
     """A value on the replicas of a strategy.
 
     Users do not create one directly: `Strategy.run` and datasets return `PerReplica`.
@@ -85,6 +86,11 @@ class PerReplica(DistributedValues):
     # the attribute in C, which saves half a microsecond in each step that takes a value.
     # Datasets set `_ahead` and `_agreed`; see Note [Batches to come] and Note [Agreed shapes].
     __slots__ = ("_agreed", "_ahead", "_flat")
+
+    _instead = Instead(
+        "Its values are arrays of JAX, whose elements do not change.",
+        "Make another one in a step: strategy.run(lambda x: x.at[index].set(new), (values,)).",
+    )
 
     _flat: "tuple[tuple[Any, ...], Storage]"
     _ahead: Any

@@ -6,6 +6,7 @@ import jax
 
 from jaxdist._called import call_as, called
 from jaxdist._validate import as_array
+from jaxdist._values.items import Instead
 from jaxdist._values.variable.arguments import check_name, get_elements
 from jaxdist._values.variable.documented import ValueOperators
 from jaxdist._values.variable.nd import (
@@ -299,6 +300,14 @@ class VariableSlice(ValueOperators):
     """
 
     __slots__ = ("_held", "_index", "_variable")
+
+    _instead = Instead(
+        "Its elements are those of the variable when it was made, and do not change.",
+        "Use one index: variable[i, j].assign(value).",
+    )
+
+    def _name_with_items(self) -> str:
+        return f"Variable {self._variable.label!r}[...]"
 
     def __init__(self, variable: BlockChanges, index: Any, held: jax.Array) -> None:
         # Only the index is kept: `assign` computes the indices of the elements when it is called.

@@ -21,6 +21,7 @@ from jaxdist._values.access import (
     get_call_context,
 )
 from jaxdist._values.arrays import make_deleted_error
+from jaxdist._values.items import Instead
 from jaxdist._values.replicas.binding import current_binding
 from jaxdist._values.replicas.per_replica import DistributedValues
 from jaxdist._values.replicas.placement import Kind, placement_of
@@ -105,6 +106,12 @@ class Variable(
         "_strategy",
         "_synchronization",
         "_trainable",
+    )
+
+    _instead = Instead(
+        "All copies of a variable change together, by its methods.",
+        "Call variable[index].assign(value), variable.scatter_update(slices) for rows, or "
+        "variable.assign(value) for all elements.",
     )
 
     # How to give all replicas one value, where a class of variables has a way of its own.
@@ -348,6 +355,9 @@ class Variable(
         access = _find_access()
         access.scatter(self, kind, blocks)
         return access.read(self)
+
+    def _name_with_items(self) -> str:
+        return f"Variable {self._label!r}"
 
     @_compat.outside_of_meshes
     @called(lambda self: f"Variable {self._label!r}[index]")

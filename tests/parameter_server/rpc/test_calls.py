@@ -24,6 +24,7 @@ from jaxdist.errors import (
 )
 from jaxdist.experimental import rpc
 from tests.parameter_server.rpc.serving import FLOAT, INT, LAYERS, serve_methods
+from tests.strategies.oracle import refused
 
 ADD = {"addition": (lambda a, b: a + b, [INT, INT])}
 
@@ -250,8 +251,6 @@ def test_args_are_a_list_and_names_are_texts() -> None:
             client.call(None)
         with pytest.raises(ArgumentError, match="method_name"):
             client.call("\ud800")
-        with pytest.raises(TypeError, match="unexpected keyword"):
-            client.addition(a=1, b=2)
 
 
 def test_an_argument_may_change_after_the_call_was_started() -> None:
@@ -419,3 +418,22 @@ def test_an_error_that_is_none_of_a_call_is_raised_as_it_is() -> None:
     for method in (result.is_ok, result.get_error, result.get_value):
         with pytest.raises(RuntimeError, match="a fault of a library"):
             method()
+
+
+@pytest.mark.parametrize("way", ["addition", "addition_blocking"])
+def test_arguments_by_name_are_refused_with_the_signature(way: str) -> None:
+    with serve_methods(ADD, "local") as (_, client):
+        words = (
+            "keywords b, seconds",
+            "(int32[], int32[]) by place",
+            "client.addition(value, ...)",
+        )
+        with refused(CallArgumentsError, f"Client.{way} was given", *words):
+            getattr(client, way)(1, b=2, seconds=3)
+        assert getattr(client, way.partition("_")[0])(1, 2).get_value() == 3
+
+
+def test_a_method_without_arguments_takes_none_by_name() -> None:
+    with serve_methods({"get": (lambda: 1, [])}, "local") as (_, client):
+        with refused(CallArgumentsError, "the keyword x.", "Leave x out: client.get()."):
+            client.get(x=1)

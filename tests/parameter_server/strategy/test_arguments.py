@@ -1,5 +1,6 @@
 """Arguments of `schedule` that no worker can use: each one is an error that names it."""
 
+import functools
 import pathlib
 import queue
 import threading
@@ -7,12 +8,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
+import jaxdist
 from jaxdist.coordinator import ClusterCoordinator
-from jaxdist.errors import ArgumentTypeError
+from jaxdist.errors import ArgumentTypeError, CallArgumentsError
 from tests.parameter_server.strategy.making import make_strategy
+from tests.strategies.oracle import refused
 
 # Stands for the file of a test.
 _FILE = object()
@@ -86,3 +90,74 @@ def test_what_a_function_only_reads_is_a_constant() -> None:
         return np.float32(len(mode) + given([1, 2]))
 
     assert coordinator.schedule(read, ("train", len, None)).fetch() == 7
+
+
+def _take(x: Any, y: Any = 1, *, scale: Any) -> Any:
+    return x * y * scale
+
+
+def _take_two(a: Any, b: Any) -> Any:
+    return a + b
+
+
+def _take_all(a: Any, *more: Any, **named: Any) -> Any:
+    return a
+
+
+class _WithoutSignature:
+    """A function of which Python does not know the signature, as of some builtins."""
+
+    __signature__ = "none"
+
+    def __call__(self, a: Any, b: Any) -> Any:
+        return a * b
+
+
+_MISFITS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], tuple[str, ...]]] = {
+    "missing": (_take_two, (1.0,), {}, ("missing a required argument: 'b'", "args=(a, b).")),
+    "none": (_take_two, (), {}, ("args with 0 values for _take_two", "_take_two(a, b)")),
+    "surplus": (_take_two, (1.0, 2.0, 3.0), {}, ("args with 3 values", "too many positional")),
+    "unknown": (
+        _take_two,
+        (1.0,),
+        {"c": 2.0},
+        ("args with 1 value and the keywords c", "_two(a, "),
+    ),
+    "twice": (_take_two, (1.0, 2.0), {"a": 2.0}, ("multiple values for argument 'a'",)),
+    "by name": (
+        _take,
+        (1.0,),
+        {},
+        ("_take(x, y=..., scale)", "Pass args=(x,) and kwargs={'scale': scale}; y may follow."),
+    ),
+    "all": (_take_all, (), {}, ("_take_all(a, *more, **named)", "Pass args=(a,).")),
+    "no arguments": (lambda: 1.0, (1.0,), {}, ("<lambda>()", "Pass neither args nor kwargs.")),
+    "compiled": (jax.jit(_take_two), (1.0,), {}, ("_take_two(a, b)",)),
+    "function": (jaxdist.function(_take_two), (1.0,), {}, ("_take_two(a, b)",)),
+    "partial": (functools.partial(_take_two, 1.0), (1.0, 2.0), {}, ("partial(b)",)),
+}
+
+
+@pytest.mark.parametrize("case", _MISFITS)
+def test_arguments_that_a_function_does_not_take_are_named_with_its_signature(case: str) -> None:
+    fn, args, kwargs, words = _MISFITS[case]
+    coordinator = ClusterCoordinator(make_strategy())
+    with refused(CallArgumentsError, "ClusterCoordinator.schedule was given args", *words):
+        coordinator.schedule(fn, args, kwargs)
+    assert coordinator.statistics().scheduled == 0
+
+
+def test_functions_are_called_with_the_arguments_that_fit() -> None:
+    coordinator = ClusterCoordinator(make_strategy())
+    assert coordinator.schedule(_take, (2.0,), {"scale": 3.0}).fetch() == 6
+    assert coordinator.schedule(_take_all, (2.0, 3.0), {"any": 1.0}).fetch() == 2
+    assert coordinator.schedule(_WithoutSignature(), (2, 3)).fetch() == 6
+
+    wrong: Any = _take_two
+
+    def calls_wrongly(x: Any) -> Any:
+        return wrong(x)
+
+    with pytest.raises(TypeError, match=r"_take_two\(\) missing 1 required") as caught:
+        coordinator.schedule(calls_wrongly, (1.0,))
+    assert not isinstance(caught.value, CallArgumentsError)
