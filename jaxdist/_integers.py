@@ -1,4 +1,4 @@
-"""Checks 64-bit integers, which JAX cuts off to 32 bits unless 64 bits are turned on.
+"""Checks values from the host: 64-bit integers, which JAX may cut off, and masked arrays.
 
 # Note [Integers of 64 bits]
 Without `jax_enable_x64`, JAX keeps the lower 32 bits of an int64 or uint64 array, without a
@@ -8,6 +8,9 @@ value that enters jaxdist from the host passes one of these checks. Values that 
 Only arrays of 64-bit integers are read, once (for their smallest and largest element). A float64
 that float32 cannot hold raises no error: as everywhere in JAX it is rounded, or becomes inf, which
 shows in the results.
+
+The same checks refuse masked arrays of NumPy: `np.asarray` drops a mask without a warning, and the
+numbers below it would count.
 """
 
 from collections.abc import Iterable
@@ -16,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxdist._called import name_call
+from jaxdist._called import name_call, refuse_type
 from jaxdist.errors import ArgumentError
 
 _HOST = (np.ndarray, np.generic)
@@ -69,25 +72,45 @@ def list_host_arrays(tree: Any) -> list[Any]:
     return [x for x in jax.tree.leaves(tree) if isinstance(x, _HOST)]
 
 
-def has_cut_off(values: Iterable[Any]) -> bool:
-    """Return whether JAX would cut off integers of one of these arrays."""
-    return any(find_cut_off(x) is not None for x in values)
+def is_unfit(value: Any) -> bool:
+    """Return whether `check_fits` raises for a value."""
+    return isinstance(value, np.ma.MaskedArray) or find_cut_off(value) is not None
+
+
+def has_unfit(values: Iterable[Any]) -> bool:
+    """Return whether `check_fits` raises for one of these values."""
+    return any(map(is_unfit, values))
+
+
+MASKED = (
+    "a masked array",
+    "JAX has no masked arrays.",
+    "Pass value.filled(0), and the mask as an array beside it.",
+)
+
+
+def check_not_masked(name: object, value: Any) -> None:
+    """Raise an error for a masked array; `check_fits` does the same."""
+    if isinstance(value, np.ma.MaskedArray):
+        found, rule, remedy = MASKED
+        raise refuse_type(f"{name}, {found}.", rule, remedy)
 
 
 def check_fits(name: object, value: Any) -> None:
-    """Raise an error if JAX would cut off integers; see Note [Integers of 64 bits].
+    """Raise for integers that JAX would cut off (Note [Integers of 64 bits]), and masked arrays.
 
     Args:
         name: The name of the value with its pytree path; the error has `str(name)`.
         value: Any value; only NumPy arrays are checked.
     """
+    check_not_masked(name, value)
     found = find_cut_off(value)
     if found is not None:
         raise ArgumentError(f"{name_call()} was given {name}, {found.explain()}")
 
 
 def check_all_fit(name: str, tree: Any) -> None:
-    """Raise an error, with the path of the leaf, if JAX would cut off integers of a leaf."""
-    if has_cut_off(jax.tree.leaves(tree)):
+    """Raise an error, with the path of the leaf, if a leaf does not fit."""
+    if has_unfit(jax.tree.leaves(tree)):
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             check_fits(f"{name}{jax.tree_util.keystr(path)}", leaf)

@@ -25,8 +25,12 @@ def _strategy() -> jaxdist.Strategy:
     return jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
 
 
+def _make_model() -> Any:
+    return jaxdist.fit.Model(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), _strategy())
+
+
 def _fit(x: Any, y: Any, weight: Any = None) -> None:
-    model = jaxdist.fit.Model(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), _strategy())
+    model = _make_model()
     model.compile(optax.sgd(0.1), "mse")
     model.fit(x, y, batch_size=8, verbose=0, sample_weight=weight)
 
@@ -66,6 +70,28 @@ CALLS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "assign": (lambda _: jaxdist.Variable(ROWS).assign(MASKED), "assign was given value, a masked"),
     "assign on servers": (lambda _: _make_server_variable().assign_add(MASKED), "delta, a masked"),
+    "first value": (lambda _: jaxdist.Variable(MASKED), "initial_value, a masked array"),
+    "elements": (lambda _: jaxdist.Variable(ROWS)[0].assign(MASKED[3]), "value, a masked array"),
+    "values of replicas": (
+        lambda _: _strategy().run(lambda x: x, (jaxdist.PerReplica([MASKED, ROWS]),)),
+        r"run was given args\[0\].values\[0\], a masked array",
+    ),
+    "values of a function": (
+        lambda _: _strategy().experimental_distribute_values_from_function(lambda _: MASKED),
+        "value on replica 0, a masked array",
+    ),
+    "parameters": (
+        lambda _: jaxdist.partition.place(_strategy(), {"w": MASKED}, jaxdist.partition.fsdp()),
+        "partition.place was given w, a masked array",
+    ),
+    "losses": (
+        lambda _: jaxdist.nn.compute_average_loss(MASKED[:, 0]),
+        "per_example_loss, a masked array",
+    ),
+    "weights of a model": (
+        lambda _: _make_model().set_weights([MASKED[:1, 0], ROWS[:1]]),
+        r"fit.Model.set_weights was given weights\[0\], a masked array",
+    ),
     "indices": (lambda _: jaxdist.IndexedSlices(ROWS, IDS), "indices, a masked array"),
     "rows": (lambda _: jaxdist.IndexedSlices(MASKED, np.arange(8)), "values, a masked array"),
     "x of fit": (lambda _: _fit(MASKED, ROWS), "x, a masked array"),

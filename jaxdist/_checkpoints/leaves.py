@@ -13,7 +13,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jaxdist import _compat
 from jaxdist._called import refuse, refuse_type
 from jaxdist._typing import PyTree
-from jaxdist._validate import check_not_masked, check_of_jax, show
+from jaxdist._validate import check_of_jax, show
 from jaxdist._values import (
     Sharded,
     Stop,
@@ -167,7 +167,6 @@ def check_leaves(tree: PyTree) -> None:
                 kind=ContextError,
             )
         refuse_ref(f"Checkpoints.save was given state{keystr(path)}", leaf)
-        check_not_masked(f"state{keystr(path)}", leaf)
     if not any(np.size(leaf) for _, leaf in flat):
         raise refuse(
             f"state={show(tree)}, which has no elements.",

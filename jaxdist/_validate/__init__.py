@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from jaxdist._validate.arrays import as_arrays as as_arrays
     from jaxdist._validate.arrays import as_floating as as_floating
     from jaxdist._validate.arrays import check_has_arrays as check_has_arrays
-    from jaxdist._validate.arrays import check_not_masked as check_not_masked
     from jaxdist._validate.arrays import check_of_jax as check_of_jax
     from jaxdist._validate.arrays import find_not_of_jax as find_not_of_jax
     from jaxdist._validate.arrays import is_array as is_array

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist._called import refuse, refuse_type
-from jaxdist._integers import check_fits
+from jaxdist._integers import MASKED, check_fits
 from jaxdist._validate.arguments import show, spell_dtype
 
 
@@ -65,11 +65,6 @@ class NotOfJax(NamedTuple):
     remedy: str
 
 
-_MASKED = NotOfJax(
-    "a masked array",
-    "JAX has no masked arrays.",
-    "Pass value.filled(0), and the mask as an array beside it.",
-)
 # XLA knows their names, and makes no arrays of them.
 _ONLY_NAMES = {"int1", "uint1", "float6_e2m3fn", "float6_e3m2fn"}
 
@@ -85,7 +80,7 @@ def find_not_of_jax(value: Any, dtype: Any) -> NotOfJax | None:
         The reason. Its remedy is empty for values that are not numbers.
     """
     if isinstance(value, np.ma.MaskedArray):
-        return _MASKED
+        return NotOfJax(*MASKED)
     if not isinstance(dtype, np.dtype) or _is_of_jax(dtype):
         return None
     if dtype.name in _ONLY_NAMES:
@@ -124,12 +119,6 @@ def _advise(dtype: np.dtype[Any]) -> str:
 
 def _advise_cast(dtype: str) -> str:
     return f"Cast it first: value.astype({dtype!r})."
-
-
-def check_not_masked(name: str, value: Any) -> None:
-    """Raise for a masked array: `np.asarray` drops its mask, and the numbers below would count."""
-    if isinstance(value, np.ma.MaskedArray):
-        raise refuse_type(f"{name}, {_MASKED.found}.", _MASKED.rule, _MASKED.remedy)
 
 
 def check_of_jax(name: str, value: Any) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxdist import _compat
-from jaxdist._integers import has_cut_off
+from jaxdist._integers import has_unfit
 from jaxdist._values.items import NoItemAssignment
 
 
@@ -15,7 +15,7 @@ def make_operator(function: Callable[..., Any]) -> Callable[..., Any]:
     @_compat.outside_of_meshes
     def method(self: Any, *others: Any) -> Any:
         operands = (self._operand(), *map(_to_operand, others))
-        if not has_cut_off(operands):
+        if not has_unfit(operands):
             return function(*operands)
         with _compat.check_constants():
             return function(*operands)

@@ -12,7 +12,7 @@ from jax.tree_util import GetAttrKey, register_pytree_with_keys
 from jaxdist._called import call_as, called, name_call, refuse, refuse_type
 from jaxdist._compat import are_row_numbers, unwrap_row_numbers, wrap_row_numbers
 from jaxdist._integers import check_fits
-from jaxdist._validate import as_array, as_integer, as_list, check_not_masked, is_array, show
+from jaxdist._validate import as_array, as_integer, as_list, is_array, show
 from jaxdist._values.arrays import copy_if_writable, refuse_ref
 from jaxdist._values.items import Instead, NoItemAssignment
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError, UnsupportedError
@@ -164,7 +164,6 @@ class IndexedSlices(NoItemAssignment):
 
 def _as_own_array(name: str, value: Any) -> Any:
     refuse_ref(f"IndexedSlices was given {name}", value)
-    check_not_masked(name, value)
     has_dtype = hasattr(value, "dtype") and is_array(value)
     check_fits(name, value)
     return copy_if_writable(value) if has_dtype else as_array(name, value)

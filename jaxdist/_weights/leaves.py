@@ -13,8 +13,9 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist import _compat
 from jaxdist._called import name_call, refuse, refuse_type
+from jaxdist._integers import check_not_masked
 from jaxdist._typing import PyTree
-from jaxdist._validate import check_not_masked, show
+from jaxdist._validate import show
 from jaxdist._values import (
     Sharded,
     from_state,

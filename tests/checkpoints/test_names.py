@@ -1,8 +1,8 @@
 """What a checkpoint cannot keep apart or read again is refused when it is saved."""
 
 import contextlib
-import threading
 import re
+import threading
 from pathlib import Path
 from typing import Any
 

@@ -13,7 +13,7 @@ from jax.tree_util import PyTreeDef, keystr, register_pytree_node
 from jaxdist import _compat
 from jaxdist._called import name_argument, name_call, refuse_type
 from jaxdist._collectives import check_supported
-from jaxdist._integers import check_all_fit, has_cut_off
+from jaxdist._integers import check_all_fit, has_unfit
 from jaxdist._program.arguments.exact import exact
 from jaxdist._program.arguments.opaque import find_array, hidden_array_error
 from jaxdist._values import (
@@ -320,7 +320,7 @@ def _check_dtypes(flat: Flat) -> None:
                     f"{name_call()} was given {flat.name(number)}={leaf}, and "
                     f"{explain_too_large(leaf, bounds)}"
                 )
-        if has_cut_off(list_arrays(leaf)):
+        if has_unfit(list_arrays(leaf)):
             check_all_fit(flat.name(number), leaf)
 
 

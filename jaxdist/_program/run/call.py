@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxdist import _compat
 from jaxdist._called import called, name_call
-from jaxdist._integers import check_fits, has_cut_off
+from jaxdist._integers import check_fits, has_unfit
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Flat
 from jaxdist._program.arguments.exact import exact_structure
@@ -94,7 +94,7 @@ def read(flat: Flat, cached_graph: CachedGraph | None, layout: ReplicaMesh) -> C
     leaves = cached_graph.read() if cached_graph else []
     num_state = len(leaves)
     names = functools.partial(LeafName, flat, cached_graph, num_state)
-    if has_cut_off(leaves):
+    if has_unfit(leaves):
         for i, leaf in enumerate(leaves):
             check_fits(names(i), leaf)
     values, uneven, moved = _check_values(flat, num_state, layout)

@@ -23,7 +23,7 @@ import jax
 from jaxdist import _compat
 from jaxdist._called import called
 from jaxdist._devices import CPU_STEPS
-from jaxdist._integers import has_cut_off, list_host_arrays
+from jaxdist._integers import has_unfit, list_host_arrays
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import op_by_op as executor
 from jaxdist._program import virtual
@@ -170,7 +170,7 @@ class Step:
         if self.copies_host_arrays:
             host = list_host_arrays((args, kwargs))
             # The slow path raises if JAX would truncate integers.
-            if has_cut_off(host):
+            if has_unfit(host):
                 return None
             if host:
                 args, kwargs = copy_writable_leaves((args, kwargs))

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _compat
 from jaxdist._called import call_as, called
-from jaxdist._integers import check_fits, find_cut_off
+from jaxdist._integers import check_fits, is_unfit
 from jaxdist._mesh import ReplicaMesh, make_auto_sharding
 from jaxdist._values.arrays import copy_if_writable, put
 from jaxdist._values.replicas.attached import find_shapes, take_own
@@ -348,7 +348,7 @@ def _as_array(name: object, replica: int, value: Any) -> Any:
     # A class such as `np.float32` has these attributes, too.
     if hasattr(value, "dtype") and hasattr(value, "ndim") and not callable(value):
         # Before the name, which most calls do not need.
-        if find_cut_off(value) is not None:
+        if is_unfit(value):
             check_fits(f"{name} with the value on replica {replica}", value)
         return value
     if not isinstance(value, (bool, int, float, complex, list)):

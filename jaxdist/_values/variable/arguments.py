@@ -8,10 +8,10 @@ import jax
 import numpy as np
 
 from jaxdist._called import call_as, name_call, refuse, refuse_type
+from jaxdist._integers import check_not_masked
 from jaxdist._validate import (
     as_array,
     check_instance,
-    check_not_masked,
     log_without_effect,
     show,
 )

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdist import _compat, _integers
 from jaxdist._called import call_as, called, name_call, refuse, refuse_type
-from jaxdist._validate import as_array, check_not_masked, is_array, show, spell_dtype
+from jaxdist._validate import as_array, is_array, show, spell_dtype
 from jaxdist._values.access import VariableAggregation, VariableSynchronization
 from jaxdist._values.arrays import copy_if_writable, make_deleted_error, refuse_ref
 from jaxdist._values.replicas.per_replica import PerReplica
@@ -163,7 +163,7 @@ def cast_to_variable(variable: Any, value: Any) -> jax.Array | np.ndarray:
         what = f"{name_method(variable.label)} was given {parameter_name()}"
         raise make_deleted_error(what, value)
     if isinstance(value, np.ma.MaskedArray):
-        call_as(name_method(variable.label), check_not_masked, parameter_name(), value)
+        call_as(name_method(variable.label), _integers.check_not_masked, parameter_name(), value)
     array = value if is_array else _as_array(variable, value)
     if array.dtype == home.dtype and array.shape == home.shape:
         return array

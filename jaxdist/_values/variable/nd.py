@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist._called import call_as, name_call
+from jaxdist._integers import check_not_masked
 from jaxdist._validate import as_array, show
 from jaxdist._values.indexed_slices import as_indexed_slices
 from jaxdist._values.replicas.per_replica import PerReplica
@@ -94,6 +95,7 @@ def gather_blocks(variable: Any, indices: Any) -> jax.Array:
 def _as_values(variable: Any, name: str, value: Any) -> Any:
     """Return `value` as an array; Python numbers get the variable's dtype if it can hold them."""
     if hasattr(value, "dtype"):
+        check_not_masked(name, value)
         return value
     given = as_array(name, value)
     fits = jnp.promote_types(variable.dtype, given.dtype) == variable.dtype

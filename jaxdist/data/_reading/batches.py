@@ -11,8 +11,9 @@ import numpy as np
 from jax.tree_util import keystr
 
 from jaxdist._called import call_as, called, name_call, refuse, refuse_type
+from jaxdist._integers import check_not_masked
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_flag, as_integer, check_not_masked, show
+from jaxdist._validate import as_flag, as_integer, show
 from jaxdist.data._reading.ahead import INFINITE_CARDINALITY, HasRowsAhead, RowsAhead
 from jaxdist.data._reading.elements import check_not_traced, copy_rows
 from jaxdist.errors import ArgumentTypeError, ShapeError

@@ -10,7 +10,7 @@ import numpy as np
 from jax.tree_util import PyTreeDef, keystr
 
 from jaxdist._called import call_as, called, name_call, refuse_type
-from jaxdist._integers import check_all_fit, has_cut_off
+from jaxdist._integers import check_all_fit, has_unfit
 from jaxdist._validate import check_keys, show
 from jaxdist._values import allocate_aligned, is_per_replica
 from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
@@ -63,7 +63,7 @@ class ElementReader:
         is_first = self._treedef is None
         if is_first or treedef != self._treedef or [a.dtype for a in arrays] != self._dtypes:
             self._check_structure(raw, arrays, treedef, index)
-        if has_cut_off(arrays):
+        if has_unfit(arrays):
             start = f"{self._caller}: element {index} of the dataset"
             call_as(start, check_all_fit, "batch", treedef.unflatten(arrays))
         counts = {a.shape[0] for a in arrays if a.ndim}

@@ -14,7 +14,6 @@ from jaxdist._validate import (
     as_integer,
     as_number,
     check_instance,
-    check_not_masked,
     check_of_jax,
     format_lines,
     show,
@@ -158,7 +157,6 @@ def is_dataset(x: Any) -> bool:
 def _as_arrays(name: str, tree: Any) -> Any:
 
     def convert(path: Any, leaf: Any) -> np.ndarray | jax.Array:
-        check_not_masked(f"{name}{keystr(path)}", leaf)
         array = leaf if isinstance(leaf, (np.ndarray, jax.Array)) else np.asarray(leaf)
         if getattr(array.dtype, "kind", "O") in "USOMm":
             raise refuse_type(

@@ -14,6 +14,7 @@ from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
 from jaxdist._buckets import BucketPath, Place, as_place
 from jaxdist._called import called, refuse, refuse_type
 from jaxdist._checkpoints import Checkpoints
+from jaxdist._integers import check_not_masked
 from jaxdist._reports import plural
 from jaxdist._validate import as_list, format_lines, show
 from jaxdist._weights import NO_WEIGHTS
@@ -190,7 +191,8 @@ def set_weights(module: nnx.Module, weights: Sequence[Any]) -> None:
     paths, tree = tree_flatten_with_path(state)
     remedy = "Pass what model.get_weights() returned."
     arrays = [
-        _as_numbers(weight) for weight in as_list("weights", weights, "a list of arrays", remedy)
+        _as_numbers(f"weights[{i}]", weight)
+        for i, weight in enumerate(as_list("weights", weights, "a list of arrays", remedy))
     ]
     wrong = [
         f"{keystr(path)}: {list(array.shape)} for {list(old.shape)}"
@@ -212,12 +214,13 @@ def set_weights(module: nnx.Module, weights: Sequence[Any]) -> None:
     nnx.update(module, tree_unflatten(tree, new))
 
 
-def _as_numbers(weight: Any) -> np.ndarray:
+def _as_numbers(name: str, weight: Any) -> np.ndarray:
+    check_not_masked(name, weight)
     array = np.asarray(weight)
     # "V" is the kind of bfloat16.
     if array.dtype.kind not in "fiuV":
         raise refuse_type(
-            f"weights with {show(weight)}.",
+            f"{name}={show(weight)}.",
             "They are arrays of real numbers.",
             "Pass what model.get_weights() returned.",
         )
