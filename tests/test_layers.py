@@ -27,6 +27,7 @@ ROWS = [
         "_gpu_settings",
         "_lint",
         "_mesh",
+        "_metadata_server",
         "_processes",
         "_projects",
         "hlo",

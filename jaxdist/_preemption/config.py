@@ -3,15 +3,13 @@
 import dataclasses
 import logging
 import math
-import os
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from typing import Any
 
 from jaxdist._called import called, refuse
 from jaxdist._devices import chips
+from jaxdist._metadata_server import read_metadata
 from jaxdist._validate import as_number, check_callable
 
 # Maps a path such as `instance/maintenance-event` to the response of the metadata server.
@@ -20,7 +18,6 @@ ReadMetadata = Callable[[str], str]
 _LOG = logging.getLogger("jaxdist")
 _PRODUCT = "/sys/class/dmi/id/product_name"
 _EVENT = "TERMINATE_ON_HOST_MAINTENANCE"
-_SECONDS = 5.0
 
 
 def find_metadata_server(product: str = _PRODUCT) -> ReadMetadata | None:
@@ -39,17 +36,6 @@ def find_metadata_server(product: str = _PRODUCT) -> ReadMetadata | None:
     return read_metadata if "Google Compute Engine" in name else None
 
 
-def read_metadata(path: str) -> str:
-    """Return the response of the metadata server, at the address `GCE_METADATA_IP` if set."""
-    host = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
-    request = urllib.request.Request(
-        f"http://{host}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}
-    )
-    with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
-        text: str = answer.read().decode()
-    return text
-
-
 def has_maintenance_event(read: ReadMetadata) -> bool:
     """Whether the machine will be ended for maintenance.
 
@@ -57,7 +43,7 @@ def has_maintenance_event(read: ReadMetadata) -> bool:
     """
     try:
         return read("instance/maintenance-event").strip() == _EVENT
-    except (OSError, urllib.error.URLError) as error:
+    except OSError as error:
         _LOG.warning("The metadata server of this machine did not answer: %s", error)
         return False
 

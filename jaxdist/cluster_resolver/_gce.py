@@ -1,18 +1,17 @@
 """`GCEClusterResolver`: the machines of an instance group of Google Compute Engine."""
 
 import importlib
-import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any, final
 
 from jaxdist._called import called, refuse
+from jaxdist._metadata_server import make_url, read_metadata
 from jaxdist._validate import as_integer, check_callable, check_text, show
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._resolver import ListingResolver, check_task
 from jaxdist.errors import ClusterError, ContextError, MissingExtraError
 
 _CALLER = "GCEClusterResolver"
-_METADATA = "http://metadata.google.internal/computeMetadata/v1/"
 _OWN_ADDRESS = "instance/network-interfaces/0/ip"
 
 
@@ -168,13 +167,11 @@ def _make_service(credentials: Any) -> Any:
 
 
 def _ask_metadata_server(path: str) -> str:
-    request = urllib.request.Request(_METADATA + path, headers={"Metadata-Flavor": "Google"})
     try:
-        with urllib.request.urlopen(request, timeout=5) as answer:
-            return answer.read().decode()
+        return read_metadata(path)
     except OSError as error:
         raise ClusterError(
-            f"{_CALLER} has task_id=None, and could not read {_METADATA}{path}: {error}.\n\n"
+            f"{_CALLER} has task_id=None, and could not read {make_url(path)}: {error}.\n\n"
             "task_id=None reads the address of this machine from the metadata server, which only "
             "machines of Google Compute Engine have.\n\nPass task_id."
         ) from error

@@ -123,18 +123,14 @@ def test_the_metadata_server_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:
-        # Requests of the metadata server of Google go to the server of the test. The first request
-        # of a process makes an opener, which keeps the proxies for all later ones.
-        monkeypatch.setattr("urllib.request._opener", None)
-        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_port}")
-        for name in ("no_proxy", "NO_PROXY"):
-            monkeypatch.delenv(name, raising=False)
+        address = f"127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("GCE_METADATA_IP", address)
         assert _resolver(task_id=None).task_id == 2
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
-    url = "http://metadata.google.internal/computeMetadata/v1/"
+    url = f"http://{address}/computeMetadata/v1/"
     with refused(ClusterError, "task_id=None", url, "Pass task_id"):
         _ = _resolver(task_id=None).task_id
 

@@ -2,8 +2,10 @@
 
 import http.server
 import pathlib
+import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 
 import flax.nnx as nnx
@@ -79,6 +81,24 @@ def test_the_server_is_asked_with_its_header(server: str, monkeypatch: pytest.Mo
     monkeypatch.setenv("GCE_METADATA_IP", server)
     assert read_metadata("instance/maintenance-event") == END
     assert has_maintenance_event(read_metadata)
+
+
+def test_a_proxy_of_the_environment_does_not_get_the_requests(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as nobody:
+        # Bound and not listening: a connection is refused.
+        nobody.bind(("127.0.0.1", 0))
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        for name in ("no_proxy", "NO_PROXY", "REQUEST_METHOD"):
+            monkeypatch.delenv(name, raising=False)
+        # The first request of a process makes an opener, which keeps its proxies.
+        monkeypatch.setattr("urllib.request._opener", None)
+        with pytest.raises(OSError, match="refused"):
+            urllib.request.urlopen(f"http://{server}/", timeout=5)
+        monkeypatch.setenv("GCE_METADATA_IP", server)
+        assert read_metadata("instance/maintenance-event") == END
 
 
 @pytest.mark.parametrize(
