@@ -133,7 +133,7 @@ if TYPE_CHECKING:
     from jaxdist._compat.sources import is_from_mean as is_from_mean
     from jaxdist._compat.sources import is_transposed as is_transposed
     from jaxdist._compat.sources import with_hidden_frames as with_hidden_frames
-    from jaxdist._compat.tracing import copy_thread_settings as copy_thread_settings
+    from jaxdist._compat.tracing import ThreadSettings as ThreadSettings
     from jaxdist._compat.tracing import enable_jit as enable_jit
     from jaxdist._compat.tracing import find_calling_jacobian as find_calling_jacobian
     from jaxdist._compat.tracing import find_mapped_axis as find_mapped_axis

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, ParamSpec, TypeVar
 
-from jaxdist import _replica
+from jaxdist import _compat, _replica
 from jaxdist._called import called, refuse
 from jaxdist._collectives import Communication
 from jaxdist._planning import memory_advice
@@ -277,10 +277,12 @@ def _start_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
     # XLA compiles for minutes, and nothing can interrupt it. Ctrl-C can interrupt the wait for a
     # future. Python does not join a daemon thread at exit, but it joins those of an executor.
     future: Future[T] = Future()
+    settings = _compat.ThreadSettings()
 
     def work() -> None:
         try:
-            result = function(*args, **kwargs)
+            with settings.use():
+                result = function(*args, **kwargs)
         except BaseException as error:
             future.set_exception(error)
         else:

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-import jax
+from jaxdist import _compat
 
 T = TypeVar("T")
 
@@ -194,10 +194,9 @@ class Prefetcher(Generic[T]):
     def _start(self) -> None:
         channel = self._channel
         # The source must run as if the consumer had called it: with the consumer's context
-        # variables and its x64 setting, which JAX keeps per thread.
+        # variables and its settings of JAX.
         context = contextvars.copy_context()
-        x64 = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
-        args = (channel, self._produce, self._finish, x64)
+        args = (channel, self._produce, self._finish, _compat.ThreadSettings())
         channel.thread = threading.Thread(
             target=context.run, args=(_run_producer, *args), name=THREAD_NAME, daemon=True
         )
@@ -223,11 +222,14 @@ def stop_all() -> None:
 
 
 def _run_producer(
-    channel: _Channel, produce: Callable[[], Any], finish: Callable[[], None], x64: bool
+    channel: _Channel,
+    produce: Callable[[], Any],
+    finish: Callable[[], None],
+    settings: _compat.ThreadSettings,
 ) -> None:
     end = _Stop()
     try:
-        with jax.enable_x64(x64):
+        with settings.use():
             while channel.permits.get() and not channel.is_stopped:
                 channel.items.put(produce())
     except StopIteration:

@@ -57,6 +57,8 @@ class PerWorkerValues:
         self.order = next(_ORDER)
         self.owner = owner
         self.resource = resource
+        # Each worker makes it as if the thread that asks for it now had made it.
+        self.settings = _compat.ThreadSettings()
         # By worker: what it has made, and None; or None, and why it could not.
         self._found: dict[int, tuple[Any, BaseException | None]] = {}
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxdist import _compat
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerValues
 from jaxdist._parameter_server.coordinator.remote_value import ClosureResult
 from jaxdist._parameter_server.variables.servers import Fence
@@ -31,6 +32,7 @@ class Scheduled:
         inputs: The per-worker values among its arguments.
 
     Attributes:
+        settings: JAX's settings of the thread that scheduled it.
         number: 1, 2, 3 ... in the order of `schedule`; set by the queue.
         cancel: Asks the worker that runs the closure to stop it; None while no worker does.
         is_cancelled: Whether cancellation was requested.
@@ -42,6 +44,7 @@ class Scheduled:
     name: str
     fence: dataclasses.InitVar[Fence]
     inputs: tuple[PerWorkerValues, ...] = ()
+    settings: _compat.ThreadSettings = dataclasses.field(default_factory=_compat.ThreadSettings)
     result: ClosureResult = dataclasses.field(init=False)
     number: int = 0
     cancel: Callable[[int], None] | None = None

@@ -87,7 +87,8 @@ class WorkerThread:
             for values in item.inputs:
                 values.of(index)
             fence, done_below = self._fleet.fence.value, self._queue.finished.below
-            results = self.link.run(item.closure, item.number, fence, done_below)
+            with item.settings.use():
+                results = self.link.run(item.closure, item.number, fence, done_below)
         except WorkerUnavailableError as error:
             self._put_back(item, retries.note_lost_worker(item, index, error, self._fleet.settings))
             self._wait_for_worker(error)
@@ -168,7 +169,9 @@ class WorkerThread:
         began = time.monotonic()
         while not self.stopping.is_set():
             try:
-                values.set(index, self.link.create_resource(values.what_to_make(index)))
+                with values.settings.use():
+                    made = self.link.create_resource(values.what_to_make(index))
+                values.set(index, made)
                 self._backoff.reset()
                 return
             except WorkerUnavailableError as error:

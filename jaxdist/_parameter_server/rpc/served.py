@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import jax
 import msgspec
 
-from jaxdist import errors
+from jaxdist import _compat, errors
 from jaxdist._called import called, refuse
 from jaxdist._parameter_server.rpc.signature import Signature, make_signature
 from jaxdist._parameter_server.rpc.values import NUMBERS, Kind, flatten, read_leaf
@@ -108,11 +108,12 @@ class Call(Request[Result], frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A registered function, and what it takes."""
+    """A registered function, what it takes, and JAX's settings where it was registered."""
 
     function: Callable[..., Any]
     signature: Signature
     is_concurrent: bool
+    settings: _compat.ThreadSettings = dataclasses.field(default_factory=_compat.ThreadSettings)
 
 
 class Methods(dict[str, Method]):
@@ -143,8 +144,9 @@ class Methods(dict[str, Method]):
                 "Call one of these, or register it before the server is started.",
                 kind=errors.InvalidArgumentError,
             )
-        args = method.signature.read_arguments(name, request.structure, request.leaves)
-        with contextlib.ExitStack() as stack:
+        # A thread of the server answers. The signature was checked where `register` was called.
+        with method.settings.use(), contextlib.ExitStack() as stack:
+            args = method.signature.read_arguments(name, request.structure, request.leaves)
             if not method.is_concurrent:
                 self._wait(name, request.seconds)
                 stack.callback(self._turn.release)

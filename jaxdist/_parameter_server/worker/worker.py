@@ -4,12 +4,13 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import export
 
+from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server import protocol
 from jaxdist._parameter_server.closures.traced import Recent
@@ -29,7 +30,13 @@ from jaxdist._parameter_server.worker_protocol import (
     TracedClosure,
     Update,
 )
-from jaxdist.errors import ContextError, DeadlineExceededError, OtherProcessError, RowIndexError
+from jaxdist.errors import (
+    ContextError,
+    DeadlineExceededError,
+    NotFiniteError,
+    OtherProcessError,
+    RowIndexError,
+)
 
 _TRIES = 100
 
@@ -80,6 +87,16 @@ class ClosureRun:
     client: str = ""
 
 
+class _Programs(NamedTuple):
+    """The compiled programs of a closure, and whether they take values of 64 bits."""
+
+    compiled: list[Any]
+    has_64_bits: bool
+
+
+_OF_64_BITS = {"int64", "uint64", "float64", "complex128"}
+
+
 class Worker:
     """Runs closures on the devices of one worker.
 
@@ -105,7 +122,7 @@ class Worker:
         # that begins soon after: a worker that was idle would compute with values that are older
         # than a read at its beginning could be.
         self._seconds = 0.0
-        self._programs: Recent[str, list[Any]] = Recent(256)
+        self._programs: Recent[str, _Programs] = Recent(256)
         self._reads: Recent[str, dict[int, list[str]]] = Recent(256)
         self._used: Recent[str, list[int]] = Recent(256)
 
@@ -119,7 +136,10 @@ class Worker:
         programs = self._programs.find(closure.digest, lambda: self._compile(closure))
         began = time.monotonic()
         for _ in range(_TRIES):
-            outputs, changed = self._run_once(request, programs, began)
+            # Otherwise JAX would convert operands of 64 bits to 32: the program may be of another
+            # process, or of a block with `jax.enable_x64`.
+            with jax.enable_x64(True) if programs.has_64_bits else contextlib.nullcontext():
+                outputs, changed = self._run_once(request, programs.compiled, began)
             # Its registration had expired, and its values are too old. It is computed again; what
             # another server has counted is not counted twice.
             if all(found.status != TOO_STALE for found in changed.values()):
@@ -149,7 +169,7 @@ class Worker:
         try:
             self._read(request, began, registered)
             rows = self._read_rows(request, programs)
-            outputs = programs[0](*self._find_inputs(closure.inputs, request, rows))
+            outputs = self._compute(request, programs, rows)
             sent = [np.asarray(x) for x in outputs[: len(outputs) - closure.num_results]]
             changed = self._send(request, self._select(closure, sent), sent)
             registered -= changed.keys()
@@ -159,6 +179,23 @@ class Worker:
                 with contextlib.suppress(OtherProcessError):
                     link.call(protocol.Release(request.client, request.number))
         return outputs, changed
+
+    def _compute(
+        self, request: ClosureRun, programs: Sequence[Any], rows: Sequence[Any]
+    ) -> Sequence[Any]:
+        closure = request.closure
+        outputs: Sequence[Any]
+        try:
+            outputs = programs[0](*self._find_inputs(closure.inputs, request, rows))
+        except (FloatingPointError, _compat.InvalidNumberError) as error:
+            raise NotFiniteError(
+                f"{closure.name} returned or sent a value that is not finite: {error.args[-1]}.\n\n"
+                "With jax_debug_nans or jax_debug_infs a scheduled function fails then, and the "
+                "servers have none of its changes.\n\n"
+                f"Call {closure.name} with the same arguments outside of schedule: JAX then names "
+                "the operation."
+            ) from error
+        return outputs
 
     # Reading
 
@@ -211,11 +248,16 @@ class Worker:
 
     # Computing
 
-    def _compile(self, closure: TracedClosure) -> list[Any]:
+    def _compile(self, closure: TracedClosure) -> "_Programs":
         """Return the compiled programs of a closure: what it computes, and which rows it reads."""
         texts = [closure.exported] + ([closure.lookup.exported] if closure.lookup else [])
         loaded = [export.deserialize(bytearray(text)) for text in texts]
         check_platform(closure.name, loaded[0].platforms, self._platform)
+        has_64_bits = any(a.dtype.name in _OF_64_BITS for one in loaded for a in one.in_avals)
+        with jax.enable_x64(True) if has_64_bits else contextlib.nullcontext():
+            return _Programs(self._compile_each(loaded), has_64_bits)
+
+    def _compile_each(self, loaded: Sequence[export.Exported]) -> list[Any]:
         programs = []
         for one in loaded:
             # The zeros determine the devices. The program is never run with them: a loop of a user

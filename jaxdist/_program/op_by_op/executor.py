@@ -118,7 +118,7 @@ class OpByOpStep:
             DivergentCollectiveError: The replicas did not reach the same collective.
             StateDivergenceError: The step would leave state that differs between replicas.
         """
-        settings = _compat.copy_thread_settings()
+        settings = _compat.ThreadSettings()
         dims = _compat.InferredDims()
         scheduler = ThreadScheduler(
             [functools.partial(r.run, settings, dims) for r in self._replicas],

@@ -149,17 +149,17 @@ class Replica:
         self.finals: list[Any] = []
         self._results: list[Any] = []
 
-    def run(self, settings: Callable[[], None], dims: _compat.InferredDims) -> list[Any]:
+    def run(self, settings: _compat.ThreadSettings, dims: _compat.InferredDims) -> list[Any]:
         """Run the step in the thread of this replica.
 
         Args:
-            settings: Applies JAX's settings of the calling thread to the current thread.
+            settings: JAX's settings of the calling thread.
             dims: What -1 stands for in the reshapes of the step.
         """
-        settings()
         sizes = [(a, self._layout.mesh.shape[a]) for a in self._layout.replica_axes]
         axes = frozenset({*self._layout.replica_axes, *self._layout.mesh.explicit_axes})
         with (
+            settings.use(),
             jax.default_device(self._device),
             _compat.op_by_op(self.ops, self.ops.stage, sizes, self._layout.auto_mesh) as trace,
             record_gathers(self.ops.log),

@@ -85,14 +85,14 @@ def insert(
 def run_server(resolver: TFConfigClusterResolver, name: str) -> None:
     """Be a parameter server or a worker."""
     if resolver.task_type == "worker":
-        compile_programs = Worker._compile
+        compile_programs = Worker._compile_each
 
-        def compile_and_wrap(self: Worker, closure: Any) -> list[Any]:
-            programs = compile_programs(self, closure)
+        def compile_and_wrap(self: Worker, loaded: Any) -> list[Any]:
+            programs = compile_programs(self, loaded)
             return [_wrap(programs[0], computing), *programs[1:]]
 
         computing = Moment(name, "computing", times=2)
-        setattr(Worker, "_compile", compile_and_wrap)  # noqa: B010
+        setattr(Worker, "_compile_each", compile_and_wrap)  # noqa: B010
         # The server has applied the changes, and nobody has told the chief.
         moment = Moment(name, "exchange", times=2)
         insert(RemoteServer, "call", moment, after=True, kind=ChangeVariables)

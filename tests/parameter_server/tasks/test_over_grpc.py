@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
@@ -637,3 +638,13 @@ def test_a_step_of_the_chief_is_refused_where_snapshots_have_other_variables(
         with pytest.raises(CheckpointError, match="'new' on ps:0 were made on servers"):
             other.run(lambda: new.assign_add(1))
     assert float(new) == 1
+
+
+def test_a_program_of_64_bits_runs_on_a_worker_without_them(cluster: _Cluster) -> None:
+    _, coordinator = cluster.make()
+    third = np.float64(1) / 3
+    with jax.enable_x64(True):
+        wide = coordinator.schedule(lambda x: x * 2, (third,))
+    narrow = coordinator.schedule(lambda x: x * 2, (third,))
+    assert (wide.fetch().dtype, wide.fetch()) == (np.float64, third * 2)
+    assert (narrow.fetch().dtype, narrow.fetch()) == (np.float32, np.float32(third) * 2)
