@@ -1,7 +1,7 @@
 """`ClosureExporter`: programs that compute some results of the trace of a closure."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,26 @@ _CALLBACKS = frozenset(
 )
 
 
+def subtract(new: Any, old: Any) -> Any:
+    """Return a difference."""
+    # An infinite value that stays as it is changes by 0, and not by nan.
+    return jnp.where(new == old, jnp.zeros_like(new), new - old)
+
+
+class Output(NamedTuple):
+    """A result of a trace, or what a function makes of it and of an input.
+
+    Args:
+        result: The number of the result.
+        minus: The number of the input; None for the result itself.
+        take: The function.
+    """
+
+    result: int
+    minus: int | None = None
+    take: Callable[[Any, Any], Any] = subtract
+
+
 class ClosureExporter:
     """Exports programs that compute some results of a trace.
 
@@ -45,7 +65,7 @@ class ClosureExporter:
         if not self._inputs.reads:
             return None
         number = {i: n for n, i in enumerate(self._found.written)}
-        outputs: list[tuple[int, int | None]] = []
+        outputs: list[Output] = []
         for port in self._inputs.reads:
             result = number[id(port.role.ids)]
             slots = [self._inputs.slots[s] for s in origins[result].sources if isinstance(s, int)]
@@ -58,24 +78,18 @@ class ClosureExporter:
                     "its arguments and batches.\n\nRead the variable as a whole "
                     "(table.value()[ids]), or pass the numbers as an argument."
                 )
-            outputs.append((result, None))
+            outputs.append(Output(result))
         inputs, exported = self.export_outputs(outputs)
         return Lookup(as_array(exported), inputs)
 
-    def export_outputs(
-        self, outputs: Sequence[tuple[int, int | None]]
-    ) -> tuple[tuple[Input, ...], bytes]:
-        """Return the inputs of a program, and the program.
-
-        Args:
-            outputs: What it returns: results of the trace, each with the input to subtract.
-        """
+    def export_outputs(self, outputs: Sequence[Output]) -> tuple[tuple[Input, ...], bytes]:
+        """Return the inputs of a program that returns these outputs, and the program."""
         closed, slots = self._found.closed, self._inputs.slots
-        needed = sorted({result for result, _ in outputs})
+        needed = sorted({output.result for output in outputs})
         small, used = _compat.drop_unused(closed, needed)
         if contains(small, UPDATED.name):
             raise make_used_after_error(self._inputs.name, "a parameter")
-        given = set(used) | {minus for _, minus in outputs if minus is not None}
+        given = set(used) | {o.minus for o in outputs if o.minus is not None}
         zeros = {n: slots[n] for n in given if _is_zero(slots[n])}
         folded = {n for n in given if isinstance(slots[n], StateLeaf)}
         found = {n: self._inputs.find_key(n) for n in given}
@@ -96,8 +110,8 @@ class ClosureExporter:
             # NumPy has no dtype for the indices of slices either; they are read as integers.
             results = list(map(_compat.unwrap_row_numbers, body(*(known[n] for n in used))))
             return [
-                results[place[r]] if minus is None else _subtract(results[place[r]], known[minus])
-                for r, minus in outputs
+                results[place[r]] if minus is None else take(results[place[r]], known[minus])
+                for r, minus, take in outputs
             ]
 
         described = [self._inputs.describe(n) for n in plain]
@@ -116,9 +130,23 @@ def _fold_in(keys: Any, number: Any) -> Any:
     return fold(keys, number)
 
 
-def _subtract(new: Any, old: Any) -> Any:
-    # An infinite value that stays as it is changes by 0, and not by nan.
-    return jnp.where(new == old, jnp.zeros_like(new), new - old)
+def find_rest(new: Any, old: Any) -> Any:
+    """Return what the rounding of `subtract(new, old)` has lost, where it matters for `new`.
+
+    From 1e8 to 0.5 the difference is -1e8 in float32, and the rest 0.5. It is 0 where it is smaller
+    than what `new` itself has lost by rounding.
+    """
+    # The error of a sum of two numbers, exactly (Knuth).
+    difference = new - old
+    lost_of_old = difference - new
+    rest = (new - (difference - lost_of_old)) - (old + lost_of_old)
+    matters = jnp.isfinite(rest) & (jnp.abs(rest) > jnp.finfo(new.dtype).eps * jnp.abs(new))
+    return jnp.where(matters, rest, jnp.zeros_like(new))
+
+
+def has_rest(new: Any, old: Any) -> Any:
+    """Return whether `find_rest` has something, as a count."""
+    return jnp.any(find_rest(new, old) != 0).astype(jnp.int32)
 
 
 def _check_no_callback(function: str, program: Any) -> None:

@@ -9,6 +9,13 @@ same old value, give a value that nobody has computed, and the difference to an 
 larger old value cannot be represented. What `nnx.Optimizer.update` changes is sent as gradients,
 and the servers run the transformation (`optimizer`). A parameter has no value in the closure after
 that.
+
+Note [Small new values]
+The weights of a sum may be computed: `v * (1 - done) + done * 0.5` resets v where done is 1. The
+difference from an old value of 1e8 is rounded to -1e8, and 0.5 would be lost. What the rounding of
+a difference has lost is a second addition, which is sent only if it matters for the new value; that
+of an average with a weight of the old value near 1 never does. It is not an assignment: with done =
+0 that would undo what another worker has added.
 """
 
 import dataclasses
@@ -20,7 +27,13 @@ import numpy as np
 from jaxdist import _compat
 from jaxdist._called import called
 from jaxdist._parameter_server.closures.adopted import adopt_captured
-from jaxdist._parameter_server.closures.exporter import ClosureExporter
+from jaxdist._parameter_server.closures.exporter import (
+    ClosureExporter,
+    Output,
+    find_rest,
+    has_rest,
+    subtract,
+)
 from jaxdist._parameter_server.closures.inputs import (
     StateLeaf,
     TraceInputs,
@@ -43,9 +56,11 @@ from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.worker_protocol import Part, TracedClosure, Update
 from jaxdist._program import (
     ON_SERVERS,
+    Dependence,
     ForwardAnalysis,
     FunctionTrace,
     WholeCall,
+    growth,
     is_weighted_sum,
     log_options_without_effect,
 )
@@ -191,8 +206,7 @@ class _Builder:
         first, total = len(found.written), len(found.closed.jaxpr.outvars)
         self._after: list[int] = found.treedef.unflatten(range(first, total))[0]
         self._returned = range(first + len(self._after), total)
-        # What the program returns, as pairs: a result, and the input to subtract from it.
-        self._outputs: list[tuple[int, int | None]] = []
+        self._outputs: list[Output] = []
 
     def build(self, platforms: Sequence[str]) -> Traced:
         """Return the closure."""
@@ -354,10 +368,21 @@ class _Builder:
                 raise make_state_error(self._name, leaf.name)
             name = leaf.variable.remote_name
             is_sum = self._adds_up(leaf, place, result)
-            operand = self._output(result, minus=place if is_sum else None)
+            operand = self._output(result, place if is_sum else None)
             op = "add" if is_sum else "assign"
             updates.append(Update(op, name, (operand,), what=leaf.name))
+            if is_sum and self._scales(leaf, place, result):
+                rest = self._output(result, place, find_rest)
+                count = self._output(result, place, has_rest)
+                updates.append(Update("add", name, (rest,), count, what=leaf.name))
         return updates
+
+    def _scales(self, leaf: StateLeaf, place: int, result: int) -> bool:
+        """Whether a new value may be much smaller than the old one; see Note [Small new values]."""
+        if leaf.is_moment or leaf.template.dtype not in (np.float32, np.float64):
+            return False
+        jaxpr = self._found.closed.jaxpr
+        return growth(jaxpr, jaxpr.invars[place], result) is Dependence.OTHER
 
     def _adds_up(self, leaf: StateLeaf, place: int, result: int) -> bool:
         """Whether the changes of a variable by several functions are added to it."""
@@ -367,7 +392,9 @@ class _Builder:
 
     # The program
 
-    def _output(self, result: int, minus: int | None = None) -> int:
+    def _output(
+        self, result: int, minus: int | None = None, take: Callable[..., Any] = subtract
+    ) -> int:
         """Let the program return a result of the trace; return its number."""
-        self._outputs.append((result, minus))
+        self._outputs.append(Output(result, minus, take))
         return len(self._outputs) - 1

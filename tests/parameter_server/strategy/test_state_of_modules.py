@@ -111,6 +111,48 @@ def test_one_worker_writes_the_values_of_the_function(what: str) -> None:
     assert set(sent) == {"assign" if what in _ASSIGNED else "add"}
 
 
+def _reset_where(held: _Holder, done: Any) -> None:
+    held.value[...] = held.value[...] * (1 - done) + done * 0.5
+
+
+@pytest.mark.parametrize("start", [1e8, -3e30, 1e-30, 7.25])
+def test_a_weight_of_0_keeps_nothing_of_the_old_value(start: float) -> None:
+    strategy = make_strategy(workers=1)
+    coordinator = ClusterCoordinator(strategy)
+    held = _Holder(np.full(3, start, "float32"))
+    done = np.array([1, 0, 1], "float32")
+    coordinator.schedule(_reset_where, (held, done)).fetch()
+    wanted = np.array([0.5, start, 0.5], "float32")
+    np.testing.assert_array_equal(np.asarray(held.value[...]), wanted)
+
+
+def test_a_weight_of_1_undoes_nothing_that_others_have_added() -> None:
+    strategy = make_strategy(workers=1)
+    coordinator = ClusterCoordinator(strategy)
+    held = _Holder(np.float32(1e8))
+
+    coordinator.schedule(_reset_where, (held, np.float32(0))).fetch()
+    before = np.asarray(held.value[...])
+    sent = _note_changes(strategy)
+    coordinator.schedule(_reset_where, (held, np.float32(0))).fetch()
+    assert np.asarray(held.value[...]) == before
+    # An assignment would write the value that the function has read.
+    assert sent == ["add"]
+
+
+def test_what_is_lost_by_rounding_is_sent_only_where_it_matters() -> None:
+    strategy = make_strategy(workers=1)
+    coordinator = ClusterCoordinator(strategy)
+    held = _Holder(np.full(3, 1e8, "float32"))
+    coordinator.schedule(_average, (held, np.float32(3))).fetch()
+    coordinator.schedule(_reset_where, (held, np.zeros(3, "float32"))).fetch()
+    sent = _note_changes(strategy)
+    coordinator.schedule(_average, (held, np.float32(3))).fetch()
+    assert sent == ["add"]
+    coordinator.schedule(_reset_where, (held, np.ones(3, "float32"))).fetch()
+    assert sent == ["add"] * 3
+
+
 def test_a_moving_average_over_replicas_is_added() -> None:
     strategy = ParameterServerStrategy(make_resolver(workers=1, num_accelerators={"CPU": 2}))
     coordinator = ClusterCoordinator(strategy)
