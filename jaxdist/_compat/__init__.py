@@ -110,6 +110,7 @@ if TYPE_CHECKING:
     from jaxdist._compat.row_numbers import are_row_numbers as are_row_numbers
     from jaxdist._compat.row_numbers import unwrap_row_numbers as unwrap_row_numbers
     from jaxdist._compat.row_numbers import wrap_row_numbers as wrap_row_numbers
+    from jaxdist._compat.settings import ThreadSettings as ThreadSettings
     from jaxdist._compat.settings import read_settings as read_settings
     from jaxdist._compat.sources import NO_SOURCE as NO_SOURCE
     from jaxdist._compat.sources import PACKAGE as PACKAGE
@@ -133,7 +134,6 @@ if TYPE_CHECKING:
     from jaxdist._compat.sources import is_from_mean as is_from_mean
     from jaxdist._compat.sources import is_transposed as is_transposed
     from jaxdist._compat.sources import with_hidden_frames as with_hidden_frames
-    from jaxdist._compat.tracing import ThreadSettings as ThreadSettings
     from jaxdist._compat.tracing import enable_jit as enable_jit
     from jaxdist._compat.tracing import find_calling_jacobian as find_calling_jacobian
     from jaxdist._compat.tracing import find_mapped_axis as find_mapped_axis

@@ -1,14 +1,12 @@
-"""The trace of the caller, and the settings and variables of its context."""
+"""The trace of the caller, and the variables of its context."""
 
 import contextlib
-import functools
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, TypeVar
 
-import jax
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src.interpreters import ad as _ad
@@ -116,58 +114,6 @@ def is_mapped(value: Any) -> bool:
 def enable_jit() -> Any:
     """Return a context in which `jit` compiles, even inside `op_by_op` or `jax.disable_jit()`."""
     return _config.disable_jit(False)
-
-
-class ThreadSettings:
-    """JAX's context settings of the thread that makes this object, for other threads.
-
-    JAX stores `jax.enable_x64`, `jax.debug_nans`, `jax.default_matmul_precision` and so on per
-    thread. A setting without a value of its own there is not copied, so that the other thread
-    follows later changes of the global value. Waits for a public copy of them.
-
-    Cost:
-        1 us.
-    """
-
-    __slots__ = ("_held",)
-
-    def __init__(self) -> None:
-        unset = _config.config_ext.unset
-        self._held = [(s, x) for s in _list_settings() if (x := s.get_local()) is not unset]
-
-    @contextlib.contextmanager
-    def use(self) -> Iterator[None]:
-        """Use the settings in the block, in any thread."""
-        before = [(setting, setting.swap_local(value)) for setting, value in self._held]
-        try:
-            _tell(self._held)
-            yield
-        finally:
-            for setting, value in before:
-                setting.set_local(value)
-            _tell(before)
-
-
-@functools.cache
-def _list_settings() -> tuple[Any, ...]:
-    """Return the settings that `jax` has context managers for, and those of sub-programs."""
-    found = [s for s in _config.config._value_holders.values() if isinstance(s, _config.State)]
-    others = ("disable_jit", "check_vma")
-    # `thread_guard` is about the thread itself.
-    return tuple(
-        s
-        for s in found
-        if s.__name__ in others
-        or (getattr(jax, s.__name__, None) is s and s.__name__ != "thread_guard")
-    )
-
-
-def _tell(settings: Sequence[tuple[Any, Any]]) -> None:
-    """Tell the part of JAX in C++, which has its own copy of some settings."""
-    for setting, value in settings:
-        hook = setting._update_thread_local_hook
-        if hook is not None:
-            hook(None if value is _config.config_ext.unset else value)
 
 
 @contextlib.contextmanager
