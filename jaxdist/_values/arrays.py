@@ -123,7 +123,7 @@ def compute_auto(fn: Callable[[Any], Any], array: Any) -> Any:
 
 
 def make_deleted_error(what: str, array: Any) -> DonationError:
-    """Return the error about an array whose buffer was donated.
+    """Return the error about an array whose buffer was donated or deleted.
 
     On several CPU devices XLA would end the process at a program that gets such an array.
 
@@ -133,9 +133,9 @@ def make_deleted_error(what: str, array: Any) -> DonationError:
     """
     return DonationError(
         f"{what}, whose buffer is gone: {array.dtype}{list(array.shape)}.\n\n"
-        "A step with donate_argnums gives the buffers of those arguments to its results, so they "
-        "hold nothing afterwards, and neither does what shares them: a Variable and its "
-        "read_value(), a PerReplica and its values.\n\n"
+        "delete() and a step with donate_argnums take the buffers of arrays, so these hold nothing "
+        "afterwards, and neither does what shares them: a Variable and its read_value(), a "
+        "PerReplica and its values.\n\n"
         "Use what that step returned, or pass it a copy: jax.tree.map(jnp.copy, state)."
     )
 
