@@ -146,6 +146,7 @@ if TYPE_CHECKING:
     from jaxdist._values.variable.scatter import check_can_scatter as check_can_scatter
     from jaxdist._values.variable.scatter import check_slices as check_slices
     from jaxdist._values.variable.variable import Variable as Variable
+    from jaxdist._values.variable.variable import check_alive as check_alive
     from jaxdist._values.variable.variable import get_arrays as get_arrays
     from jaxdist._values.variable.variable import has_any_variable as has_any_variable
     from jaxdist._values.variable.variable import set_arrays as set_arrays

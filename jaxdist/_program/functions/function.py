@@ -40,6 +40,7 @@ from jaxdist._values import (
     Variable,
     as_held,
     as_sharded,
+    check_alive,
     copy_writable_leaves,
     current_binding,
     get_arrays,
@@ -189,8 +190,7 @@ class Function:
             compiled = self._build(given, key, found, ())
         self._check_alive(flat, cached_graph, state)
         while True:
-            for variable in compiled.variables:
-                variable.check_alive()
+            check_alive(compiled.variables)
             CPU_STEPS.make_room()
             try:
                 with serve(draws):

@@ -66,7 +66,7 @@ from jaxdist._program.run.same_arguments import make_arguments_equal
 from jaxdist._program.run.whole_batches import WholeBatches, find_in_program
 from jaxdist._program.variables.lift import LiftedVariables
 from jaxdist._replica import HasLayout
-from jaxdist._values import as_held, copy_writable_leaves, has_padding, list_arrays
+from jaxdist._values import as_held, check_alive, copy_writable_leaves, has_padding, list_arrays
 
 
 class Step:
@@ -236,8 +236,7 @@ class Step:
             leaves = call.leaves_of(program)
             if _compat.has_deleted(leaves):
                 self.check_deleted(args, kwargs)
-                for variable in program.variables.all:
-                    variable.check_alive()
+                check_alive(program.variables.all)
             check_not_repeated(self.donated, leaves, program)
             self._buffers.register_structure(args, kwargs)
             CPU_STEPS.make_room()

@@ -427,19 +427,10 @@ class Variable(
         # In a `jaxdist.function` the array is an argument or a result of the compiled function.
         binding = current_binding()
         if binding is None:
-            self.check_alive()
+            check_alive((self,))
             home = self._home
             return self._held if home.store is None else home.bring(self._held)
         return binding.held(self, self._held)
-
-    def check_alive(self) -> None:
-        """Raise if a step got the array of the variable and donated it.
-
-        Raises:
-            DonationError: The buffer of the array is gone.
-        """
-        if _compat.has_deleted((self._held,)):
-            raise make_deleted_error(f"Variable {self.name!r} was used", self._held)
 
     @held.setter
     def held(self, array: jax.Array) -> None:
@@ -455,7 +446,7 @@ class Variable(
         """The array that changes outside of a step are computed from."""
         if current_binding() is not None:
             return self.held
-        self.check_alive()
+        check_alive((self,))
         return self._home.bring_one(self._held)
 
     @property
@@ -583,6 +574,17 @@ def get_arrays(variables: Sequence[Variable]) -> list[jax.Array]:
     if current_binding() is not None:
         return [v.held for v in variables]
     return [v._held if v._home.store is None else v._home.bring(v._held) for v in variables]
+
+
+def check_alive(variables: Sequence[Variable]) -> None:
+    """Raise if a step got the array of a variable and donated it.
+
+    Raises:
+        DonationError: The buffer of the array is gone.
+    """
+    for variable in variables:
+        if _compat.has_deleted((variable._held,)):
+            raise make_deleted_error(f"Variable {variable.name!r} was used", variable._held)
 
 
 def set_arrays(variables: Sequence[Variable], arrays: Sequence[jax.Array]) -> None:
