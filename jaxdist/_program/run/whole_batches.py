@@ -1,7 +1,9 @@
 """Logs steps in which every replica computes the same rows.
 
-A batch that is passed to `run` as a plain array is copied to all replicas. The results are right,
-but several devices take as long as one.
+A batch that is passed to `run` as a plain array is copied to all replicas. The results are those of
+a step that gets all rows, but several devices take as long as one. In a function that JAX traces, a
+batch that is split over the devices looks the same, and a sum over the replicas counts it once for
+each of them.
 """
 
 import logging
@@ -51,7 +53,8 @@ class WholeBatches:
     def __init__(self, fn: Callable[[], Any], layout: ReplicaMesh) -> None:
         self._fn = fn
         self._layout = layout
-        self._checked: set[Signature] = set()
+        # A traced call gets a line of its own: there the numbers may be wrong, too.
+        self._checked: set[tuple[Signature, bool]] = set()
 
     def find(self, call: Call) -> tuple[int, ...]:
         """Return the arguments of a call that are on no mesh yet and have a row for each replica.
@@ -69,7 +72,7 @@ class WholeBatches:
         if layout.process.index != min(layout.device_owners.values()):
             return ()
         found = tuple(n for n, x in enumerate(call.flat.dynamic) if _is_whole_batch(x, layout))
-        return () if not found or call.signature in self._checked else found
+        return () if not found or _key(call) in self._checked else found
 
     def check(
         self,
@@ -88,7 +91,7 @@ class WholeBatches:
             traced: The trace of one replica.
             reached: The inputs of the program that `find_same_work` returned.
         """
-        self._checked.add(call.signature)
+        self._checked.add(_key(call))
         # The inputs begin with the variables of NNX objects and the assigned variables.
         num_state = traced.num_graph
         chosen = [n for n in batches if num_state + n in reached]
@@ -100,8 +103,11 @@ class WholeBatches:
         chosen = [n for n in chosen if n not in in_state and _STATE_NAMES.isdisjoint(words[n])]
         chosen = _without_updated(chosen, signature, traced, self._layout.num_replicas)
         if chosen:
-            shapes = {names[n]: np.shape(call.flat.dynamic[n]) for n in chosen}
-            _LOG.warning("%s", _explain(self._fn(), shapes, self._layout.num_replicas))
+            leaves = [call.flat.dynamic[n] for n in chosen]
+            shapes = {names[n]: np.shape(x) for n, x in zip(chosen, leaves, strict=True)}
+            is_traced = any(_is_of_unknown_place(x) for x in leaves)
+            explain = _explain_traced if is_traced else _explain
+            _LOG.warning("%s", explain(self._fn(), shapes, self._layout.num_replicas))
 
 
 def find_in_program(
@@ -121,6 +127,10 @@ def find_in_program(
     return frozenset(n for i in found if (n := numbers[i]) is not None)
 
 
+def _key(call: Call) -> tuple[Signature, bool]:
+    return call.signature, call.is_traced
+
+
 def _is_whole_batch(leaf: Any, layout: ReplicaMesh) -> bool:
     """Whether an argument is on no mesh yet, and has at least one row for each replica."""
     if not isinstance(leaf, (np.ndarray, jax.Array)) or not leaf.ndim:
@@ -130,10 +140,9 @@ def _is_whole_batch(leaf: Any, layout: ReplicaMesh) -> bool:
     if isinstance(leaf, np.ndarray):
         return True
     if isinstance(leaf, jax.core.Tracer):
-        # Only `jaxdist.function` knows where the arguments of a traced function are.
         origin = origin_of(leaf)
         if origin is None:
-            return False
+            return True
         sharding, is_committed = origin.sharding, origin.is_committed
     else:
         sharding, is_committed = leaf.sharding, _compat.is_committed(leaf)
@@ -141,6 +150,11 @@ def _is_whole_batch(leaf: Any, layout: ReplicaMesh) -> bool:
         return True
     is_there = is_committed and sharding.device_set == layout.device_set
     return len(sharding.device_set) == 1 and not is_there
+
+
+def _is_of_unknown_place(leaf: Any) -> bool:
+    # Only `jaxdist.function` knows where the arguments of a traced function are.
+    return isinstance(leaf, jax.core.Tracer) and origin_of(leaf) is None
 
 
 def _is_key(leaf: Any) -> bool:
@@ -188,8 +202,6 @@ def _without_updated(
 
 @called("strategy.run")
 def _explain(fn: Any, shapes: dict[str, tuple[int, ...]], num_replicas: int) -> str:
-    listed = [f"{name} {list(shape)}" for name, shape in shapes.items()]
-    more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
     name, shape = next(iter(shapes.items()))
     by_hand = (
         f"; or a single batch with jax.device_put({name}, strategy.per_replica_sharding)"
@@ -197,10 +209,32 @@ def _explain(fn: Any, shapes: dict[str, tuple[int, ...]], num_replicas: int) -> 
         else ""
     )
     return (
-        f"{name_call()}({getattr(fn, '__name__', type(fn).__name__)}): each of {num_replicas} "
-        f"replicas computes all rows of {', '.join(listed[:5])}{more}. A plain array is the same "
-        "on every replica, and nothing else in this step differs between them, so all devices do "
-        "the same work. To split the rows, take the batches from "
-        f"strategy.experimental_distribute_dataset(batches){by_hand}. If this is intended, place "
-        "the array on all devices first: jax.device_put(x, strategy.replicated_sharding)"
+        f"{name_call()}({_name(fn)}): each of {num_replicas} replicas computes all rows of "
+        f"{_list_shapes(shapes)}. A plain array is the same on every replica, and nothing else in "
+        "this step differs between them, so all devices do the same work. To split the rows, take "
+        f"the batches from strategy.experimental_distribute_dataset(batches){by_hand}. If this is "
+        "intended, place the array on all devices first: "
+        "jax.device_put(x, strategy.replicated_sharding)"
     )
+
+
+@called("strategy.run")
+def _explain_traced(fn: Any, shapes: dict[str, tuple[int, ...]], num_replicas: int) -> str:
+    name = next(iter(shapes))
+    return (
+        f"{name_call()}({_name(fn)}): each of {num_replicas} replicas computes all rows of "
+        f"{_list_shapes(shapes)}. In a function that JAX traces (jax.jit, scan), an array does not "
+        "show how it is split over the devices, so it is the same on every replica, and a sum over "
+        f"the replicas counts each row {num_replicas} times. To split the rows, pass "
+        f"jaxdist.PerReplica.of_global({name}). If every replica is to compute all rows, ignore "
+        "this line"
+    )
+
+
+def _name(fn: Any) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def _list_shapes(shapes: dict[str, tuple[int, ...]]) -> str:
+    listed = [f"{name} {list(shape)}" for name, shape in shapes.items()]
+    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")

@@ -316,26 +316,59 @@ def test_a_decision_of_python_op_by_op_is_work_of_its_own(
     assert not _lines(caplog)
 
 
-def test_inside_of_other_traces_only_where_the_place_of_the_array_is_known(
+def test_inside_of_other_traces_an_array_of_unknown_place_is_named_with_what_to_pass(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     strategy = jaxdist.MirroredStrategy()
 
     def run(x: Any) -> Any:
         def step(x: Any) -> Any:
-            return jnp.sum(x)
+            return get_replica_context().all_reduce("sum", jnp.sum(x))
 
         return strategy.run(step, (x,))
 
+    split = jax.device_put(X, strategy.per_replica_sharding)
     replicated = jax.device_put(X, strategy.replicated_sharding)
     with caplog.at_level(logging.WARNING, logger="jaxdist"):
-        jax.jit(run)(X)  # nothing says where a traced array comes from
+        # JAX does not say where a traced array is: here the sum counts each row 8 times.
+        assert jax.jit(run)(split) == pytest.approx(8 * X.sum(), rel=1e-5)
+        (line,) = _lines(caplog)
+        assert "counts each row 8 times" in line
+        assert "jaxdist.PerReplica.of_global(x)" in line
+        right = jax.jit(lambda x: run(PerReplica.of_global(x)))(split)
+        assert right == pytest.approx(X.sum(), rel=1e-5)
         jaxdist.function(lambda x: run(x))(replicated)
-        assert not _lines(caplog)
-        jax.jit(lambda: run(X))()
         assert len(_lines(caplog)) == 1
+        jax.jit(lambda: run(X))()
+        assert len(_lines(caplog)) == 2
         jaxdist.function(lambda x: run(x))(X)
-    assert len(_lines(caplog)) == 2
+    assert len(_lines(caplog)) == 3
+    assert not any("counts each row" in line for line in _lines(caplog)[1:])
+
+
+@pytest.mark.parametrize("kind", ["scan", "grad", "vmap"])
+def test_a_step_in_a_trace_whose_rows_are_split_logs_nothing(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = jaxdist.MirroredStrategy()
+
+    def step(w: Any, x: Any) -> Any:
+        return get_replica_context().all_reduce("sum", jnp.sum(x @ w))
+
+    def run(w: Any, x: Any) -> Any:
+        return strategy.run(step, (w, PerReplica.of_global(x)))
+
+    w = np.ones((4, 16), np.float32)
+    with caplog.at_level(logging.WARNING, logger="jaxdist"):
+        if kind == "scan":
+            jax.jit(lambda w, x: jax.lax.scan(lambda c, _: (run(c, x) * c, None), w, length=2))(
+                w, X
+            )
+        elif kind == "grad":
+            jax.jit(jax.grad(run))(w, X)
+        else:
+            jax.jit(jax.vmap(run, in_axes=(0, None)))(w[None], X)
+    assert not _lines(caplog)
 
 
 def _lines_of_process() -> list[str]:
