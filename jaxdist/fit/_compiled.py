@@ -211,6 +211,7 @@ class Compiled:
     predict_step: PredictStep
 
 
+@called("fit.Model.predict")
 def make_predict_step(module: nnx.Module) -> PredictStep:
     """Return the prediction step of a model that is not compiled, and so can only predict."""
     return PredictStep(Steps(module, find_losses("mse", None), (), (), None))

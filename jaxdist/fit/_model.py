@@ -10,11 +10,11 @@ from flax import nnx
 from flax.training.dynamic_scale import DynamicScale
 
 from jaxdist._buckets import Place
-from jaxdist._called import called, refuse, refuse_type
+from jaxdist._called import called, refuse
 from jaxdist._processes import get_current_process
 from jaxdist._strategies import Strategy, get_strategy, has_strategy
 from jaxdist._update import is_average_shown, keeps_average
-from jaxdist._validate import as_flag, as_integer, as_number, check_instance, show
+from jaxdist._validate import as_flag, as_integer, as_number, check_instance
 from jaxdist._weights import Mapped, export_weights, fetch_weight, list_weights, load_weights
 from jaxdist.errors import ContextError
 from jaxdist.fit._callbacks.base import Callback
@@ -59,7 +59,7 @@ class Model:
             default strategy, which has one device; this is logged if JAX has more.
 
     Raises:
-        ArgumentTypeError: `module` is not an NNX module, or it cannot be called.
+        ArgumentTypeError: `module` is not an NNX module.
         UnsupportedError: Its layers are on the stages of a pipeline (`partition.Stage`).
 
     Example:
@@ -80,12 +80,6 @@ class Model:
     def __init__(self, module: nnx.Module, strategy: Strategy | None = None) -> None:
         remedy = "Pass for instance fit.Model(nnx.Linear(2, 1, rngs=...))."
         check_instance("module", module, nnx.Module, "a Flax NNX module", remedy)
-        if not callable(module):
-            raise refuse_type(
-                f"module={show(module)}, which has no __call__.",
-                "fit, evaluate and predict call the module with x.",
-                f"Give {type(module).__name__} a method __call__(self, x).",
-            )
         if strategy is not None:
             remedy = "Pass jaxdist.MirroredStrategy(), or None."
             check_instance("strategy", strategy, Strategy, "a strategy", remedy)

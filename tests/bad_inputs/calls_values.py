@@ -394,7 +394,5 @@ CALLS = {
         lambda: jaxdist.function(identity).experimental_get_tracing_count
     ),
     "jaxdist.PerReplica.__getitem__": Call(lambda: lambda: jaxdist.PerReplica([1, 2])),
-    # Always an error.
-    "jaxdist.DistributedValues.__setitem__": Call(lambda: lambda: jaxdist.PerReplica([1, 2])),
     "jaxdist.Sharded.__getitem__": Call(lambda: lambda: _sharded()[0:1]),
 }

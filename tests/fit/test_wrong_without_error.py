@@ -399,8 +399,13 @@ def test_a_module_that_cannot_be_called_is_refused() -> None:
         def __init__(self) -> None:
             self.w = nnx.Param(jnp.ones(3))
 
-    with pytest.raises(ArgumentTypeError, match=r"has no __call__"):
-        fit.Model(Table())
+    # Its weights can be read and set.
+    model = fit.Model(Table())
+    assert [w.shape for w in model.get_weights()] == [(3,)]
+    with pytest.raises(ArgumentTypeError, match=r"fit\.Model\.compile .* has no __call__"):
+        model.compile(loss="mse")
+    with pytest.raises(ArgumentTypeError, match=r"fit\.Model\.predict .* has no __call__"):
+        model.predict(X)
 
 
 @pytest.mark.parametrize("scale", [None, "float16"])

@@ -122,6 +122,7 @@ class Steps:
 
     Raises:
         ArgumentError: Two values would have the same name in the logs.
+        ArgumentTypeError: The module cannot be called.
     """
 
     def __init__(
@@ -132,6 +133,12 @@ class Steps:
         weighted: Sequence[Metric],
         compute_dtype: Any,
     ) -> None:
+        if not callable(module):
+            raise refuse_type(
+                f"a module of type {type(module).__name__}, which has no __call__.",
+                "fit, evaluate and predict call the module with x.",
+                f"Give {type(module).__name__} a method __call__(self, x).",
+            )
         self._losses, self._dtype = losses, compute_dtype
         self._metrics = [(m.name, m, False) for m in metrics]
         taken = {m.name for m in metrics}
