@@ -1,11 +1,12 @@
 """Caches the programs of one function under one strategy, by signature."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import logging
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from jaxdist import _compat
 from jaxdist._called import called
 from jaxdist._collectives import collect_notes, is_below_a_byte
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.arguments.arguments import check_no_arrays_hidden, check_no_refs
+from jaxdist._program.arguments.arguments import Flat, check_no_arrays_hidden, check_no_refs
 from jaxdist._program.arguments.compiler_options import as_compiler_options, format_options
 from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
 from jaxdist._program.arguments.options import RunOptions
@@ -34,12 +35,13 @@ from jaxdist._program.run.ahead import (
 )
 from jaxdist._program.run.call import Call
 from jaxdist._program.run.donation import check_positions, find_donated_leaves
+from jaxdist._program.run.whole_batches import describe_whole_beside_split
 from jaxdist._program.state.no_rows import rows_of
 from jaxdist._program.trace.layouts import describe_left_out
 from jaxdist._program.trace.trace import Signature
 from jaxdist._program.variables.lift import NO_VARIABLES, lift
 from jaxdist._values import Kind, view_on
-from jaxdist.errors import SavedProgramError
+from jaxdist.errors import JaxdistError, SavedProgramError
 
 _LOG = logging.getLogger("jaxdist")
 
@@ -136,7 +138,7 @@ class Programs:
         check_no_arrays_hidden(flat)
         check_no_refs(flat)
         check_step_holds_no_arrays(fn)
-        with collect_notes() as notes:
+        with collect_notes() as notes, self._explain_rows(flat, signature):
             lifted = lift(fn, signature, strategy, self._variables)
         program = build(
             getattr(fn, "__name__", type(fn).__name__),
@@ -158,6 +160,18 @@ class Programs:
         if not call.is_traced:
             self._only_traced[signature] = program
         return program
+
+    @contextlib.contextmanager
+    def _explain_rows(self, flat: Flat, signature: Signature) -> Iterator[None]:
+        """Add a note to an error about shapes where one argument is split and another is not."""
+        try:
+            yield
+        except (TypeError, ValueError) as error:
+            count = self._strategy().layout.num_replicas
+            note = describe_whole_beside_split(signature, flat.names(), count)
+            if note is not None and not isinstance(error, JaxdistError):
+                error.add_note(note)
+            raise
 
     def warn_of_means(
         self,

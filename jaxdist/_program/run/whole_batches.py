@@ -26,7 +26,7 @@ from jaxdist._program.run.call import Call
 from jaxdist._program.state.carried import find_carried_arguments, named_arguments_of
 from jaxdist._program.trace.trace import Argument, Signature, TracedStep, replica_axes_of
 from jaxdist._program.variables.access import UpdateOfCopies
-from jaxdist._values import origin_of
+from jaxdist._values import Kind, origin_of
 
 _LOG = logging.getLogger("jaxdist")
 
@@ -108,6 +108,34 @@ class WholeBatches:
             is_traced = any(_is_of_unknown_place(x) for x in leaves)
             explain = _explain_traced if is_traced else _explain
             _LOG.warning("%s", explain(self._fn(), shapes, self._layout.num_replicas))
+
+
+def describe_whole_beside_split(
+    signature: Signature, names: Sequence[str], num_replicas: int
+) -> str | None:
+    """Return a note for an error of a step that gets its rows of one array, and all of another.
+
+    Args:
+        signature: The signature of the call.
+        names: The names of its traced arguments.
+        num_replicas: The number of replicas.
+
+    Returns:
+        The note, or None if no array has as many rows as one that is split.
+    """
+    inputs = signature.inputs[len(signature.inputs) - len(names) :]
+    named = [(n, s) for n, s in zip(names, inputs, strict=True) if s.shape and not s.is_scalar]
+    split = {s.shape[0]: n for n, s in named if s.kind is Kind.PER_REPLICA}
+    whole = [n for n, s in named if s.kind is Kind.MIRRORED and s.shape[0] in split]
+    if not whole:
+        return None
+    rows = next(s.shape[0] for n, s in named if n == whole[0])
+    return (
+        f"{split[rows]} is split over the replicas: each gets {rows // num_replicas} of its {rows} "
+        f"rows. {whole[0]} is a plain array, and each replica gets all of its {rows} rows. To "
+        f"split it too, pass jax.device_put({whole[0]}, strategy.per_replica_sharding), or take "
+        "both from one strategy.experimental_distribute_dataset."
+    )
 
 
 def find_in_program(

@@ -371,6 +371,34 @@ def test_a_step_in_a_trace_whose_rows_are_split_logs_nothing(
     assert not _lines(caplog)
 
 
+def _compare(w: Any, batch: Any) -> Any:
+    return jnp.mean((batch["x"] @ w - batch["y"]) ** 2)
+
+
+def test_an_error_about_shapes_names_the_argument_that_is_not_split() -> None:
+    strategy = jaxdist.MirroredStrategy()
+    split = jax.device_put(X, strategy.per_replica_sharding)
+    w = np.ones(4, np.float32)
+    with pytest.raises(TypeError, match="incompatible shapes") as error:
+        strategy.run(_compare, (w, {"x": split, "y": np.zeros(ROWS, np.float32)}))
+    (note,) = [n for n in error.value.__notes__ if "is split over the replicas" in n]
+    assert note.startswith(
+        "args[1]['x'] is split over the replicas: each gets 2 of its 16 rows. args[1]['y'] is a "
+        "plain array, and each replica gets all of its 16 rows."
+    )
+    assert "jax.device_put(args[1]['y'], strategy.per_replica_sharding)" in note
+
+
+@pytest.mark.parametrize("rows", [15, 3])
+def test_an_error_about_shapes_of_other_rows_has_no_such_note(rows: int) -> None:
+    strategy = jaxdist.MirroredStrategy()
+    split = jax.device_put(X, strategy.per_replica_sharding)
+    wrong = {"x": split, "y": np.zeros(rows, np.float32)}
+    with pytest.raises(TypeError, match="incompatible shapes") as error:
+        strategy.run(_compare, (np.ones(4, np.float32), wrong))
+    assert not any("is split" in n for n in getattr(error.value, "__notes__", []))
+
+
 def _lines_of_process() -> list[str]:
     """The lines that one process of a job logs: of steps with equal batches, and of a model."""
     strategy = jaxdist.MultiWorkerMirroredStrategy()
