@@ -409,6 +409,21 @@ def test_a_module_that_cannot_be_called_is_refused() -> None:
 
 
 @pytest.mark.parametrize("scale", [None, "float16"])
+@pytest.mark.parametrize(
+    "optimizer", [optax.lbfgs(), optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau())]
+)
+def test_an_optimizer_that_needs_more_than_gradients_is_named(
+    optimizer: Any, scale: str | None
+) -> None:
+    model = _make(optimizer=optimizer, mixed_precision=scale)
+    found = r"fit\.Model\.compile was given an optimizer whose update needs more than gradients"
+    with pytest.raises(ArgumentTypeError, match=found) as error:
+        model.fit(X, Y, verbose=0)
+    assert "'value'" in str(error.value)
+    assert "fit.ReduceLROnPlateau" in str(error.value)
+
+
+@pytest.mark.parametrize("scale", [None, "float16"])
 def test_masks_of_another_structure_are_an_error_of_compile(scale: str | None) -> None:
     masked = optax.masked(optax.sgd(0.1), {"dense": {"kernel": True, "bias": False}})
     with pytest.raises(ArgumentError, match=r"does not take the parameters of _Line"):

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from jaxdist._values import is_sharded, wide_dtype
 from jaxdist.errors import ShapeError
 from jaxdist.fit._step.find_metrics import measure_sums
 from jaxdist.fit._step.loss_scale import ScaledOptimizer, keep_state
+from jaxdist.fit._step.losses import CALLER
 from jaxdist.fit._step.metrics import Metric
 from jaxdist.fit._step.output_losses import Losses, weigh_classes
 from jaxdist.training import reduce_and_update
@@ -192,11 +194,11 @@ class Steps:
             )
         vector = self._pack(sums)
         if scaled is None or restore is None:
-            return reduce_and_update(module, optimizer, grads, rows, vector)[1]
+            return _update(module, optimizer, grads, rows, vector)
         # Replicas see different gradients, and those in pieces are never whole: they add up what
         # they found, so all of them skip the step or none.
         grads, found = scaled.unscale(grads)
-        _, (vector, found) = reduce_and_update(module, optimizer, grads, rows, (vector, found))
+        vector, found = _update(module, optimizer, grads, rows, (vector, found))
         restore(found > 0)
         was_least = scaled.move(found == 0)
         # A skipped step whose loss is not finite counts in no sum, unless the scale is no longer
@@ -332,6 +334,31 @@ class Steps:
             found[key] = vector[at : at + size].reshape(shape)
             at += size
         return found
+
+
+@called(CALLER)
+def _update(
+    module: nnx.Module, optimizer: "nnx.Optimizer[Any]", grads: Any, rows: Any, sums: Any
+) -> Any:
+    """Update the module, and return the sums over all replicas.
+
+    Raises:
+        ArgumentTypeError: The optimizer needs more than gradients and parameters.
+    """
+    try:
+        return reduce_and_update(module, optimizer, grads, rows, sums)[1]
+    except TypeError as error:
+        if not _NEEDS_MORE.search(str(error)):
+            raise
+        raise refuse_type(
+            f"an optimizer whose update needs more than gradients: {error}.",
+            "fit gives an optimizer the gradients and the parameters.",
+            "For reduce_on_plateau add the callback fit.ReduceLROnPlateau instead. Call a line "
+            "search such as optax.lbfgs in a step of your own, which passes it value and value_fn.",
+        ) from error
+
+
+_NEEDS_MORE = re.compile(r"update\w*\(\) missing \d+ required keyword-only argument")
 
 
 def _check_parameters(module: nnx.Module) -> None:
