@@ -145,7 +145,7 @@ def _find_call(inner: types.FrameType, name: str | None = None) -> _Found:
     while frame is not None:
         call = _CALLS.get(id(frame.f_code))
         if call is not None:
-            is_replaced = name in [_read(replaced, frame) for replaced in call.replaces]
+            is_replaced = name is not None and any(name == _read(r, frame) for r in call.replaces)
             if is_replaced:
                 renames.append({a: _read(b, frame) for a, b in call.arguments.items()})
             if is_replaced or name is None:

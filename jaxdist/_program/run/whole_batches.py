@@ -24,6 +24,7 @@ from jaxdist._program.proof.dependence import Part, part_of_result
 from jaxdist._program.proof.same_work import find_same_work
 from jaxdist._program.run.call import Call
 from jaxdist._program.state.carried import find_carried_arguments, named_arguments_of
+from jaxdist._program.trace.axis_errors import name_of
 from jaxdist._program.trace.trace import Argument, Signature, TracedStep, replica_axes_of
 from jaxdist._program.variables.access import UpdateOfCopies
 from jaxdist._values import Kind, origin_of
@@ -237,7 +238,7 @@ def _explain(fn: Any, shapes: dict[str, tuple[int, ...]], num_replicas: int) -> 
         else ""
     )
     return (
-        f"{name_call()}({_name(fn)}): each of {num_replicas} replicas computes all rows of "
+        f"{name_call()}({name_of(fn)}): each of {num_replicas} replicas computes all rows of "
         f"{_list_shapes(shapes)}. A plain array is the same on every replica, and nothing else in "
         "this step differs between them, so all devices do the same work. To split the rows, take "
         f"the batches from strategy.experimental_distribute_dataset(batches){by_hand}. If this is "
@@ -250,17 +251,13 @@ def _explain(fn: Any, shapes: dict[str, tuple[int, ...]], num_replicas: int) -> 
 def _explain_traced(fn: Any, shapes: dict[str, tuple[int, ...]], num_replicas: int) -> str:
     name = next(iter(shapes))
     return (
-        f"{name_call()}({_name(fn)}): each of {num_replicas} replicas computes all rows of "
+        f"{name_call()}({name_of(fn)}): each of {num_replicas} replicas computes all rows of "
         f"{_list_shapes(shapes)}. In a function that JAX traces (jax.jit, scan), an array does not "
         "show how it is split over the devices, so it is the same on every replica, and a sum over "
         f"the replicas counts each row {num_replicas} times. To split the rows, pass "
         f"jaxdist.PerReplica.of_global({name}). If every replica is to compute all rows, ignore "
         "this line"
     )
-
-
-def _name(fn: Any) -> str:
-    return getattr(fn, "__name__", type(fn).__name__)
 
 
 def _list_shapes(shapes: dict[str, tuple[int, ...]]) -> str:
