@@ -111,6 +111,7 @@ if TYPE_CHECKING:
     from jaxdist._compat.row_numbers import unwrap_row_numbers as unwrap_row_numbers
     from jaxdist._compat.row_numbers import wrap_row_numbers as wrap_row_numbers
     from jaxdist._compat.settings import ThreadSettings as ThreadSettings
+    from jaxdist._compat.settings import read_context as read_context
     from jaxdist._compat.settings import read_settings as read_settings
     from jaxdist._compat.sources import NO_SOURCE as NO_SOURCE
     from jaxdist._compat.sources import PACKAGE as PACKAGE

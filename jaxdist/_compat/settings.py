@@ -17,6 +17,14 @@ from jaxdist._contexts import CHECKS_CONSTANTS, REWRITING, TRACE_NUMBER
 _OF_BLOCKS: Any = getattr(_mesh, "mesh_context_manager", None) or _config.mesh_context_manager
 
 
+def read_context() -> Any:
+    """Return, as a key, all of JAX's settings: those of `read_settings`, meshes and devices.
+
+    It is for calls that take microseconds, and that may be traced again under another mesh.
+    """
+    return _config.trace_context()
+
+
 def read_settings() -> Any:
     """Return, as a key, the settings that decide what a function traces to.
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist import _compat
 from jaxdist._called import called, name_call
 from jaxdist._parameter_server.closures.adopted import adopt
 from jaxdist._parameter_server.closures.inputs import StateLeaf, is_key
@@ -132,7 +133,9 @@ class Preparer:
             return self._prepare(fn, args, kwargs)
         with self._lock:
             found = self._without_arguments.find(
-                fn, lambda: self._prepare(fn, (), {}), lambda known: known.program.is_current()
+                (fn, _compat.read_context()),
+                lambda: self._prepare(fn, (), {}),
+                lambda known: known.program.is_current(),
             )
             self._get_strategy().adopted.send_new_values(found.program.captured)
             return found
@@ -200,7 +203,8 @@ class Preparer:
             adopted = self._get_strategy().adopted
             if call.graph is not None:
                 adopted.send_new_values(call.graph.variables)
-            key = fn, call.key(), find_shardings(arguments), specs, objects
+            context = _compat.read_context()
+            key = fn, call.key(), find_shardings(arguments), specs, objects, context
             program = self._programs.find(key, make, ClosureProgram.is_current)
             adopted.send_new_values(program.captured)
         given = [leaves_of[id(x)][1] if id(x) in leaves_of else _as_plain(x) for x in arguments]
