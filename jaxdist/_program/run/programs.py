@@ -167,10 +167,11 @@ class Programs:
         try:
             yield
         except (TypeError, ValueError) as error:
-            count = self._strategy().layout.num_replicas
-            note = describe_whole_beside_split(signature, flat.names(), count)
-            if note is not None and not isinstance(error, JaxdistError):
-                error.add_note(note)
+            if not isinstance(error, JaxdistError):
+                count = self._strategy().layout.num_replicas
+                note = describe_whole_beside_split(self._fn(), signature, flat.names(), count)
+                if note is not None:
+                    error.add_note(note)
             raise
 
     def warn_of_means(

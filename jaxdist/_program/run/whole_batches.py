@@ -100,8 +100,7 @@ class WholeBatches:
             return
         names = leaf_names(self._fn(), call.signature)[-len(call.flat.dynamic) :]
         in_state = {*_find_leaves_of_state(named_arguments_of(signature, traced).values())}
-        words = {n: re.findall(r"\w+", names[n].lower()) for n in chosen}
-        chosen = [n for n in chosen if n not in in_state and _STATE_NAMES.isdisjoint(words[n])]
+        chosen = [n for n in chosen if n not in in_state and not _is_named_as_state(names[n])]
         chosen = _without_updated(chosen, signature, traced, self._layout.num_replicas)
         if chosen:
             leaves = [call.flat.dynamic[n] for n in chosen]
@@ -112,11 +111,12 @@ class WholeBatches:
 
 
 def describe_whole_beside_split(
-    signature: Signature, names: Sequence[str], num_replicas: int
+    fn: Callable[..., Any], signature: Signature, names: Sequence[str], num_replicas: int
 ) -> str | None:
     """Return a note for an error of a step that gets its rows of one array, and all of another.
 
     Args:
+        fn: The function of the user. Arguments whose names are those of a state are left out.
         signature: The signature of the call.
         names: The names of its traced arguments.
         num_replicas: The number of replicas.
@@ -125,7 +125,12 @@ def describe_whole_beside_split(
         The note, or None if no array has as many rows as one that is split.
     """
     inputs = signature.inputs[len(signature.inputs) - len(names) :]
-    named = [(n, s) for n, s in zip(names, inputs, strict=True) if s.shape and not s.is_scalar]
+    parameters = leaf_names(fn, signature)[len(signature.inputs) - len(names) :]
+    named = [
+        (n, s)
+        for n, s, parameter in zip(names, inputs, parameters, strict=True)
+        if s.shape and not s.is_scalar and not _is_named_as_state(parameter)
+    ]
     split = {s.shape[0]: n for n, s in named if s.kind is Kind.PER_REPLICA}
     whole = [n for n, s in named if s.kind is Kind.MIRRORED and s.shape[0] in split]
     if not whole:
@@ -179,6 +184,10 @@ def _is_whole_batch(leaf: Any, layout: ReplicaMesh) -> bool:
         return True
     is_there = is_committed and sharding.device_set == layout.device_set
     return len(sharding.device_set) == 1 and not is_there
+
+
+def _is_named_as_state(name: str) -> bool:
+    return not _STATE_NAMES.isdisjoint(re.findall(r"\w+", name.lower()))
 
 
 def _is_of_unknown_place(leaf: Any) -> bool:

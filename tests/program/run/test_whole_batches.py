@@ -389,6 +389,18 @@ def test_an_error_about_shapes_names_the_argument_that_is_not_split() -> None:
     assert "jax.device_put(args[1]['y'], strategy.per_replica_sharding)" in note
 
 
+def test_parameters_with_as_many_rows_as_the_batch_are_not_taken_for_a_batch() -> None:
+    strategy = jaxdist.MirroredStrategy()
+    split = jax.device_put(X, strategy.per_replica_sharding)
+
+    def step(params: Any, x: Any) -> Any:
+        return x @ params["w"]
+
+    with pytest.raises(TypeError) as error:
+        strategy.run(step, ({"w": np.ones((ROWS, 3), np.float32)}, split))
+    assert not any("is split" in n for n in getattr(error.value, "__notes__", []))
+
+
 @pytest.mark.parametrize("rows", [15, 3])
 def test_an_error_about_shapes_of_other_rows_has_no_such_note(rows: int) -> None:
     strategy = jaxdist.MirroredStrategy()
